@@ -1,0 +1,89 @@
+"""Inference, as the rest of the product sees it: requests in, answers out, as they finish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request of a batch. ``body`` is forwarded byte for byte."""
+
+    tag: int
+    """The caller's number for it; unique among the requests in flight on one stream."""
+    url: str
+    """The route, for example ``/v1/chat/completions``."""
+    body: bytes
+    request_id: str
+    """Sent as ``X-Request-Id``, so that our files and the engine's log can be joined."""
+
+
+class NoAnswer(StrEnum):
+    """Why a request got no HTTP answer."""
+
+    CONNECTION_LOST = "connection_lost"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """The engine's answer to the request with the same ``tag``.
+
+    Exactly one of ``status`` (an HTTP status, with ``body`` as it came) and ``no_answer`` is set.
+    """
+
+    tag: int
+    status: int | None
+    body: bytes = b""
+    retry_after_seconds: float | None = None
+    no_answer: NoAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """How far the engine's start has come, for people to look at."""
+
+    message: str
+    fraction: float | None = None
+    """0 to 1 where it is known."""
+
+
+class Engine(Protocol):
+    """One inference server, ours to start and stop or somebody else's to talk to."""
+
+    model: str
+    """The model name that request bodies carry."""
+
+    @property
+    def max_num_seqs(self) -> int:
+        """How many sequences the engine runs at once; the runner keeps twice as many in flight."""
+        ...
+
+    async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
+        """Return once the engine answers. Raises :class:`~batchyard.errors.EngineStartFailed`."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop what ``start`` started, if anything; safe to call twice or before ``start``."""
+        ...
+
+    async def routes(self) -> frozenset[str]:
+        """The paths that take POST requests, from the engine's own route list."""
+        ...
+
+    def stream(
+        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+    ) -> AsyncIterator[EngineAnswer]:
+        """Send requests as ``requests`` yields them and yield answers as they finish, any order.
+
+        The caller bounds what is in flight by when ``requests`` yields. ``timeout_seconds`` is
+        each request's own; one that outlasts it is aborted and answered ``NoAnswer.TIMEOUT``.
+        Closing the iterator aborts whatever is in flight. Raises
+        :class:`~batchyard.errors.EngineLost` when the engine itself goes away.
+        """
+        ...

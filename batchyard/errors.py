@@ -1,0 +1,166 @@
+"""Every exception that Batchyard raises, and nothing else.
+
+::
+
+    BatchyardError
+    ├── SettingsError                 a setting has no usable value
+    ├── InputRefused                  the batch's input breaks the format; carries every entry
+    ├── IllegalTransition             the lifecycle does not allow this change of status
+    ├── StoreError                    the database
+    │   ├── RecordNotFound
+    │   ├── TransitionConflict        somebody else changed the row first
+    │   ├── LeaseLost                 this epoch no longer owns the chunk
+    │   └── StoreUnavailable          *retriable*
+    ├── StorageError                  the bytes
+    │   ├── ObjectNotFound
+    │   ├── ObjectChanged             the remote object is not the one that we began to read
+    │   ├── AccessDenied              401 or 403, an expired signature, a file mode
+    │   ├── LocationRefused           a URL, path or redirect that we do not follow
+    │   ├── ObjectTooLarge
+    │   ├── StorageFull               no room on the device
+    │   └── StorageUnavailable        *retriable*: time-outs, 5xx, unreachable hosts
+    └── EngineError                   inference
+        ├── EngineStartFailed         carries the end of the engine's own log
+        ├── EngineLost                *retriable*: the engine died with requests in flight
+        └── EndpointNotServed         the engine has no such route
+
+A message names the thing that failed and says what to do. It never holds a secret: URLs
+appear without their query, request bodies not at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchyard.wire import BatchError
+
+
+class BatchyardError(Exception):
+    """The root of the tree. ``code`` is what a failed batch shows in ``errors.data[].code``."""
+
+    code: ClassVar[str] = "server_error"
+    is_retriable: ClassVar[bool] = False
+
+
+class SettingsError(BatchyardError):
+    """A setting has no usable value; the message names the variable."""
+
+    code = "invalid_setting"
+
+
+class InputRefused(BatchyardError):
+    """The input file breaks the format. ``entries`` is the (capped) list for ``errors.data``."""
+
+    code = "invalid_request"
+
+    def __init__(self, entries: Sequence[BatchError]) -> None:
+        self.entries = tuple(entries)
+        first = self.entries[0]
+        where = f"line {first.line}: " if first.line is not None else ""
+        super().__init__(f"{where}{first.message}")
+
+
+class IllegalTransition(BatchyardError):
+    """The lifecycle does not allow this change of status."""
+
+
+class StoreError(BatchyardError):
+    """The database refused or failed."""
+
+
+class RecordNotFound(StoreError):
+    """No such file, batch or chunk."""
+
+    code = "not_found"
+
+
+class TransitionConflict(StoreError):
+    """A compare-and-set write found another status (or epoch) than it expected."""
+
+
+class LeaseLost(StoreError):
+    """The chunk is owned by a later epoch; whatever this owner still holds is void."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached or stays locked."""
+
+    code = "store_unavailable"
+    is_retriable = True
+
+
+class StorageError(BatchyardError):
+    """The object store, a local path or a URL failed."""
+
+    code = "storage_error"
+
+
+class ObjectNotFound(StorageError):
+    """Nothing is stored under this key, path or URL."""
+
+    code = "object_not_found"
+
+
+class ObjectChanged(StorageError):
+    """The object changed while it was read; nothing of it may be used."""
+
+    code = "object_changed"
+
+
+class AccessDenied(StorageError):
+    """Not allowed: 401, 403, an expired presigned URL, a file mode."""
+
+    code = "access_denied"
+
+
+class LocationRefused(StorageError):
+    """A URL, path or redirect that Batchyard does not follow."""
+
+    code = "location_refused"
+
+
+class ObjectTooLarge(StorageError):
+    """The object is larger than the limit that the caller gave."""
+
+    code = "file_too_large"
+
+
+class StorageFull(StorageError):
+    """The device has no room."""
+
+    code = "storage_full"
+
+
+class StorageUnavailable(StorageError):
+    """A time-out, a 5xx or an unreachable host, after every retry."""
+
+    code = "storage_unavailable"
+    is_retriable = True
+
+
+class EngineError(BatchyardError):
+    """The inference engine failed."""
+
+    code = "engine_error"
+
+
+class EngineStartFailed(EngineError):
+    """The engine did not become ready; the message ends with its own log's last lines."""
+
+    code = "engine_start_failed"
+
+
+class EngineLost(EngineError):
+    """The engine went away with requests in flight."""
+
+    code = "engine_lost"
+    is_retriable = True
+
+
+class EndpointNotServed(EngineError):
+    """The engine has no route for this endpoint; the message lists those it has."""
+
+    code = "endpoint_not_served"

@@ -1,0 +1,116 @@
+"""The shapes that clients see: Batch, File, the error list, request and result lines.
+
+Key names, their order and what is null follow the OpenAI Batch and Files APIs as recorded
+from live traffic. These are values to be written out; the tables are in ``store``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal
+
+import msgspec
+
+from batchyard.lifecycle import BatchStatus
+
+_BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+FilePurpose = Literal["batch", "batch_output"]
+
+
+def new_batch_id() -> str:
+    """``batch_`` and 32 hex digits."""
+    return f"batch_{secrets.token_hex(16)}"
+
+
+def new_file_id() -> str:
+    """``file-`` and 22 base62 characters."""
+    return "file-" + "".join(secrets.choice(_BASE62) for _ in range(22))
+
+
+class BatchError(msgspec.Struct, frozen=True):
+    """One entry of ``errors.data``: why the input was refused. ``line`` is 1-based and physical."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class BatchErrors(msgspec.Struct, frozen=True):
+    """The ``errors`` of a failed batch."""
+
+    data: tuple[BatchError, ...]
+    object: Literal["list"] = "list"
+
+
+class RequestCounts(msgspec.Struct, frozen=True):
+    """``completed`` + ``failed`` ≤ ``total``; lines that expired or were cancelled are in neither."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(msgspec.Struct, frozen=True):
+    """Tokens of the successful lines; zeros until the batch ends."""
+
+    input_tokens: int = 0
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The Batch object: all 22 keys, always, in this order."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None = None
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = RequestCounts()
+    usage: BatchUsage = BatchUsage()
+    metadata: dict[str, str] | None = None
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """The File object."""
+
+    object: Literal["file"] = "file"
+    id: str
+    purpose: str
+    filename: str
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    status: Literal["uploaded", "processed", "error"] = "processed"
+    status_details: str | None = None
+
+
+def to_json(value: Any) -> bytes:
+    """Compact JSON with the keys in declared order."""
+    return msgspec.json.encode(value)
