@@ -12,20 +12,20 @@ from batchyard.errors import IllegalTransition
 
 
 class BatchStatus(StrEnum):
-    """Each status: how a batch gets in, how it gets out, and who moves it on."""
+    """Each status: how a batch gets in and how it gets out; process-batch moves it on."""
 
     VALIDATING = "validating"
-    """In: created. Out: the input is good, refused, cancelled or overdue. By: process-batch."""
+    """In: created. Out: the input is good, refused, cancelled or overdue."""
     IN_PROGRESS = "in_progress"
-    """In: planned. Out: every line answered, cancelled, overdue or not runnable. By: process-batch."""
+    """In: planned. Out: every line answered, cancelled, overdue, or it cannot be run."""
     FINALIZING = "finalizing"
-    """In: nothing more will run. Out: the result files are published. By: process-batch."""
+    """In: nothing more will run. Out: the result files are published."""
     CANCELLING = "cancelling"
-    """In: the user asked. Out: in-flight work is aborted, partial files published. By: process-batch."""
+    """In: the user asked. Out: in-flight work is aborted, partial files published."""
     COMPLETED = "completed"
     """In: every line has its answer, good or bad. Terminal."""
     FAILED = "failed"
-    """In: the input was refused or the batch cannot be run at all. Never: lines failed. Terminal."""
+    """In: the input was refused, or the batch cannot be run. Never: lines failed. Terminal."""
     EXPIRED = "expired"
     """In: the completion window ended first; finished lines are kept. Terminal."""
     CANCELLED = "cancelled"

@@ -45,7 +45,7 @@ class BatchErrors(msgspec.Struct, frozen=True):
 
 
 class RequestCounts(msgspec.Struct, frozen=True):
-    """``completed`` + ``failed`` ≤ ``total``; lines that expired or were cancelled are in neither."""
+    """``completed`` + ``failed`` ≤ ``total``: expired and cancelled lines are in neither."""
 
     total: int = 0
     completed: int = 0
