@@ -4,6 +4,7 @@
 
     BatchyardError
     ├── SettingsError                 a setting has no usable value
+    ├── RequestRefused                a batch cannot be created as asked; names the parameter
     ├── InputRefused                  the batch's input breaks the format; carries every entry
     ├── IllegalTransition             the lifecycle does not allow this change of status
     ├── StoreError                    the database
@@ -49,6 +50,15 @@ class SettingsError(BatchyardError):
     """A setting has no usable value; the message names the variable."""
 
     code = "invalid_setting"
+
+
+class RequestRefused(BatchyardError):
+    """A batch cannot be created as asked. ``param`` is the parameter that is wrong."""
+
+    def __init__(self, message: str, *, param: str | None, code: str) -> None:
+        self.param = param
+        self.refusal_code = code
+        super().__init__(message)
 
 
 class InputRefused(BatchyardError):

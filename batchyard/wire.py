@@ -6,8 +6,9 @@ from live traffic. These are values to be written out; the tables are in ``store
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +27,12 @@ def new_batch_id() -> str:
 def new_file_id() -> str:
     """``file-`` and 22 base62 characters."""
     return "file-" + "".join(secrets.choice(_BASE62) for _ in range(22))
+
+
+def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
+    """The id of a batch's result file: always the same, so that publishing twice is harmless."""
+    number = int.from_bytes(hashlib.sha256(f"{batch_id} {kind}".encode()).digest()[:17])
+    return "file-" + "".join(_BASE62[number // 62**place % 62] for place in range(22))
 
 
 class BatchError(msgspec.Struct, frozen=True):
@@ -68,6 +75,31 @@ class BatchUsage(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int = 0
+
+
+class TokenUsage(NamedTuple):
+    """The five counts of :class:`BatchUsage`, flat, for adding up."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    total_tokens: int = 0
+
+    def plus(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(*map(sum, zip(self, other, strict=True)))
+
+    def to_wire(self) -> BatchUsage:
+        return BatchUsage(
+            input_tokens=self.input_tokens,
+            input_tokens_details=InputTokensDetails(self.cached_tokens),
+            output_tokens=self.output_tokens,
+            output_tokens_details=OutputTokensDetails(self.reasoning_tokens),
+            total_tokens=self.total_tokens,
+        )
+
+
+NO_USAGE = TokenUsage()
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

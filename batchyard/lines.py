@@ -1,0 +1,397 @@
+"""The request lines of a batch file: cutting, parsing, validating. Pure; reads a local file.
+
+Rules and codes are those of the OpenAI Batch input file (``custom_id``, ``method``, ``url``,
+``body``; one JSON object per line, UTF-8, lines end at byte 0x0A alone). Where OpenAI's own
+behaviour is not on record the choice is ours and documented in ``docs/input-format.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from batchyard.errors import InputRefused
+from batchyard.wire import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BOM = b"\xef\xbb\xbf"
+
+REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
+    "/v1/chat/completions": ("messages",),
+    "/v1/completions": ("prompt",),
+    "/v1/responses": ("input",),
+    "/v1/embeddings": (),
+    "/v1/moderations": ("input",),
+    "/v1/images/generations": ("prompt",),
+    "/v1/score": (),
+    "/v1/rerank": ("query", "documents"),
+    "/v1/classify": (),
+    "/v1/pooling": (),
+    "/score": (),
+    "/rerank": ("query", "documents"),
+    "/v2/rerank": ("query", "documents"),
+}
+"""Every endpoint that a line may name, with the body fields that it cannot do without.
+
+Embeddings have none here: vLLM takes ``input`` or ``messages``. Routes that take multipart forms
+are not among them yet.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one input file may hold. Defaults are the OpenAI Batch API's where it has one."""
+
+    max_requests: int = 50_000
+    max_bytes: int = 200 * 1024**2
+    max_line_bytes: int = 32 * 1024**2
+    max_embedding_inputs: int = 50_000
+    max_custom_id_chars: int = 512
+    max_depth: int = 64
+    max_reported_errors: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the lines of one batch must agree on.
+
+    ``endpoint``: the one that every line names, or ``None`` where a file may mix them.
+    ``models``: the models on offer, or ``None`` where any name goes through to the engine.
+    ``one_model``: every line names the same one.
+    """
+
+    endpoint: str | None
+    models: frozenset[str] | None = None
+    one_model: bool = True
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalLine:
+    """A line of the file. ``data`` is without line end and BOM, ``None`` if it is too long."""
+
+    number: int
+    """1-based."""
+    offset: int
+    """Of the first byte of ``data`` in the file."""
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """A valid request line, parsed."""
+
+    number: int
+    offset: int
+    length: int
+    custom_id: str
+    url: str
+    model: str
+    body: dict[str, Any]
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """A request line as the runner needs it: the body stays the bytes that the user wrote."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+
+
+parse_envelope = msgspec.json.Decoder(Envelope).decode
+"""``bytes`` of a line that has passed validation to its :class:`Envelope`."""
+
+_parse_json = msgspec.json.Decoder().decode
+
+
+def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[PhysicalLine]:
+    """Cut ``file``, read from its start, at 0x0A; at most one line is in memory."""
+    offset = 0
+    number = 0
+    while raw := file.readline(max_line_bytes + 2):
+        number += 1
+        start, length = offset, len(raw)
+        if number == 1 and raw.startswith(_BOM):
+            raw = raw[len(_BOM) :]
+            start += len(_BOM)
+        data: bytes | None = raw.rstrip(b"\r\n") if raw.endswith((b"\n", b"\r")) else raw
+        if data is not None and len(data) > max_line_bytes:
+            data = None
+        while not raw.endswith(b"\n") and (raw := file.readline(1 << 20)):
+            length += len(raw)
+            data = None
+        offset += length
+        yield PhysicalLine(number, start, data)
+
+
+class Validator:
+    """One pass over an input file: yields the good lines, collects the bad ones.
+
+    Use::
+
+        validator = Validator(rules)
+        for line in validator.lines(file):
+            ...
+        validator.finish(file)      # raises InputRefused with every error, capped
+
+    Memory: 8 bytes per line, for the check that every ``custom_id`` is unique.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.requests = 0
+        """Good and bad request lines seen; blank lines are not requests."""
+        self.model: str | None = None
+        """The model of the first line that names one."""
+        self._errors: list[BatchError] = []
+        self._error_count = 0
+        self._embedding_inputs = 0
+        self._id_hashes = array("Q")
+
+    @property
+    def has_errors(self) -> bool:
+        return self._error_count > 0
+
+    def lines(self, file: BinaryIO) -> Iterator[RequestLine]:
+        """Yield each valid line; stop early only where the rest could not change the verdict."""
+        limits = self.rules.limits
+        for physical in read_lines(file, limits.max_line_bytes):
+            if physical.data is not None and not physical.data.strip():
+                continue
+            self.requests += 1
+            if self.requests > limits.max_requests:
+                self._refuse(
+                    "too_many_tasks",
+                    f"The file has more than {limits.max_requests} requests; split it.",
+                )
+                return
+            line = self._check(physical)
+            if line is not None:
+                yield line
+
+    def finish(self, file: BinaryIO) -> None:
+        """Raise :class:`InputRefused` if anything was wrong with the file as a whole."""
+        if self.requests == 0:
+            self._refuse("empty_file", "The file has no request lines.")
+        self._find_duplicate_ids(file)
+        if not self._error_count:
+            return
+        cap = self.rules.limits.max_reported_errors
+        # Entries without a line speak of the whole file and come last, as they were found.
+        entries = sorted(self._errors, key=lambda e: (e.line is None, e.line or 0))[:cap]
+        if self._error_count > len(entries):
+            more = self._error_count - len(entries)
+            entries.append(BatchError("more_errors", f"{more} more errors are not listed."))
+        raise InputRefused(entries)
+
+    # -- one line ---------------------------------------------------------------------------
+
+    def _check(self, physical: PhysicalLine) -> RequestLine | None:
+        before = self._error_count
+        number, data = physical.number, physical.data
+        if data is None:
+            limit = self.rules.limits.max_line_bytes
+            self._refuse("line_too_long", f"The line is longer than {limit} bytes.", None, number)
+            return None
+        try:
+            line = _parse_json(data)
+        except (ValueError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            # UnicodeDecodeError would quote the line's bytes.
+            reason = "it is not UTF-8" if isinstance(error, UnicodeError) else reason
+            message = f"This line is not valid JSON: {reason}."
+            self._refuse("invalid_json_line", message, None, number)
+            return None
+        if not isinstance(line, dict):
+            self._refuse("invalid_request", "A request line must be a JSON object.", None, number)
+            return None
+        if _deeper_than(line, data, self.rules.limits.max_depth):
+            depth = self.rules.limits.max_depth
+            message = f"This line is not valid JSON: it is nested deeper than {depth} levels."
+            self._refuse("invalid_json_line", message, None, number)
+            return None
+        custom_id = self._check_custom_id(line, number)
+        self._check_method(line, number)
+        url = self._check_url(line, number)
+        body = self._check_body(line, url, number)
+        if self._error_count != before or body is None:
+            return None
+        assert custom_id is not None  # noqa: S101 - no error was counted, so all four are there
+        assert url is not None  # noqa: S101
+        return RequestLine(number, physical.offset, len(data), custom_id, url, body["model"], body)
+
+    def _check_custom_id(self, line: dict[str, Any], number: int) -> str | None:
+        if "custom_id" not in line:
+            self._missing("custom_id", number)
+            return None
+        custom_id = line["custom_id"]
+        limit = self.rules.limits.max_custom_id_chars
+        if not isinstance(custom_id, str) or not custom_id:
+            message = "custom_id must be a string that is not empty."
+            self._refuse("invalid_request", message, "custom_id", number)
+            return None
+        if len(custom_id) > limit or "\0" in custom_id:
+            message = f"custom_id must have at most {limit} characters, none of them NUL."
+            self._refuse("invalid_custom_id", message, "custom_id", number)
+            return None
+        self._id_hashes.append(_hash64(custom_id))
+        return custom_id
+
+    def _check_method(self, line: dict[str, Any], number: int) -> None:
+        if "method" not in line:
+            self._missing("method", number)
+        elif line["method"] != "POST":
+            self._refuse("invalid_method", "method must be POST.", "method", number)
+
+    def _check_url(self, line: dict[str, Any], number: int) -> str | None:
+        if "url" not in line:
+            self._missing("url", number)
+            return None
+        url = line["url"]
+        endpoint = self.rules.endpoint
+        if endpoint is not None and url != endpoint:
+            message = f"url must be the batch's endpoint, {endpoint}."
+            self._refuse("invalid_url", message, "url", number)
+            return None
+        if not isinstance(url, str) or url not in REQUIRED_FIELDS:
+            message = f"url must be one of {', '.join(REQUIRED_FIELDS)}."
+            self._refuse("invalid_url", message, "url", number)
+            return None
+        return url
+
+    def _check_body(
+        self, line: dict[str, Any], url: str | None, number: int
+    ) -> dict[str, Any] | None:
+        if "body" not in line:
+            self._missing("body", number)
+            return None
+        body = line["body"]
+        if not isinstance(body, dict):
+            self._refuse("invalid_request", "body must be a JSON object.", "body", number)
+            return None
+        self._check_model(body, number)
+        for field in REQUIRED_FIELDS.get(url or "", ()):
+            if field not in body:
+                message = f"body.{field} is required for {url}."
+                self._refuse("invalid_request", message, f"body.{field}", number)
+        if body.get("stream"):
+            message = "Streaming is not possible in a batch; leave out body.stream."
+            self._refuse("streaming_unsupported", message, "body.stream", number)
+        if url == "/v1/embeddings":
+            self._count_embedding_inputs(body, number)
+        return body
+
+    def _check_model(self, body: dict[str, Any], number: int) -> None:
+        model = body.get("model")
+        if not isinstance(model, str) or not model:
+            message = "body.model is required and must be a string."
+            self._refuse("invalid_request", message, "body.model", number)
+            return
+        offered = self.rules.models
+        if offered is not None and model not in offered:
+            message = (
+                f"The model {_shown(model)} is not offered here; "
+                f"offered: {', '.join(sorted(offered))}."
+            )
+            self._refuse("model_not_found", message, "body.model", number)
+            return
+        if self.model is None:
+            self.model = model
+        elif self.rules.one_model and model != self.model:
+            message = f"All lines of a file must name one model; the first is {_shown(self.model)}."
+            self._refuse("mismatched_model", message, "body.model", number)
+
+    def _count_embedding_inputs(self, body: dict[str, Any], number: int) -> None:
+        limit = self.rules.limits.max_embedding_inputs
+        within_before = self._embedding_inputs <= limit
+        self._embedding_inputs += embedding_inputs(body.get("input"))
+        if within_before and self._embedding_inputs > limit:
+            message = f"From this line on, the file has more than {limit} embedding inputs."
+            self._refuse("too_many_embedding_inputs", message, "body.input", number)
+
+    # -- bookkeeping ------------------------------------------------------------------------
+
+    def _missing(self, key: str, number: int) -> None:
+        message = f"The line lacks the required key {key}."
+        self._refuse("missing_required_parameter", message, key, number)
+
+    def _refuse(
+        self, code: str, message: str, param: str | None = None, line: int | None = None
+    ) -> None:
+        self._error_count += 1
+        # Lines come in order, so whatever lies past the cap can never be among the first.
+        # File-level entries are few and always kept.
+        if line is None or len(self._errors) < self.rules.limits.max_reported_errors:
+            self._errors.append(BatchError(code, message, param, line))
+
+    def _find_duplicate_ids(self, file: BinaryIO) -> None:
+        """Compare 64-bit hashes; only where two are equal is the file read once more."""
+        hashes = np.sort(np.frombuffer(self._id_hashes, dtype=np.uint64))
+        suspects = {int(h) for h in hashes[1:][hashes[1:] == hashes[:-1]]}
+        if not suspects:
+            return
+        file.seek(0)
+        seen: set[str] = set()
+        errors_by_line = []
+        for physical in read_lines(file, self.rules.limits.max_line_bytes):
+            custom_id = _custom_id_of(physical.data)
+            if custom_id is None or _hash64(custom_id) not in suspects:
+                continue
+            if custom_id in seen:
+                message = "This custom_id was used on an earlier line."
+                errors_by_line.append(
+                    BatchError("duplicate_custom_id", message, "custom_id", physical.number)
+                )
+            seen.add(custom_id)
+        self._error_count += len(errors_by_line)
+        self._errors += errors_by_line[: self.rules.limits.max_reported_errors]
+
+
+def embedding_inputs(value: Any) -> int:
+    """How many inputs an embeddings request holds: a string or a token list is one."""
+    if isinstance(value, list) and value and not all(isinstance(item, int) for item in value):
+        return len(value)
+    return 1
+
+
+def _hash64(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _custom_id_of(data: bytes | None) -> str | None:
+    try:
+        line = _parse_json(data or b"")
+    except (ValueError, RecursionError):
+        return None
+    custom_id = line.get("custom_id") if isinstance(line, dict) else None
+    return custom_id if isinstance(custom_id, str) else None
+
+
+def _deeper_than(value: Any, data: bytes, limit: int) -> bool:
+    """Whether ``value``, parsed from ``data``, nests deeper than ``limit`` containers."""
+    if data.count(b"{") + data.count(b"[") <= limit:
+        return False
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _shown(name: str) -> str:
+    """A model name as it may stand in a message: short, printable."""
+    return re.sub(r"[^\w./:@+-]", "?", name)[:120]

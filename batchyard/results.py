@@ -1,0 +1,187 @@
+"""Result lines: from what became of a request to its line in the output or error file. Pure.
+
+The shapes are the OpenAI Batch API's: an answer with a 2xx status goes to the output file; any
+other answer goes to the error file with ``response`` filled and ``error`` null; a request that
+never got an answer has ``response`` null and ``error`` ``{code, message}``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+from batchyard.wire import NO_USAGE, TokenUsage
+
+
+class Outcome(IntEnum):
+    """The file that a result line belongs in."""
+
+    OUTPUT = 0
+    ERROR = 1
+
+
+class NoAnswerCode(StrEnum):
+    """``error.code`` of a line without an HTTP answer."""
+
+    EXPIRED = "batch_expired"
+    CANCELLED = "batch_cancelled"
+    TIMEOUT = "request_timeout"
+    ENGINE_CRASH = "engine_crash"
+    SERVER_ERROR = "server_error"
+
+
+NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
+    NoAnswerCode.EXPIRED: (
+        "This request could not be executed before the completion window expired."
+    ),
+    NoAnswerCode.CANCELLED: "This request was not executed because the batch was cancelled.",
+    NoAnswerCode.TIMEOUT: "The engine did not answer this request within its time limit.",
+    NoAnswerCode.ENGINE_CRASH: "The engine went down each time that it ran this request.",
+    NoAnswerCode.SERVER_ERROR: "No connection to the engine lasted until this request's answer.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLine:
+    """A finished line, newline included, and the tokens that it counts for."""
+
+    outcome: Outcome
+    line: bytes
+    usage: TokenUsage = NO_USAGE
+
+
+def answered(custom_id: str, request_id: str, status: int, body: bytes) -> ResultLine:
+    """The line of a request that got an HTTP answer. ``body`` is written as it came.
+
+    A body that is not JSON is not written raw, for it would break the line: it becomes an error
+    object, and a 2xx status with such a body counts as a bad gateway (502).
+    """
+    is_json, usage = _read_usage(body)
+    if not is_json:
+        status = status if status >= 400 else 502
+        body = _error_body("The engine's answer was not valid JSON.")
+    elif b"\n" in body or b"\r" in body:
+        body = msgspec.json.format(body, indent=-1)
+    good = 200 <= status < 300
+    response = b'{"status_code":%d,"request_id":"%s","body":%s}' % (
+        status,
+        request_id.encode(),
+        _line_safe(body),
+    )
+    return ResultLine(
+        Outcome.OUTPUT if good else Outcome.ERROR,
+        _result_line(custom_id, response, b"null"),
+        usage if good else NO_USAGE,
+    )
+
+
+def unanswered(custom_id: str, code: NoAnswerCode) -> ResultLine:
+    """The line of a request that got no HTTP answer."""
+    error = msgspec.json.encode({"code": code.value, "message": NO_ANSWER_MESSAGES[code]})
+    return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", error))
+
+
+def new_request_id() -> str:
+    """``req_`` and 32 hex digits; sent to the engine and written to the file."""
+    return f"req_{secrets.token_hex(16)}"
+
+
+def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
+    return b'{"id":"batch_req_%s","custom_id":%s,"response":%s,"error":%s}\n' % (
+        secrets.token_hex(16).encode(),
+        _line_safe(msgspec.json.encode(custom_id)),
+        response,
+        error,
+    )
+
+
+def _line_safe(json: bytes) -> bytes:
+    """Escape U+2028 and U+2029, which some readers take for line ends.
+
+    In JSON they can only stand inside a string, so the escape never changes the document.
+    """
+    if b"\xe2\x80\xa8" in json or b"\xe2\x80\xa9" in json:
+        return json.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return json
+
+
+def _error_body(message: str) -> bytes:
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
+    )
+
+
+# -- token usage ----------------------------------------------------------------------------------
+
+
+class _InputDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Chat, completions and embeddings say prompt/completion; responses says input/output."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    input_tokens_details: _InputDetails | None = None
+    output_tokens_details: _OutputDetails | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
+    """``(body is JSON, its token usage)``; a usage of unknown shape counts nothing."""
+    try:
+        usage = _decode_answer(body).usage
+    except (ValueError, RecursionError):
+        return _is_json(body), NO_USAGE
+    # The typed decoder skips over strings that it does not keep without decoding them.
+    if not body.isascii() and not _is_utf8(body):
+        return False, NO_USAGE
+    if usage is None:
+        return True, NO_USAGE
+    inputs = usage.prompt_tokens or usage.input_tokens or 0
+    outputs = usage.completion_tokens or usage.output_tokens or 0
+    in_details = usage.prompt_tokens_details or usage.input_tokens_details
+    out_details = usage.completion_tokens_details or usage.output_tokens_details
+    return True, TokenUsage(
+        input_tokens=inputs,
+        cached_tokens=(in_details.cached_tokens or 0) if in_details else 0,
+        output_tokens=outputs,
+        reasoning_tokens=(out_details.reasoning_tokens or 0) if out_details else 0,
+        total_tokens=usage.total_tokens or inputs + outputs,
+    )
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _decode_any(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

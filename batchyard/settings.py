@@ -1,0 +1,100 @@
+"""What an operator may set, read once in a composition root (the CLI, a flow, the API).
+
+Sources, first wins: ``BATCHYARD_…`` environment variables, ``batchyard.toml`` in the working
+folder. What only flows need and an operator edits while they run (engine options, S3 credentials)
+is a Prefect block instead, so that a fact has one home.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from batchyard.errors import SettingsError
+from batchyard.lines import Limits
+
+
+class LimitSettings(BaseSettings):
+    """What one input file may hold; see :class:`batchyard.lines.Limits`."""
+
+    max_requests: int = Field(default=Limits().max_requests, ge=1)
+    max_bytes: int = Field(default=Limits().max_bytes, ge=1)
+    max_line_bytes: int = Field(default=Limits().max_line_bytes, ge=1)
+    max_embedding_inputs: int = Field(default=Limits().max_embedding_inputs, ge=1)
+
+    def to_limits(self) -> Limits:
+        return Limits(**self.model_dump())
+
+
+class Settings(BaseSettings):
+    """Every setting, with the default that runs on one machine and needs nothing else."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="BATCHYARD_",
+        env_nested_delimiter="__",
+        toml_file="batchyard.toml",
+        extra="forbid",
+    )
+
+    home: Path = Path("~/.batchyard")
+    """Database, objects, spool and key of the embedded set-up."""
+    database_url: SecretStr | None = None
+    """``sqlite:///path`` or ``postgresql://…``; unset: SQLite in ``home``."""
+    storage: str | None = None
+    """A folder, or ``s3://bucket/prefix`` (credentials: environment); unset: ``home``."""
+    secret_key: SecretStr | None = None
+    """Fernet keys, comma-separated, newest first; unset: a file in ``home``, made at first use."""
+    engine_python: Path | None = None
+    """The Python of the environment that has vLLM; unset: ``.venv-engine`` beside the project."""
+    runners: Literal["inline", "pool"] = "inline"
+    """Who runs chunks: ``inline``, process-batch itself; ``pool``, run-chunks on the GPU pool."""
+    order: Literal["prefix", "input"] = "prefix"
+    """The order in which requests run; results are in input order either way."""
+    chunk_requests: int = Field(default=1024, ge=1)
+    """About how many requests one chunk holds."""
+    lease_seconds: float = Field(default=60.0, gt=0)
+    """How long a runner owns a chunk without a sign of life."""
+    flush_seconds: float = Field(default=2.0, gt=0)
+    """The longest that a finished line waits to be durable."""
+    runner_idle_seconds: float = Field(default=60.0, ge=0)
+    """How long a runner keeps its engine warm with nothing to do."""
+    request_timeout_seconds: float = Field(default=3600.0, gt=0)
+    """How long one request may take in the engine."""
+    request_attempts: int = Field(default=5, ge=1)
+    """How often a request is tried that gets 408, 429, 5xx or no answer."""
+    limits: LimitSettings = LimitSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class calls by name
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def home_folder(self) -> Path:
+        return self.home.expanduser().absolute()
+
+
+def read_settings(**overrides: Any) -> Settings:
+    """Read and check all settings. Raises :class:`SettingsError` that names each wrong one."""
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"BATCHYARD_{'__'.join(str(part) for part in entry['loc']).upper()}: {entry['msg']}"
+            for entry in error.errors(include_input=False, include_url=False)
+        )
+        raise SettingsError(f"Unusable settings: {wrong}.") from None

@@ -1,0 +1,178 @@
+"""Collect: from segments to the output and error files, in the order of the input.
+
+Memory is 16 bytes per request. The segments' lines are copied into one local spool file, an index
+says where each request's line lies, and the two files are streamed out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.lines import parse_envelope, read_lines
+from batchyard.results import NoAnswerCode, Outcome, unanswered
+from batchyard.steps.keys import file_key, segments_prefix
+from batchyard.steps.segments import decode_entries, read_object
+from batchyard.steps.services import Progress
+from batchyard.store.files import NewFile
+from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+    from typing import Literal
+
+    import numpy.typing as npt
+
+    from batchyard.steps.services import Services
+    from batchyard.store.batches import BatchRecord
+
+_INDEX = np.dtype([("position", "<u8"), ("length", "<u4"), ("outcome", "u1"), ("pad", "u1", 3)])
+_PART_BYTES = 1024**2
+_RESULT_FILE_SECONDS = 30 * 86_400
+
+_UNFINISHED = {
+    BatchStatus.CANCELLED: NoAnswerCode.CANCELLED,
+    BatchStatus.EXPIRED: NoAnswerCode.EXPIRED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The files, durable but not yet known to anybody; None where one would be empty."""
+
+    output: NewFile | None
+    error: NewFile | None
+    counts: RequestCounts
+    usage: TokenUsage
+
+
+async def collect_results(services: Services, batch_id: str, target: BatchStatus) -> Collected:
+    """Make the two files of a batch that will end as ``target``.
+
+    Lines without a result get their ``batch_expired`` or ``batch_cancelled`` line in the error
+    file; they count as neither completed nor failed. Running it again replaces the same objects.
+    """
+    batch = await services.store.batches.get(batch_id)
+    services.on_progress(Progress(batch_id, "collecting"))
+    with tempfile.TemporaryFile(dir=services.spool, prefix="collect-") as spool:
+        lines = _Lines(spool, batch.total)
+        async for key in services.storage.list(segments_prefix(batch_id)):
+            await asyncio.to_thread(lines.add_segment, await read_object(services.storage, key))
+        counts = lines.counts()
+        if counts.completed + counts.failed < batch.total:
+            await _add_unfinished(services, batch, lines, _UNFINISHED[target])
+        return Collected(
+            output=await _write_file(services, batch, lines, Outcome.OUTPUT),
+            error=await _write_file(services, batch, lines, Outcome.ERROR),
+            counts=counts,
+            usage=lines.usage,
+        )
+
+
+class _Lines:
+    """Result lines in a spool file, found by the ordinal of their request."""
+
+    def __init__(self, spool: IO[bytes], total: int) -> None:
+        self._spool = spool
+        self._end = 0
+        self._index: npt.NDArray[Any] = np.zeros(total, dtype=_INDEX)
+        self.usage = NO_USAGE
+
+    def add_segment(self, segment: bytes) -> None:
+        """Index a segment's lines; a request that has a line already keeps it."""
+        for entry in decode_entries(segment):
+            slot = self._index[entry.ordinal]
+            if slot["length"] == 0:
+                position = self._end + entry.position
+                self._index[entry.ordinal] = (position, entry.length, entry.outcome, 0)
+                self.usage = self.usage.plus(entry.usage)
+        self._append(segment)
+
+    def add_unfinished(self, ordinal: int, line: bytes) -> None:
+        self._index[ordinal] = (self._end, len(line), Outcome.ERROR, 0)
+        self._append(line)
+
+    def is_finished(self, ordinal: int) -> bool:
+        return bool(self._index[ordinal]["length"])
+
+    def counts(self) -> RequestCounts:
+        found = self._index["length"] > 0
+        completed = int(np.count_nonzero(found & (self._index["outcome"] == Outcome.OUTPUT)))
+        failed = int(np.count_nonzero(found)) - completed
+        return RequestCounts(total=len(self._index), completed=completed, failed=failed)
+
+    def parts(self, outcome: Outcome) -> Iterator[bytes]:
+        """The lines of one file in input order, joined to parts of about a mebibyte."""
+        self._spool.flush()
+        descriptor = self._spool.fileno()
+        lines: list[bytes] = []
+        size = 0
+        for position, length, line_outcome, _ in self._index:
+            if length and line_outcome == outcome:
+                lines.append(os.pread(descriptor, int(length), int(position)))
+                size += int(length)
+                if size >= _PART_BYTES:
+                    yield b"".join(lines)
+                    lines, size = [], 0
+        if lines:
+            yield b"".join(lines)
+
+    def _append(self, data: bytes) -> None:
+        self._spool.write(data)
+        self._end += len(data)
+
+
+async def _add_unfinished(
+    services: Services, batch: BatchRecord, lines: _Lines, code: NoAnswerCode
+) -> None:
+    path = await services.storage.local_path(file_key(batch.input_file_id), services.spool)
+
+    def add() -> None:
+        for ordinal, custom_id in enumerate(_custom_ids(path)):
+            if not lines.is_finished(ordinal):
+                lines.add_unfinished(ordinal, unanswered(custom_id, code).line)
+
+    await asyncio.to_thread(add)
+
+
+def _custom_ids(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        for physical in read_lines(file, path.stat().st_size):
+            if physical.data and physical.data.strip():
+                yield parse_envelope(physical.data).custom_id
+
+
+async def _write_file(
+    services: Services, batch: BatchRecord, lines: _Lines, outcome: Outcome
+) -> NewFile | None:
+    kind: Literal["output", "error"] = "output" if outcome is Outcome.OUTPUT else "error"
+    parts = lines.parts(outcome)
+    first = await asyncio.to_thread(next, parts, b"")
+    if not first:
+        return None
+
+    async def stream() -> AsyncIterator[bytes]:
+        part = first
+        while part:
+            yield part
+            part = await asyncio.to_thread(next, parts, b"")
+
+    file_id = result_file_id(batch.id, kind)
+    stored = await services.storage.put(file_key(file_id), stream())
+    return NewFile(
+        id=file_id,
+        purpose="batch_output",
+        filename=f"{batch.id}_{kind}.jsonl",
+        size_bytes=stored.size_bytes,
+        sha256=stored.sha256,
+        storage_key=stored.key,
+        tenant=batch.tenant,
+        lifetime_seconds=_RESULT_FILE_SECONDS,
+    )

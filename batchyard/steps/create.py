@@ -1,0 +1,117 @@
+"""Create a batch: check what was asked, write the row. Acknowledged is durable."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from batchyard.errors import RequestRefused
+from batchyard.lines import REQUIRED_FIELDS
+from batchyard.storage.location import check_destination, parse_location
+from batchyard.store.batches import BatchOptions, NewBatch
+from batchyard.wire import new_batch_id, new_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from batchyard.steps.services import Services
+
+MIXED_ENDPOINTS = "mixed"
+"""What ``endpoint`` says of a batch whose lines name several."""
+
+_WINDOW_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+_MAX_METADATA = 16
+_MAX_METADATA_KEY = 64
+_MAX_METADATA_VALUE = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """What somebody asks for. Locations are paths, ``s3://bucket/key`` or http(s) URLs.
+
+    ``endpoint`` None: each line names its own. ``models``: the names that lines may carry; empty
+    for any. ``error``: beside ``output`` when None and ``output`` is a path, else only kept here.
+    """
+
+    input: str
+    output: str | None = None
+    error: str | None = None
+    endpoint: str | None = None
+    models: tuple[str, ...] = ()
+    mixed_models: bool = False
+    completion_window: str = "24h"
+    metadata: Mapping[str, str] | None = field(default=None)
+
+
+async def create_batch(services: Services, request: BatchRequest) -> str:
+    """Write the batch's row and return its id. Nothing has been read or run yet.
+
+    Raises :class:`~batchyard.errors.RequestRefused`, and
+    :class:`~batchyard.errors.StorageError` for a location that can never work.
+    """
+    if request.endpoint is not None and request.endpoint not in REQUIRED_FIELDS:
+        raise RequestRefused(
+            f"endpoint must be one of {', '.join(REQUIRED_FIELDS)}.",
+            param="endpoint",
+            code="invalid_value",
+        )
+    _check_metadata(request.metadata)
+    window_seconds = parse_window(request.completion_window)
+    parse_location(request.input)
+    for destination in (request.output, request.error):
+        if destination is not None:
+            check_destination(parse_location(destination))
+    batch = NewBatch(
+        id=new_batch_id(),
+        endpoint=request.endpoint or MIXED_ENDPOINTS,
+        input_file_id=new_file_id(),
+        completion_window=request.completion_window,
+        window_seconds=window_seconds,
+        metadata=dict(request.metadata) if request.metadata is not None else None,
+        options=BatchOptions(
+            mixed_endpoints=request.endpoint is None,
+            mixed_models=request.mixed_models,
+            models=request.models,
+        ),
+        input_location=request.input,
+        output_location=request.output,
+        error_location=request.error,
+    )
+    await services.store.batches.create(batch)
+    return batch.id
+
+
+def parse_window(text: str) -> int:
+    """Seconds of a completion window such as ``24h``, ``90m`` or ``7d``."""
+    match = re.fullmatch(r"([1-9]\d{0,4})([mhd])", text)
+    if match is None:
+        raise RequestRefused(
+            "completion_window must be a number and m, h or d, for example 24h.",
+            param="completion_window",
+            code="invalid_value",
+        )
+    return int(match.group(1)) * _WINDOW_SECONDS[match.group(2)]
+
+
+def _check_metadata(metadata: Mapping[str, str] | None) -> None:
+    if metadata is None:
+        return
+    if len(metadata) > _MAX_METADATA:
+        raise RequestRefused(
+            f"metadata may have at most {_MAX_METADATA} pairs.",
+            param="metadata",
+            code="object_above_max_properties",
+        )
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise RequestRefused(
+                "metadata values must be strings.", param=f"metadata.{key}", code="invalid_type"
+            )
+        if len(key) > _MAX_METADATA_KEY or len(value) > _MAX_METADATA_VALUE:
+            raise RequestRefused(
+                f"metadata keys may have {_MAX_METADATA_KEY} characters, "
+                f"values {_MAX_METADATA_VALUE}.",
+                param=f"metadata.{key[:_MAX_METADATA_KEY]}",
+                code="string_above_max_length",
+            )

@@ -1,0 +1,58 @@
+"""Fetch: the user's input becomes our own immutable object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchyard.errors import RecordNotFound
+from batchyard.steps.keys import file_key
+from batchyard.steps.services import Progress
+from batchyard.storage.location import parse_location, read_location
+from batchyard.store.files import NewFile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.steps.services import Services
+
+
+async def fetch_input(services: Services, batch_id: str) -> int:
+    """Copy the input into the object store; its size in bytes. Done before: nothing to do.
+
+    Raises :class:`~batchyard.errors.StorageError`; a file over the limit is refused as soon as
+    the limit is passed.
+    """
+    batch = await services.store.batches.get(batch_id)
+    try:
+        return (await services.store.files.get(batch.input_file_id)).size_bytes
+    except RecordNotFound:
+        pass
+    if batch.input_location is None:
+        raise RecordNotFound(f"Cannot find file {batch.input_file_id}: upload it first.")
+    location = parse_location(batch.input_location)
+
+    async def parts() -> AsyncIterator[bytes]:
+        done = 0
+        source = read_location(
+            location,
+            limit_bytes=services.settings.limits.max_bytes,
+            s3_credentials=services.s3_credentials,
+        )
+        async for part in source:
+            done += len(part)
+            services.on_progress(Progress(batch_id, "fetching", done))
+            yield part
+
+    stored = await services.storage.put(file_key(batch.input_file_id), parts())
+    await services.store.files.create(
+        NewFile(
+            id=batch.input_file_id,
+            purpose="batch",
+            filename=location.filename,
+            size_bytes=stored.size_bytes,
+            sha256=stored.sha256,
+            storage_key=stored.key,
+            tenant=batch.tenant,
+        )
+    )
+    return stored.size_bytes

@@ -1,0 +1,31 @@
+"""Where a batch's bytes lie in the object store. Every key is made here.
+
+::
+
+    files/<file id>                                   inputs, outputs, error files
+    batches/<batch id>/plan                           records in the order of execution
+    batches/<batch id>/segments/<chunk>-<epoch>-<n>   finished lines
+"""
+
+from __future__ import annotations
+
+
+def file_key(file_id: str) -> str:
+    return f"files/{file_id}"
+
+
+def plan_key(batch_id: str) -> str:
+    return f"batches/{batch_id}/plan"
+
+
+def segments_prefix(batch_id: str) -> str:
+    return f"batches/{batch_id}/segments/"
+
+
+def chunk_prefix(batch_id: str, chunk_index: int) -> str:
+    return f"{segments_prefix(batch_id)}{chunk_index:06d}-"
+
+
+def segment_key(batch_id: str, chunk_index: int, epoch: int, sequence: int) -> str:
+    """Keys sort by chunk, then epoch, then age."""
+    return f"{chunk_prefix(batch_id, chunk_index)}{epoch:06d}-{sequence:06d}"

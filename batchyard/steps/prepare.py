@@ -1,0 +1,96 @@
+"""Validate and plan, in one pass over the input: from bytes to chunks that can be leased."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.lines import Rules, Validator
+from batchyard.plan import Planner, PlanSummary
+from batchyard.steps.keys import file_key, plan_key
+from batchyard.steps.services import Progress
+from batchyard.store.chunks import NewChunk
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.steps.services import Services
+    from batchyard.store.batches import BatchRecord
+
+_COPY_BYTES = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """``model`` is the one that the lines name."""
+
+    model: str
+    plan: PlanSummary
+
+
+async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
+    """Validate the input, store the plan, move the batch to ``in_progress`` with its chunks.
+
+    None when the batch is past validation already. Raises
+    :class:`~batchyard.errors.InputRefused` with every (capped) error of the file.
+    """
+    batch = await services.store.batches.get(batch_id)
+    if batch.status is not BatchStatus.VALIDATING:
+        return None
+    services.on_progress(Progress(batch_id, "validating"))
+    folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="plan-"))
+    try:
+        input_path = await services.storage.local_path(file_key(batch.input_file_id), folder)
+        prepared = await asyncio.to_thread(_prepare, services, batch, input_path, folder)
+        await services.storage.put(plan_key(batch_id), _file_parts(folder / "plan"))
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    await services.store.batches.begin(
+        batch_id,
+        model=prepared.model,
+        total=prepared.plan.requests,
+        order_policy=services.settings.order,
+        plan_key=plan_key(batch_id),
+        chunks=[
+            NewChunk(c.index, c.first_record, c.request_count, c.token_estimate)
+            for c in prepared.plan.chunks
+        ],
+    )
+    return prepared
+
+
+def _prepare(services: Services, batch: BatchRecord, input_path: Path, folder: Path) -> Prepared:
+    options, settings = batch.options, services.settings
+    validator = Validator(
+        Rules(
+            endpoint=None if options.mixed_endpoints else batch.endpoint,
+            models=frozenset(options.models) or None,
+            one_model=not options.mixed_models,
+            limits=settings.limits.to_limits(),
+        )
+    )
+    planner = Planner(order=settings.order, spool=folder, chunk_requests=settings.chunk_requests)
+    with input_path.open("rb") as file:
+        for line in validator.lines(file):
+            if not validator.has_errors:
+                planner.add(line)
+        validator.finish(file)
+    with (folder / "plan").open("wb") as plan_file:
+        summary = planner.write(plan_file)
+    assert validator.model is not None  # noqa: S101 - every valid line names one
+    return Prepared(validator.model, summary)
+
+
+async def _file_parts(path: Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while part := await _read(file):
+            yield part
+
+
+async def _read(file: IO[bytes]) -> bytes:
+    return await asyncio.to_thread(file.read, _COPY_BYTES)

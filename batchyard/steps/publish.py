@@ -1,0 +1,87 @@
+"""Publish: the batch ends, with its files where the user wants them. Also: end it as failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.errors import BatchyardError, InputRefused, StorageError, TransitionConflict
+from batchyard.lifecycle import TERMINAL
+from batchyard.steps.services import Progress
+from batchyard.storage.location import parse_location, remove_location, write_location
+from batchyard.wire import BatchError
+
+if TYPE_CHECKING:
+    from batchyard.lifecycle import BatchStatus
+    from batchyard.steps.collect import Collected
+    from batchyard.steps.services import Services
+    from batchyard.store.batches import BatchRecord
+    from batchyard.store.files import NewFile
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The ended batch. ``undelivered`` says what could not be written where the user wanted it.
+
+    Nothing is lost then: the files stay in the object store under their ids.
+    """
+
+    batch: BatchRecord
+    undelivered: tuple[str, ...]
+
+
+async def publish_results(
+    services: Services, batch_id: str, target: BatchStatus, collected: Collected
+) -> Published:
+    """Deliver the files to the user's locations, then end the batch as ``target``.
+
+    A batch that has ended already is left as it is: terminal is final.
+    """
+    batch = await services.store.batches.get(batch_id)
+    if batch.status in TERMINAL:
+        return Published(batch, ())
+    services.on_progress(Progress(batch_id, "publishing"))
+    undelivered = [
+        await _deliver(services, "output", collected.output, batch.output_location),
+        await _deliver(services, "error", collected.error, batch.error_location),
+    ]
+    ended = await services.store.batches.finish(
+        batch_id,
+        target=target,
+        output=collected.output,
+        error=collected.error,
+        counts=collected.counts,
+        usage=collected.usage,
+    )
+    return Published(ended, tuple(filter(None, undelivered)))
+
+
+async def fail_batch(services: Services, batch_id: str, error: BatchyardError) -> BatchRecord:
+    """End the batch as ``failed`` with what went wrong in its ``errors``; files: none."""
+    if isinstance(error, InputRefused):
+        entries = error.entries
+    else:
+        entries = (BatchError(error.code, str(error)),)
+    try:
+        return await services.store.batches.fail(batch_id, entries)
+    except TransitionConflict:
+        return await services.store.batches.get(batch_id)
+
+
+async def _deliver(
+    services: Services, kind: str, file: NewFile | None, location_text: str | None
+) -> str | None:
+    """Write one file to the user's location; what went wrong, if anything did."""
+    if location_text is None:
+        return None
+    location = parse_location(location_text)
+    try:
+        if file is None:
+            # Results of an earlier run must not pass for this one's.
+            await remove_location(location)
+            return None
+        path = await services.storage.local_path(file.storage_key, services.spool)
+        await write_location(location, path, s3_credentials=services.s3_credentials)
+    except StorageError as error:
+        return f"The {kind} file could not be delivered: {error}"
+    return None

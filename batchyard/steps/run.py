@@ -1,0 +1,192 @@
+"""The runner: one engine, chunks leased as there is room for them, until nothing is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Self
+
+from batchyard.errors import LeaseLost
+from batchyard.steps.chunk import ChunkRun
+from batchyard.steps.keys import file_key, plan_key
+from batchyard.steps.services import Progress
+from batchyard.steps.window import RetryPolicy, Window
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from batchyard.engine.base import Engine, StartProgress
+    from batchyard.steps.chunk import ChunkTally
+    from batchyard.steps.services import Services
+    from batchyard.store.chunks import ChunkLease
+
+logger = logging.getLogger(__name__)
+
+_CLAIM_PAUSE_SECONDS = 0.5
+"""Between two looks at the database for a chunk, when there was none."""
+
+
+class Runner:
+    """Serves the chunks of one model.
+
+    Use::
+
+        async with Runner(services, model) as runner:
+            async with asyncio.TaskGroup() as group:
+                async for lease in runner.leases():
+                    group.create_task(runner.run(lease))
+
+    ``batch_id`` restricts it to one batch; it then ends with the batch's last chunk, otherwise
+    after ``runner_idle_seconds`` without work.
+    """
+
+    def __init__(self, services: Services, model: str, *, batch_id: str | None = None) -> None:
+        self.services = services
+        self.model = model
+        self.batch_id = batch_id
+        self.owner = f"runner_{secrets.token_hex(8)}"
+        self.answered = 0
+        """Requests answered by this runner."""
+        self._engine: Engine
+        self._window: Window
+        self._held: dict[tuple[str, int], ChunkLease] = {}
+        self._inputs: dict[str, asyncio.Task[Path]] = {}
+        # Held by the one chunk that is being admitted: chunks enter the window in their order,
+        # and none is leased before there is room for its first request.
+        self._admission = asyncio.Lock()
+        self._background: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        settings = self.services.settings
+        self._engine = await self.services.engine_for(self.model)
+        await self._engine.start(self._show_start)
+        self._window = Window(
+            self._engine,
+            timeout_seconds=settings.request_timeout_seconds,
+            retry=RetryPolicy(attempts=settings.request_attempts),
+            on_restart=self._show_start,
+        )
+        await self._window.__aenter__()
+        await self.services.store.runners.register(self.owner, model=self.model)
+        self._background = asyncio.create_task(self._keep_leases(), name="leases")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._background is not None  # noqa: S101 - entered
+        self._background.cancel()
+        await asyncio.wait([self._background])
+        await self._window.__aexit__(*error)
+        await self._engine.stop()
+        for lease in self._held.values():
+            with contextlib.suppress(LeaseLost):
+                await self.services.store.chunks.release(lease)
+        await self.services.store.runners.retire(self.owner)
+
+    async def leases(self) -> AsyncIterator[ChunkLease]:
+        """Claim chunks, the most urgent first, each as the one before is wholly in the window."""
+        idle_since = time.monotonic()
+        while True:
+            await self._admission.acquire()
+            self._window.check()
+            lease = await self._claim()
+            if lease is not None:
+                self._held[lease.batch_id, lease.index] = lease
+                yield lease
+                idle_since = time.monotonic()
+                continue
+            self._admission.release()
+            if await self._is_over(idle_since):
+                return
+            await asyncio.sleep(_CLAIM_PAUSE_SECONDS)
+
+    async def run(self, batch_id: str, index: int) -> ChunkTally:
+        """Run a chunk that :meth:`leases` has handed out, to its last durable line."""
+        lease = self._held[batch_id, index]
+        admitting = True
+
+        def admitted() -> None:
+            nonlocal admitting
+            admitting = False
+            self._admission.release()
+
+        try:
+            chunk = ChunkRun(
+                services=self.services,
+                lease=lease,
+                window=self._window,
+                input_path=await self._input_path(lease.batch_id),
+                plan_key=plan_key(lease.batch_id),
+                on_admitted=admitted,
+                on_answer=self._count_answer,
+            )
+            tally = await chunk.run()
+        finally:
+            if admitting:
+                self._admission.release()
+        del self._held[batch_id, index]
+        return tally
+
+    # -- leases -----------------------------------------------------------------------------
+
+    async def _claim(self) -> ChunkLease | None:
+        claimed = await self.services.store.chunks.claim(
+            model=self.model,
+            owner=self.owner,
+            lease_seconds=self.services.settings.lease_seconds,
+            batch_id=self.batch_id,
+        )
+        return claimed[0] if claimed else None
+
+    async def _is_over(self, idle_since: float) -> bool:
+        if self.batch_id is not None:
+            chunks = await self.services.store.chunks.summary(self.batch_id)
+            return chunks.pending == 0 and chunks.leased == len(self._held)
+        if self._held:
+            return False
+        return time.monotonic() - idle_since >= self.services.settings.runner_idle_seconds
+
+    async def _keep_leases(self) -> None:
+        """Renew every lease that is held, in one statement, and tell that this runner lives."""
+        store, settings = self.services.store, self.services.settings
+        while True:
+            await asyncio.sleep(settings.lease_seconds / 3)
+            await store.chunks.renew(self.owner, settings.lease_seconds)
+            await store.runners.heartbeat(self.owner)
+
+    # -- what chunks need -------------------------------------------------------------------
+
+    async def _input_path(self, batch_id: str) -> Path:
+        """The batch's input as a local file, fetched once however many chunks ask."""
+        if batch_id not in self._inputs:
+            self._inputs[batch_id] = asyncio.create_task(self._fetch_input(batch_id))
+        return await self._inputs[batch_id]
+
+    async def _fetch_input(self, batch_id: str) -> Path:
+        batch = await self.services.store.batches.get(batch_id)
+        return await self.services.storage.local_path(
+            file_key(batch.input_file_id), self.services.spool
+        )
+
+    def _count_answer(self) -> None:
+        self.answered += 1
+        if self.batch_id is not None:
+            self.services.on_progress(Progress(self.batch_id, "running", self.answered))
+
+    def _show_start(self, start: StartProgress) -> None:
+        done = int((start.fraction or 0) * 100)
+        self.services.on_progress(
+            Progress(self.batch_id or "", "loading", done, 100, start.message)
+        )
+
+
+async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:
+    """Serve a model's chunks until there is nothing left to do; the requests answered."""
+    async with Runner(services, model, batch_id=batch_id) as runner:
+        async with asyncio.TaskGroup() as group:
+            async for lease in runner.leases():
+                group.create_task(runner.run(lease.batch_id, lease.index))
+        return runner.answered

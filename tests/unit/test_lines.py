@@ -1,0 +1,286 @@
+"""Reading and validating request lines: every rule, every encoding, with its code and line."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchyard.errors import InputRefused
+from batchyard.lines import (
+    Limits,
+    RequestLine,
+    Rules,
+    Validator,
+    embedding_inputs,
+    parse_envelope,
+    read_lines,
+)
+
+CHAT = "/v1/chat/completions"
+
+
+def request(custom_id: str = "a", **changes: Any) -> dict[str, Any]:
+    line = {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": CHAT,
+        "body": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    }
+    line.update(changes)
+    return {key: value for key, value in line.items() if value is not ...}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    merged = {"model": "m", "messages": []} | changes
+    return {key: value for key, value in merged.items() if value is not ...}
+
+
+def dumps(*lines: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def validate(data: bytes, **rules: Any) -> list[RequestLine]:
+    rules.setdefault("endpoint", CHAT)
+    validator = Validator(Rules(**rules))
+    file = io.BytesIO(data)
+    lines = list(validator.lines(file))
+    validator.finish(file)
+    return lines
+
+
+def refusal(data: bytes, **rules: Any) -> list[tuple[str, str | None, int | None]]:
+    with pytest.raises(InputRefused) as caught:
+        validate(data, **rules)
+    return [(entry.code, entry.param, entry.line) for entry in caught.value.entries]
+
+
+def test_a_good_line_comes_out_parsed_with_its_place_in_the_file() -> None:
+    data = b"\n" + dumps(request("one"))
+    (line,) = validate(data)
+    assert (line.number, line.custom_id, line.url, line.model) == (2, "one", CHAT, "m")
+    assert json.loads(data[line.offset : line.offset + line.length]) == request("one")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (request(custom_id=...), ("missing_required_parameter", "custom_id", 1)),
+        (request(method=...), ("missing_required_parameter", "method", 1)),
+        (request(url=...), ("missing_required_parameter", "url", 1)),
+        (request(body=...), ("missing_required_parameter", "body", 1)),
+        (request(custom_id=""), ("invalid_request", "custom_id", 1)),
+        (request(custom_id=7), ("invalid_request", "custom_id", 1)),
+        (request(custom_id=None), ("invalid_request", "custom_id", 1)),
+        (request(custom_id="x" * 513), ("invalid_custom_id", "custom_id", 1)),
+        (request(custom_id="a\0b"), ("invalid_custom_id", "custom_id", 1)),
+        (request(method="post"), ("invalid_method", "method", 1)),
+        (request(method="GET"), ("invalid_method", "method", 1)),
+        (request(url="/v1/embeddings"), ("invalid_url", "url", 1)),
+        (request(url=["/v1"]), ("invalid_url", "url", 1)),
+        (request(body=[]), ("invalid_request", "body", 1)),
+        (request(body=body(model=...)), ("invalid_request", "body.model", 1)),
+        (request(body=body(model=3)), ("invalid_request", "body.model", 1)),
+        (request(body=body(messages=...)), ("invalid_request", "body.messages", 1)),
+        (request(body=body(stream=True)), ("streaming_unsupported", "body.stream", 1)),
+    ],
+)
+def test_a_broken_line_gets_its_own_code_and_parameter(
+    line: dict[str, Any], expected: tuple[str, str | None, int]
+) -> None:
+    assert refusal(dumps(line)) == [expected]
+
+
+BAD_JSON = {
+    "not JSON": b"{nope",
+    "NaN": b'{"custom_id": NaN}',
+    "Infinity": b'{"custom_id": -Infinity}',
+    "a number beyond floats": b'{"custom_id": "a", "body": {"x": 1e400}}',
+    "an integer of 5000 digits": b'{"x": ' + b"1" * 5000 + b"}",
+    "a lone surrogate": b'{"custom_id": "\\ud800"}',
+    "bytes that are not UTF-8": b'{"custom_id": "\xff"}',
+    "UTF-16": '{"custom_id": "a"}'.encode("utf-16"),
+    "two documents": b"{} {}",
+    "trailing text": b"{} x",
+    "a raw control character in a string": b'{"custom_id": "\x01"}',
+    "100,000 levels": b"[" * 100_000 + b"]" * 100_000,
+    "65 levels": b'{"a":' * 65 + b"1" + b"}" * 65,
+}
+
+
+@pytest.mark.parametrize("data", BAD_JSON.values(), ids=BAD_JSON.keys())
+def test_a_line_that_is_not_strict_json_is_an_invalid_json_line(data: bytes) -> None:
+    assert refusal(data + b"\n") == [("invalid_json_line", None, 1)]
+
+
+@pytest.mark.parametrize("data", [b"[]", b"3", b'"text"', b"null"])
+def test_a_line_that_is_no_object_is_an_invalid_request(data: bytes) -> None:
+    assert refusal(data) == [("invalid_request", None, 1)]
+
+
+def test_64_levels_are_still_accepted() -> None:
+    deep: Any = 1
+    for _ in range(62):
+        deep = [deep]
+    assert validate(dumps(request(body=body(x=deep))))
+
+
+ACCEPTED = {
+    "a byte-order mark": b"\xef\xbb\xbf" + dumps(request()),
+    "CRLF": dumps(request()).replace(b"\n", b"\r\n"),
+    "no newline at the end": dumps(request()).rstrip(),
+    "a bare CR between tokens": dumps(request()).replace(b", ", b",\r"),
+    "U+2028, U+2029, U+0085, VT and FF escapes in a string": json.dumps(
+        request("a\u2028b\u2029c\u0085d"), ensure_ascii=False
+    ).encode(),
+    "blank lines": b"\n  \n" + dumps(request()) + b"\n\n",
+    "an escaped surrogate pair": json.dumps(request("\U0001f600")).encode(),
+    "extra keys": dumps(request(note="ignored")),
+}
+
+
+@pytest.mark.parametrize("data", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_harmless_framing_is_accepted_as_one_request(data: bytes) -> None:
+    assert len(validate(data)) == 1
+
+
+def test_blank_lines_count_for_line_numbers() -> None:
+    assert refusal(b"\n\r\n" + b"nope\n") == [("invalid_json_line", None, 3)]
+
+
+def test_of_duplicate_keys_the_last_one_counts() -> None:
+    data = b'{"custom_id": "a", ' + dumps(request("b"))[1:]
+    assert validate(data)[0].custom_id == "b"
+
+
+def test_every_bad_line_is_reported_and_a_line_may_be_wrong_twice() -> None:
+    data = dumps(request("1"), request("2", method="GET", url="/x"), request("3")) + b"nope\n"
+    assert refusal(data) == [
+        ("invalid_method", "method", 2),
+        ("invalid_url", "url", 2),
+        ("invalid_json_line", None, 4),
+    ]
+
+
+def test_the_error_list_is_capped_and_says_how_many_are_left_out() -> None:
+    with pytest.raises(InputRefused) as caught:
+        validate(b"nope\n" * 250)
+    entries = caught.value.entries
+    assert len(entries) == 101
+    assert entries[99].line == 100
+    assert (entries[100].code, entries[100].line) == ("more_errors", None)
+    assert "150" in entries[100].message
+
+
+def test_a_repeated_custom_id_is_reported_on_the_later_line() -> None:
+    data = dumps(request("a"), request("b"), request("a"), request("a"))
+    assert refusal(data) == [
+        ("duplicate_custom_id", "custom_id", 3),
+        ("duplicate_custom_id", "custom_id", 4),
+    ]
+
+
+def test_custom_ids_are_compared_code_point_by_code_point() -> None:
+    ids = ["a", "A", "a ", "é", "e\u0301"]
+    assert len(validate(dumps(*(request(i) for i in ids)))) == len(ids)
+
+
+def test_an_empty_file_is_refused() -> None:
+    assert refusal(b"") == [("empty_file", None, None)]
+    assert refusal(b"\n \r\n") == [("empty_file", None, None)]
+
+
+def test_too_many_requests_are_refused_without_reading_on() -> None:
+    data = dumps(*(request(str(n)) for n in range(5)))
+    assert refusal(data, limits=Limits(max_requests=4)) == [("too_many_tasks", None, None)]
+
+
+def test_a_line_over_the_cap_is_reported_and_the_next_is_read() -> None:
+    data = dumps(request("x" * 400), request("b")) + b"nope"
+    assert refusal(data, limits=Limits(max_line_bytes=300)) == [
+        ("line_too_long", None, 1),
+        ("invalid_json_line", None, 3),
+    ]
+
+
+def test_a_second_model_is_refused_unless_models_may_mix() -> None:
+    data = dumps(request("a"), request("b", body=body(model="other")))
+    assert refusal(data) == [("mismatched_model", "body.model", 2)]
+    assert len(validate(data, one_model=False)) == 2
+
+
+def test_a_model_that_is_not_offered_is_refused_with_the_offer() -> None:
+    with pytest.raises(InputRefused, match="offered: big") as caught:
+        validate(dumps(request()), models=frozenset({"big"}))
+    assert caught.value.entries[0].code == "model_not_found"
+
+
+def test_endpoints_may_mix_where_the_rules_say_so() -> None:
+    embed = request("b", url="/v1/embeddings", body={"model": "m", "input": "x"})
+    assert [line.url for line in validate(dumps(request(), embed), endpoint=None)] == [
+        CHAT,
+        "/v1/embeddings",
+    ]
+
+
+def test_an_engine_route_that_is_no_endpoint_is_refused() -> None:
+    assert refusal(dumps(request(url="/pause")), endpoint=None) == [("invalid_url", "url", 1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [("text", 1), (["a", "b"], 2), ([1, 2, 3], 1), ([[1], [2]], 2), (None, 1)],
+)
+def test_embedding_inputs_are_counted_as_openai_counts_them(value: Any, count: int) -> None:
+    assert embedding_inputs(value) == count
+
+
+def test_too_many_embedding_inputs_are_reported_once() -> None:
+    lines = [
+        request(str(n), url="/v1/embeddings", body={"model": "m", "input": ["a", "b"]})
+        for n in range(4)
+    ]
+    limits = Limits(max_embedding_inputs=5)
+    assert refusal(dumps(*lines), endpoint="/v1/embeddings", limits=limits) == [
+        ("too_many_embedding_inputs", "body.input", 3)
+    ]
+
+
+def test_messages_never_quote_the_input() -> None:
+    secret = "hunter2"
+    data = f'{{"custom_id": "{secret}", "x": nope}}\n{secret}\n"{secret}\xff"'.encode("latin-1")
+    with pytest.raises(InputRefused) as caught:
+        validate(data + dumps(request(body=body(model=["hunter2"]))))
+    assert not any(secret in entry.message for entry in caught.value.entries)
+
+
+def test_the_body_passes_through_byte_for_byte() -> None:
+    raw = b'{"model":"m",  "x":1.10000000000000000001, "y":12345678901234567890123}'
+    line = b'{"custom_id":"a","method":"POST","url":"/v1/x","body":' + raw + b"}"
+    assert bytes(parse_envelope(line).body) == raw
+
+
+@given(st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=20))
+def test_lines_are_cut_at_newlines_and_nowhere_else(lines: list[bytes]) -> None:
+    data = b"\n".join(lines)
+    cut = list(read_lines(io.BytesIO(data), 10_000))
+    expected = lines if data else []
+    if data.endswith(b"\n"):
+        expected = lines[:-1]
+    assert [physical.number for physical in cut] == list(range(1, len(expected) + 1))
+    for physical, line in zip(cut, expected, strict=True):
+        stripped = line.removeprefix(b"\xef\xbb\xbf") if physical.number == 1 else line
+        assert physical.data == stripped.rstrip(b"\r")
+        assert data[physical.offset :].startswith(physical.data)
+
+
+@given(st.binary(max_size=200))
+def test_no_input_whatever_breaks_the_validator(data: bytes) -> None:
+    try:
+        validate(data)
+    except InputRefused as refused:
+        assert refused.entries

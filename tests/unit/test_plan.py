@@ -1,0 +1,148 @@
+"""The plan: exact prefix order, flat memory, balanced chunks."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchyard.lines import RequestLine
+from batchyard.plan import RECORD, Planner, PlanSummary, read_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHAT = "/v1/chat/completions"
+
+
+def line(number: int, body: dict[str, Any], url: str = CHAT) -> RequestLine:
+    return RequestLine(number + 1, number * 1000, 900, f"id-{number}", url, "m", body)
+
+
+def chat(*texts: str, **fields: Any) -> dict[str, Any]:
+    roles = ["system", "user", "assistant"]
+    messages = [{"role": roles[i % 3], "content": text} for i, text in enumerate(texts)]
+    return {"model": "m", "messages": messages} | fields
+
+
+def plan(
+    lines: list[RequestLine], spool: Path, **options: Any
+) -> tuple[list[int], PlanSummary, Any]:
+    options = {"order": "prefix", "chunk_requests": 100} | options
+    planner = Planner(spool=spool, **options)
+    for item in lines:
+        planner.add(item)
+    file = io.BytesIO()
+    summary = planner.write(file)
+    records = read_records(file.getvalue())
+    return [int(o) for o in records["ordinal"]], summary, records
+
+
+def test_requests_that_share_a_prefix_run_side_by_side(tmp_path: Path) -> None:
+    documents = [f"document {d} " * 50 for d in range(5)]
+    lines = [
+        line(n, chat("You answer.", documents[n % 5] + f"question {n // 5}")) for n in range(50)
+    ]
+    random.Random(1).shuffle(lines)
+    lines = [line(n, item.body) for n, item in enumerate(lines)]
+    order, summary, _ = plan(lines, tmp_path)
+    by_document = [lines[o].body["messages"][1]["content"][:11] for o in order]
+    changes = sum(a != b for a, b in itertools.pairwise(by_document))
+    assert changes == 4
+    assert summary.shared_prompt_tokens > 0.85 * summary.prompt_tokens
+
+
+def test_the_shared_prefix_of_neighbours_is_measured_exactly(tmp_path: Path) -> None:
+    lines = [line(0, {"prompt": "abcdef"}, "/v1/completions")]
+    lines += [line(1, {"prompt": "abcxyz"}, "/v1/completions")]
+    _, _, records = plan(lines, tmp_path)
+    assert list(records["shared_bytes"]) == [0, 3]
+
+
+def test_tools_come_before_messages_as_templates_render_them(tmp_path: Path) -> None:
+    tools = [[{"type": "function", "function": {"name": name}}] for name in "ab"]
+    lines = [line(n, chat("s", f"u{n % 3}", tools=tools[n % 2])) for n in range(12)]
+    order, _, _ = plan(lines, tmp_path)
+    used = [lines[o].body["tools"][0]["function"]["name"] for o in order]
+    assert used == sorted(used)
+
+
+def test_text_parts_of_a_message_are_seen_as_text(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "same text "}, {"type": "text", "text": "end"}]
+    as_parts = {"messages": [{"role": "user", "content": parts}]}
+    as_text = {"messages": [{"role": "user", "content": "same text end"}]}
+    _, _, records = plan([line(0, as_parts), line(1, as_text)], tmp_path)
+    assert records["shared_bytes"][1] == len("\x1euser\x1fsame text end")
+
+
+def test_input_order_keeps_the_order_of_the_file(tmp_path: Path) -> None:
+    lines = [line(n, chat(str(random.Random(n).random()) * 40)) for n in range(500)]
+    order, _, _ = plan(lines, tmp_path, order="input", memory_bytes=5_000)
+    assert order == list(range(500))
+
+
+@given(st.lists(st.text(alphabet="ab\u00e9", max_size=12), max_size=60))
+def test_spilling_to_disk_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, prompts: list[str]
+) -> None:
+    spool = tmp_path_factory.getbasetemp()
+    lines = [line(n, {"prompt": p}, "/v1/completions") for n, p in enumerate(prompts)]
+    in_memory = plan(lines, spool)
+    spilled = plan(lines, spool, memory_bytes=600)
+    assert spilled[:2] == in_memory[:2]
+    assert [prompts[o].encode() for o in in_memory[0]] == sorted(p.encode() for p in prompts)
+
+
+def test_many_runs_are_merged_in_several_rounds(tmp_path: Path) -> None:
+    prompts = [str(random.Random(n).random()) for n in range(300)]
+    lines = [line(n, {"prompt": p}, "/v1/completions") for n, p in enumerate(prompts)]
+    order, _, _ = plan(lines, tmp_path, memory_bytes=1)
+    assert [prompts[o] for o in order] == sorted(prompts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_takes_32_bytes_and_says_where_the_line_is(tmp_path: Path) -> None:
+    _, _, records = plan([line(7, chat("hello", max_tokens=9))], tmp_path)
+    assert RECORD.itemsize == 32
+    assert (records["offset"][0], records["length"][0]) == (7000, 900)
+    assert records["output_tokens"][0] == 9
+
+
+@pytest.mark.parametrize("requests", [1, 99, 100, 101, 1000, 1037])
+def test_chunks_cover_every_record_once(tmp_path: Path, requests: int) -> None:
+    lines = [line(n, chat(f"{n}", max_tokens=1 + n % 300)) for n in range(requests)]
+    _, summary, _ = plan(lines, tmp_path)
+    covered = sorted(
+        r for c in summary.chunks for r in range(c.first_record, c.first_record + c.request_count)
+    )
+    assert covered == list(range(requests))
+    assert [c.index for c in summary.chunks] == list(range(len(summary.chunks)))
+
+
+def test_chunks_are_balanced_by_tokens_not_by_lines(tmp_path: Path) -> None:
+    lines = [line(n, chat(f"{n:04}", max_tokens=1000 if n < 100 else 100)) for n in range(1000)]
+    _, summary, _ = plan(lines, tmp_path)
+    estimates = [chunk.token_estimate for chunk in summary.chunks]
+    assert max(estimates) < 1.3 * min(estimates)
+
+
+def test_chunks_with_long_outputs_run_first(tmp_path: Path) -> None:
+    lines = [line(n, chat(f"{n:04}", max_tokens=16 if n < 500 else 2048)) for n in range(1000)]
+    _, summary, _ = plan(lines, tmp_path)
+    assert summary.chunks[0].first_record >= 400
+
+
+def test_the_number_of_samples_multiplies_the_expected_output(tmp_path: Path) -> None:
+    _, summary, _ = plan([line(0, chat("x", max_tokens=10, n=3))], tmp_path)
+    assert summary.output_tokens == 30
+
+
+def test_embeddings_have_no_output_tokens(tmp_path: Path) -> None:
+    body = {"model": "m", "input": ["a", "b"]}
+    _, summary, _ = plan([line(0, body, "/v1/embeddings")], tmp_path)
+    assert summary.output_tokens == 0

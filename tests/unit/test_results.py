@@ -1,0 +1,115 @@
+"""Result lines: the exact shapes of the output and the error file."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from batchyard.results import NoAnswerCode, Outcome, answered, new_request_id, unanswered
+from batchyard.wire import NO_USAGE, TokenUsage
+
+
+def test_a_good_answer_is_an_output_line_with_the_keys_in_order() -> None:
+    result = answered("id-1", "req_1", 200, b'{"id":"x","object":"y"}')
+    assert result.outcome is Outcome.OUTPUT
+    assert re.fullmatch(
+        rb'\{"id":"batch_req_[0-9a-f]{32}","custom_id":"id-1","response":\{"status_code":200,'
+        rb'"request_id":"req_1","body":\{"id":"x","object":"y"\}\},"error":null\}\n',
+        result.line,
+    )
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
+def test_a_refusal_is_an_error_line_with_its_response_and_a_null_error(status: int) -> None:
+    result = answered("a", "req_1", status, b'{"error":{"message":"m","code":400}}')
+    line = json.loads(result.line)
+    assert result.outcome is Outcome.ERROR
+    assert line["error"] is None
+    assert line["response"]["status_code"] == status
+    assert line["response"]["body"] == {"error": {"message": "m", "code": 400}}
+
+
+@pytest.mark.parametrize("code", list(NoAnswerCode))
+def test_no_answer_is_an_error_line_without_a_response(code: NoAnswerCode) -> None:
+    result = unanswered("a", code)
+    line = json.loads(result.line)
+    assert result.outcome is Outcome.ERROR
+    assert line["response"] is None
+    assert line["error"]["code"] == code.value
+    assert line["error"]["message"]
+
+
+def test_the_answer_is_written_as_it_came() -> None:
+    body = (
+        b'{"x": 1.10000000000000000001,"y":123456789012345678901234567890, "z":"\\u00e9\xc3\xa9"}'
+    )
+    assert body in answered("a", "r", 200, body).line
+
+
+def test_a_pretty_printed_answer_becomes_one_line_with_the_same_numbers() -> None:
+    line = answered("a", "r", 200, b'{\n  "x": 1.50,\r\n  "y": "a b"\n}\n').line
+    assert line.count(b"\n") == 1
+    assert b'{"x":1.50,"y":"a b"}' in line
+
+
+def test_line_separators_in_text_are_escaped_for_careless_readers() -> None:
+    line = answered("a\u2028", "r", 200, '{"x":"\u2028\u2029"}'.encode()).line.decode()
+    assert len(line.splitlines()) == 1
+    assert json.loads(line)["response"]["body"] == {"x": "\u2028\u2029"}
+    assert json.loads(line)["custom_id"] == "a\u2028"
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b'{"x": NaN}', b'{"x":"\xff"}', b"{}{}"])
+def test_an_answer_that_is_not_json_never_breaks_the_file(body: bytes) -> None:
+    result = answered("a", "r", 200, body)
+    line = json.loads(result.line)
+    assert result.outcome is Outcome.ERROR
+    assert line["response"]["status_code"] == 502
+    assert set(line["response"]["body"]["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_refusal_that_is_not_json_keeps_its_status() -> None:
+    assert json.loads(answered("a", "r", 503, b"busy").line)["response"]["status_code"] == 503
+
+
+def test_usage_is_read_from_chat_and_completions_answers() -> None:
+    body = (
+        b'{"usage":{"prompt_tokens":5,"completion_tokens":7,"total_tokens":12,'
+        b'"prompt_tokens_details":{"cached_tokens":4},'
+        b'"completion_tokens_details":{"reasoning_tokens":2}}}'
+    )
+    assert answered("a", "r", 200, body).usage == TokenUsage(5, 4, 7, 2, 12)
+
+
+def test_usage_is_read_from_responses_answers() -> None:
+    body = (
+        b'{"usage":{"input_tokens":5,"output_tokens":7,"total_tokens":12,'
+        b'"input_tokens_details":{"cached_tokens":1},'
+        b'"output_tokens_details":{"reasoning_tokens":3}}}'
+    )
+    assert answered("a", "r", 200, body).usage == TokenUsage(5, 1, 7, 3, 12)
+
+
+def test_usage_of_embeddings_has_no_output() -> None:
+    body = b'{"data":[],"usage":{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}}'
+    assert answered("a", "r", 200, body).usage == TokenUsage(5, 0, 0, 0, 5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"usage":null}', b"{}", b"[1]", b'{"usage":"free"}', b'{"usage":{"prompt_tokens":"x"}}'],
+)
+def test_an_answer_without_a_readable_usage_counts_nothing(body: bytes) -> None:
+    result = answered("a", "r", 200, body)
+    assert (result.outcome, result.usage) == (Outcome.OUTPUT, NO_USAGE)
+
+
+def test_refusals_count_no_tokens() -> None:
+    body = b'{"usage":{"prompt_tokens":5,"total_tokens":5}}'
+    assert answered("a", "r", 400, body).usage == NO_USAGE
+
+
+def test_request_ids_are_unique() -> None:
+    assert len({new_request_id() for _ in range(1000)}) == 1000
