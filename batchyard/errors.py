@@ -20,6 +20,7 @@
     │   ├── ObjectTooLarge
     │   ├── StorageFull               no room on the device
     │   └── StorageUnavailable        *retriable*: time-outs, 5xx, unreachable hosts
+    ├── DispatchFailed                *retriable*: Prefect's API did not do as asked
     └── EngineError                   inference
         ├── EngineStartFailed         carries the end of the engine's own log
         ├── EngineLost                *retriable*: the engine died with requests in flight
@@ -148,6 +149,13 @@ class StorageUnavailable(StorageError):
     """A time-out, a 5xx or an unreachable host, after every retry."""
 
     code = "storage_unavailable"
+    is_retriable = True
+
+
+class DispatchFailed(BatchyardError):
+    """Prefect's API cannot be reached or refused."""
+
+    code = "dispatch_failed"
     is_retriable = True
 
 

@@ -92,7 +92,7 @@ class ChunkRun:
             self.lease,
             completed=self.tally.completed,
             failed=self.tally.failed,
-            usage=self.tally.usage,
+            usage=self.tally.usage.to_wire(),
         )
         return self.tally
 
@@ -169,7 +169,7 @@ class ChunkRun:
         # Bytes first, then the row that counts them.
         await put_bytes(self.services.storage, key, entries)
         await self.services.store.chunks.record_progress(
-            lease, completed=tally.completed, failed=tally.failed, usage=tally.usage
+            lease, completed=tally.completed, failed=tally.failed, usage=tally.usage.to_wire()
         )
 
     async def _fail_with_the_window(self) -> None:

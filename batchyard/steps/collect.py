@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from batchyard.steps.services import Services
-    from batchyard.store.batches import BatchRecord
+    from batchyard.store.batch_rows import BatchRecord
 
 _INDEX = np.dtype([("position", "<u8"), ("length", "<u4"), ("outcome", "u1"), ("pad", "u1", 3)])
 _PART_BYTES = 1024**2
-_RESULT_FILE_SECONDS = 30 * 86_400
 
 _UNFINISHED = {
     BatchStatus.CANCELLED: NoAnswerCode.CANCELLED,
@@ -47,33 +46,50 @@ _UNFINISHED = {
 class Collected:
     """The files, durable but not yet known to anybody; None where one would be empty."""
 
+    target: BatchStatus
+    """What the batch will end as."""
     output: NewFile | None
     error: NewFile | None
     counts: RequestCounts
     usage: TokenUsage
 
 
-async def collect_results(services: Services, batch_id: str, target: BatchStatus) -> Collected:
-    """Make the two files of a batch that will end as ``target``.
+async def collect_results(services: Services, batch_id: str) -> Collected:
+    """Make the two files of a batch of which nothing more will run.
 
-    Lines without a result get their ``batch_expired`` or ``batch_cancelled`` line in the error
-    file; they count as neither completed nor failed. Running it again replaces the same objects.
+    A batch in progress moves to ``finalizing``. Lines without a result get their
+    ``batch_expired`` or ``batch_cancelled`` line in the error file and count as neither completed
+    nor failed. Running it again replaces the same objects.
     """
     batch = await services.store.batches.get(batch_id)
+    if batch.status is BatchStatus.IN_PROGRESS:
+        batch = await services.store.batches.advance(
+            batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
+        )
     services.on_progress(Progress(batch_id, "collecting"))
     with tempfile.TemporaryFile(dir=services.spool, prefix="collect-") as spool:
-        lines = _Lines(spool, batch.total)
+        lines = _Lines(spool, batch.counts.total)
         async for key in services.storage.list(segments_prefix(batch_id)):
             await asyncio.to_thread(lines.add_segment, await read_object(services.storage, key))
         counts = lines.counts()
-        if counts.completed + counts.failed < batch.total:
+        target = _target(batch.status, counts)
+        if target in _UNFINISHED:
             await _add_unfinished(services, batch, lines, _UNFINISHED[target])
         return Collected(
+            target=target,
             output=await _write_file(services, batch, lines, Outcome.OUTPUT),
             error=await _write_file(services, batch, lines, Outcome.ERROR),
             counts=counts,
             usage=lines.usage,
         )
+
+
+def _target(status: BatchStatus, counts: RequestCounts) -> BatchStatus:
+    if status is BatchStatus.CANCELLING:
+        return BatchStatus.CANCELLED
+    is_whole = counts.completed + counts.failed == counts.total
+    # A batch in progress is finalized early for one reason alone: its window has ended.
+    return BatchStatus.COMPLETED if is_whole else BatchStatus.EXPIRED
 
 
 class _Lines:
@@ -174,5 +190,4 @@ async def _write_file(
         sha256=stored.sha256,
         storage_key=stored.key,
         tenant=batch.tenant,
-        lifetime_seconds=_RESULT_FILE_SECONDS,
     )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import RequestRefused
 from batchyard.lines import REQUIRED_FIELDS
-from batchyard.storage.location import check_destination, parse_location
-from batchyard.store.batches import BatchOptions, NewBatch
-from batchyard.wire import new_batch_id, new_file_id
+from batchyard.storage.location import LocalFile, check_output, parse_location
+from batchyard.store.batch_rows import BatchLocations, BatchOptions, NewBatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +30,7 @@ class BatchRequest:
     """What somebody asks for. Locations are paths, ``s3://bucket/key`` or http(s) URLs.
 
     ``endpoint`` None: each line names its own. ``models``: the names that lines may carry; empty
-    for any. ``error``: beside ``output`` when None and ``output`` is a path, else only kept here.
+    for any. ``output`` or ``error`` None: that file is kept in the object store alone.
     """
 
     input: str
@@ -58,14 +57,11 @@ async def create_batch(services: Services, request: BatchRequest) -> str:
         )
     _check_metadata(request.metadata)
     window_seconds = parse_window(request.completion_window)
-    parse_location(request.input)
     for destination in (request.output, request.error):
         if destination is not None:
-            check_destination(parse_location(destination))
+            await check_output(parse_location(destination))
     batch = NewBatch(
-        id=new_batch_id(),
         endpoint=request.endpoint or MIXED_ENDPOINTS,
-        input_file_id=new_file_id(),
         completion_window=request.completion_window,
         window_seconds=window_seconds,
         metadata=dict(request.metadata) if request.metadata is not None else None,
@@ -74,12 +70,11 @@ async def create_batch(services: Services, request: BatchRequest) -> str:
             mixed_models=request.mixed_models,
             models=request.models,
         ),
-        input_location=request.input,
-        output_location=request.output,
-        error_location=request.error,
+        locations=BatchLocations(
+            _absolute(request.input), _absolute(request.output), _absolute(request.error)
+        ),
     )
-    await services.store.batches.create(batch)
-    return batch.id
+    return (await services.store.batches.create(batch)).id
 
 
 def parse_window(text: str) -> int:
@@ -92,6 +87,14 @@ def parse_window(text: str) -> int:
             code="invalid_value",
         )
     return int(match.group(1)) * _WINDOW_SECONDS[match.group(2)]
+
+
+def _absolute(text: str | None) -> str | None:
+    """A path that means the same to whichever process comes to use it."""
+    if text is None:
+        return None
+    location = parse_location(text)
+    return str(location.path.absolute()) if isinstance(location, LocalFile) else text
 
 
 def _check_metadata(metadata: Mapping[str, str] | None) -> None:

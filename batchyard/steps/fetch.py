@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from batchyard.errors import RecordNotFound
 from batchyard.steps.keys import file_key
 from batchyard.steps.services import Progress
-from batchyard.storage.location import parse_location, read_location
+from batchyard.storage.location import (
+    LocalFile,
+    Location,
+    S3Object,
+    parse_location,
+    read_location,
+)
 from batchyard.store.files import NewFile
 
 if TYPE_CHECKING:
@@ -27,16 +34,18 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         return (await services.store.files.get(batch.input_file_id)).size_bytes
     except RecordNotFound:
         pass
-    if batch.input_location is None:
+    wanted = (await services.store.batches.locations(batch_id)).input
+    if wanted is None:
         raise RecordNotFound(f"Cannot find file {batch.input_file_id}: upload it first.")
-    location = parse_location(batch.input_location)
+    location = parse_location(wanted)
+    s3 = await services.s3_for(location)
 
     async def parts() -> AsyncIterator[bytes]:
         done = 0
         source = read_location(
             location,
             limit_bytes=services.settings.limits.max_bytes,
-            s3_credentials=services.s3_credentials,
+            s3=s3,
         )
         async for part in source:
             done += len(part)
@@ -48,7 +57,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         NewFile(
             id=batch.input_file_id,
             purpose="batch",
-            filename=location.filename,
+            filename=_filename(location),
             size_bytes=stored.size_bytes,
             sha256=stored.sha256,
             storage_key=stored.key,
@@ -56,3 +65,14 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         )
     )
     return stored.size_bytes
+
+
+def _filename(location: Location) -> str:
+    """The last part of the path, as an upload would have named it."""
+    match location:
+        case LocalFile(path):
+            return path.name
+        case S3Object(_, key):
+            return PurePosixPath(key).name
+        case _:
+            return PurePosixPath(str(location)).name or "input.jsonl"

@@ -14,13 +14,13 @@ from batchyard.lines import Rules, Validator
 from batchyard.plan import Planner, PlanSummary
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.services import Progress
-from batchyard.store.chunks import NewChunk
+from batchyard.store.chunk_rows import NewChunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.steps.services import Services
-    from batchyard.store.batches import BatchRecord
+    from batchyard.store.batch_rows import BatchRecord
 
 _COPY_BYTES = 1024**2
 
@@ -57,8 +57,13 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
         order_policy=services.settings.order,
         plan_key=plan_key(batch_id),
         chunks=[
-            NewChunk(c.index, c.first_record, c.request_count, c.token_estimate)
-            for c in prepared.plan.chunks
+            NewChunk(
+                model=prepared.model,
+                first_record=chunk.first_record,
+                request_count=chunk.request_count,
+                token_estimate=chunk.token_estimate,
+            )
+            for chunk in prepared.plan.chunks
         ],
     )
     return prepared

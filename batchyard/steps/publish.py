@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.errors import BatchyardError, InputRefused, StorageError, TransitionConflict
 from batchyard.lifecycle import TERMINAL
 from batchyard.steps.services import Progress
-from batchyard.storage.location import parse_location, remove_location, write_location
+from batchyard.storage.location import LocalFile, parse_location, write_location
 from batchyard.wire import BatchError
 
 if TYPE_CHECKING:
-    from batchyard.lifecycle import BatchStatus
     from batchyard.steps.collect import Collected
     from batchyard.steps.services import Services
-    from batchyard.store.batches import BatchRecord
+    from batchyard.store.batch_rows import BatchRecord
     from batchyard.store.files import NewFile
 
 
@@ -30,10 +30,8 @@ class Published:
     undelivered: tuple[str, ...]
 
 
-async def publish_results(
-    services: Services, batch_id: str, target: BatchStatus, collected: Collected
-) -> Published:
-    """Deliver the files to the user's locations, then end the batch as ``target``.
+async def publish_results(services: Services, batch_id: str, collected: Collected) -> Published:
+    """Deliver the files to the user's locations, then end the batch as collected.
 
     A batch that has ended already is left as it is: terminal is final.
     """
@@ -41,17 +39,18 @@ async def publish_results(
     if batch.status in TERMINAL:
         return Published(batch, ())
     services.on_progress(Progress(batch_id, "publishing"))
+    wanted = await services.store.batches.locations(batch_id)
     undelivered = [
-        await _deliver(services, "output", collected.output, batch.output_location),
-        await _deliver(services, "error", collected.error, batch.error_location),
+        await _deliver(services, "output", collected.output, wanted.output),
+        await _deliver(services, "error", collected.error, wanted.error),
     ]
     ended = await services.store.batches.finish(
         batch_id,
-        target=target,
+        target=collected.target,
         output=collected.output,
         error=collected.error,
         counts=collected.counts,
-        usage=collected.usage,
+        usage=collected.usage.to_wire(),
     )
     return Published(ended, tuple(filter(None, undelivered)))
 
@@ -77,11 +76,12 @@ async def _deliver(
     location = parse_location(location_text)
     try:
         if file is None:
-            # Results of an earlier run must not pass for this one's.
-            await remove_location(location)
+            if isinstance(location, LocalFile):
+                # Results of an earlier run must not pass for this one's.
+                await asyncio.to_thread(location.path.unlink, missing_ok=True)
             return None
         path = await services.storage.local_path(file.storage_key, services.spool)
-        await write_location(location, path, s3_credentials=services.s3_credentials)
-    except StorageError as error:
+        await write_location(location, path, s3=await services.s3_for(location))
+    except (StorageError, OSError) as error:
         return f"The {kind} file could not be delivered: {error}"
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -44,11 +43,19 @@ class Runner:
     after ``runner_idle_seconds`` without work.
     """
 
-    def __init__(self, services: Services, model: str, *, batch_id: str | None = None) -> None:
+    def __init__(
+        self,
+        services: Services,
+        model: str,
+        *,
+        batch_id: str | None = None,
+        flow_run_id: str | None = None,
+    ) -> None:
         self.services = services
         self.model = model
         self.batch_id = batch_id
-        self.owner = f"runner_{secrets.token_hex(8)}"
+        self._flow_run_id = flow_run_id
+        self._owner = ""
         self.answered = 0
         """Requests answered by this runner."""
         self._engine: Engine
@@ -71,7 +78,10 @@ class Runner:
             on_restart=self._show_start,
         )
         await self._window.__aenter__()
-        await self.services.store.runners.register(self.owner, model=self.model)
+        runner = await self.services.store.runners.register(
+            model=self.model, flow_run_id=self._flow_run_id
+        )
+        self._owner = runner.id
         self._background = asyncio.create_task(self._keep_leases(), name="leases")
         return self
 
@@ -84,7 +94,7 @@ class Runner:
         for lease in self._held.values():
             with contextlib.suppress(LeaseLost):
                 await self.services.store.chunks.release(lease)
-        await self.services.store.runners.retire(self.owner)
+        await self.services.store.runners.retire(self._owner)
 
     async def leases(self) -> AsyncIterator[ChunkLease]:
         """Claim chunks, the most urgent first, each as the one before is wholly in the window."""
@@ -135,7 +145,7 @@ class Runner:
     async def _claim(self) -> ChunkLease | None:
         claimed = await self.services.store.chunks.claim(
             model=self.model,
-            owner=self.owner,
+            owner=self._owner,
             lease_seconds=self.services.settings.lease_seconds,
             batch_id=self.batch_id,
         )
@@ -154,8 +164,8 @@ class Runner:
         store, settings = self.services.store, self.services.settings
         while True:
             await asyncio.sleep(settings.lease_seconds / 3)
-            await store.chunks.renew(self.owner, settings.lease_seconds)
-            await store.runners.heartbeat(self.owner)
+            await store.chunks.renew(self._owner, settings.lease_seconds)
+            await store.runners.heartbeat(self._owner)
 
     # -- what chunks need -------------------------------------------------------------------
 

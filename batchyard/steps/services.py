@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchyard.steps.secret_key import read_secret_keys
+from batchyard.storage.local import LocalStorage
+from batchyard.storage.location import Location, S3Object, parse_location
+from batchyard.storage.s3 import S3Storage
+from batchyard.store.store import open_store
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from batchyard.engine.base import Engine
     from batchyard.settings import Settings
     from batchyard.storage.base import Storage
-    from batchyard.storage.s3 import S3Credentials
-    from batchyard.store.database import Store
+    from batchyard.storage.bucket import S3Credentials
+    from batchyard.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +56,61 @@ class Services:
     s3_credentials: Callable[[], Awaitable[S3Credentials]]
     """For locations that users write as ``s3://bucket/key``."""
     on_progress: Callable[[Progress], None] = ignore_progress
+
+    async def s3_for(self, location: Location) -> S3Credentials | None:
+        """The credentials that reading or writing ``location`` needs; most need none."""
+        return await self.s3_credentials() if isinstance(location, S3Object) else None
+
+
+@asynccontextmanager
+async def open_services(
+    settings: Settings,
+    *,
+    engine_for: Callable[[str], Awaitable[Engine]],
+    s3_credentials: Callable[[], Awaitable[S3Credentials]],
+    on_progress: Callable[[Progress], None] = ignore_progress,
+) -> AsyncIterator[Services]:
+    """Open the database, the object store and a scratch folder; close them at the end.
+
+    Within the block, :func:`current_services` gives them to whatever runs in its context.
+    """
+    home = settings.home_folder
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (home / "spool").mkdir(exist_ok=True)
+    database_url = (
+        settings.database_url.get_secret_value()
+        if settings.database_url
+        else f"sqlite:///{home / 'batchyard.db'}"
+    )
+    storage = _open_storage(settings)
+    spool = Path(tempfile.mkdtemp(dir=home / "spool"))
+    try:
+        async with open_store(database_url, keys=read_secret_keys(settings), migrate=True) as store:
+            services = Services(
+                settings, store, storage, spool, engine_for, s3_credentials, on_progress
+            )
+            token = _CURRENT.set(services)
+            try:
+                yield services
+            finally:
+                _CURRENT.reset(token)
+    finally:
+        await storage.close()
+        await asyncio.to_thread(shutil.rmtree, spool, ignore_errors=True)
+
+
+_CURRENT: ContextVar[Services] = ContextVar("services")
+
+
+def current_services() -> Services:
+    """The services of the innermost :func:`open_services`; LookupError outside of one."""
+    return _CURRENT.get()
+
+
+def _open_storage(settings: Settings) -> Storage:
+    if settings.storage is None:
+        return LocalStorage(settings.home_folder / "objects")
+    location = parse_location(settings.storage)
+    if isinstance(location, S3Object):
+        return S3Storage(location.bucket, location.key)
+    return LocalStorage(Path(settings.storage).expanduser().absolute())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ class RetryPolicy:
     longest_pause_seconds: float = 30.0
 
     def pause_seconds(self, attempt: int, asked_seconds: float | None) -> float:
-        backoff = min(self.first_pause_seconds * 2 ** (attempt - 1), self.longest_pause_seconds)
+        backoff = min(math.ldexp(self.first_pause_seconds, attempt - 1), self.longest_pause_seconds)
         if asked_seconds is not None:
             return min(max(asked_seconds, backoff), self.longest_pause_seconds)
         return backoff * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret

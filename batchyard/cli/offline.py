@@ -1,0 +1,33 @@
+"""Services for commands that look at batches but never run one."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from batchyard.errors import SettingsError
+from batchyard.settings import read_settings
+from batchyard.steps.services import open_services
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.engine.base import Engine
+    from batchyard.steps.services import Services
+    from batchyard.storage.bucket import S3Credentials
+
+
+@asynccontextmanager
+async def offline_services() -> AsyncIterator[Services]:
+    async with open_services(
+        read_settings(), engine_for=_no_engine, s3_credentials=_no_credentials
+    ) as services:
+        yield services
+
+
+async def _no_engine(model: str) -> Engine:
+    raise SettingsError(f"This command runs no engine, so none for {model}.")
+
+
+async def _no_credentials() -> S3Credentials:
+    raise SettingsError("This command reads and writes no S3 locations.")

@@ -1,0 +1,92 @@
+"""The composition root of a flow run: settings and blocks in, services out."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import batchyard
+from batchyard.errors import SettingsError
+from batchyard.settings import Settings, read_settings
+from batchyard.steps.services import Services, current_services, open_services
+from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
+from blocks.engines import block_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.engine.base import Engine
+    from batchyard.storage.s3 import S3Credentials
+
+
+B = TypeVar("B", VllmEngineBlock, RemoteEngineBlock, S3CredentialsBlock)
+
+
+@asynccontextmanager
+async def worker_services() -> AsyncIterator[Services]:
+    """The services that the caller has open already, or new ones for this flow run."""
+    try:
+        services = current_services()
+    except LookupError:
+        pass
+    else:
+        yield services
+        return
+    settings = read_settings()
+
+    async def engine_for(model: str) -> Engine:
+        return await engine_from_block(settings, model)
+
+    async with open_services(
+        settings, engine_for=engine_for, s3_credentials=s3_credentials_from_block
+    ) as services:
+        yield services
+
+
+async def engine_from_block(settings: Settings, model: str) -> Engine:
+    """The engine of the block document that is named after the model."""
+    name = block_name(model)
+    vllm = await _load(VllmEngineBlock, name)
+    if vllm is not None:
+        return vllm.build(python=engine_python(settings), log_path=engine_log(settings, name))
+    remote = await _load(RemoteEngineBlock, name)
+    if remote is not None:
+        return remote.build()
+    raise SettingsError(
+        f"No engine is set up for the model {model}: create a block named {name} of the type "
+        f"{VllmEngineBlock.get_block_type_slug()} or {RemoteEngineBlock.get_block_type_slug()}."
+    )
+
+
+async def s3_credentials_from_block() -> S3Credentials:
+    """Those of the block document ``default``; without one, boto3 looks for its own."""
+    block = await _load(S3CredentialsBlock, "default")
+    return (block or S3CredentialsBlock()).build()
+
+
+def engine_python(settings: Settings) -> Path:
+    """The interpreter that has vLLM: the setting, or the environment that `make setup` made."""
+    beside = Path(batchyard.__file__).parents[1] / ".venv-engine" / "bin" / "python"
+    python = settings.engine_python or beside
+    if not python.is_file():
+        raise SettingsError(
+            f"No engine environment at {python}: run `make setup`, or set "
+            "BATCHYARD_ENGINE_PYTHON to the Python of an environment that has vLLM."
+        )
+    return python
+
+
+def engine_log(settings: Settings, name: str) -> Path:
+    """Where the engine of this name writes what it has to say."""
+    folder = settings.home_folder / "logs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"engine-{name[-80:]}.log"
+
+
+async def _load(block_type: type[B], name: str) -> B | None:
+    try:
+        return await block_type.aload(name)
+    except ValueError:
+        # Prefect says ValueError for a document, and for a type, that nobody has made.
+        return None

@@ -1,0 +1,13 @@
+"""Collect the result files."""
+
+from __future__ import annotations
+
+from batchyard.steps.collect import Collected, collect_results
+from batchyard.steps.services import current_services
+from tasks.step import step
+
+
+@step("collect")
+async def collect(batch_id: str) -> Collected:
+    """The files, durable and not yet published, with their counts."""
+    return await collect_results(current_services(), batch_id)
