@@ -70,6 +70,8 @@ class Settings(BaseSettings):
     """How long one request may take in the engine."""
     request_attempts: int = Field(default=5, ge=1)
     """How often a request is tried that gets 408, 429, 5xx or no answer."""
+    retry_pause_seconds: float = Field(default=0.5, gt=0)
+    """The pause before the second try; it doubles with each further one."""
     limits: LimitSettings = LimitSettings()
 
     @classmethod

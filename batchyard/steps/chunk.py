@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from batchyard.results import ResultLine
     from batchyard.steps.services import Services
     from batchyard.steps.window import Window
-    from batchyard.store.chunks import ChunkLease
+    from batchyard.store import ChunkLease
 
 _READ_AHEAD = 64
 """Requests read from the input at a time."""

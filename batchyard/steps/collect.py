@@ -20,7 +20,7 @@ from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.steps.keys import file_key, segments_prefix
 from batchyard.steps.segments import decode_entries, read_object
 from batchyard.steps.services import Progress
-from batchyard.store.files import NewFile
+from batchyard.store import NewFile
 from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from batchyard.steps.services import Services
-    from batchyard.store.batch_rows import BatchRecord
+    from batchyard.store import BatchRecord
 
 _INDEX = np.dtype([("position", "<u8"), ("length", "<u4"), ("outcome", "u1"), ("pad", "u1", 3)])
 _PART_BYTES = 1024**2

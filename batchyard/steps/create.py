@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from batchyard.errors import RequestRefused
 from batchyard.lines import REQUIRED_FIELDS
 from batchyard.storage.location import LocalFile, check_output, parse_location
-from batchyard.store.batch_rows import BatchLocations, BatchOptions, NewBatch
+from batchyard.store import BatchLocations, BatchOptions, NewBatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

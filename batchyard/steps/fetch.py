@@ -15,7 +15,7 @@ from batchyard.storage.location import (
     parse_location,
     read_location,
 )
-from batchyard.store.files import NewFile
+from batchyard.store import NewFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -14,13 +14,13 @@ from batchyard.lines import Rules, Validator
 from batchyard.plan import Planner, PlanSummary
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.services import Progress
-from batchyard.store.chunk_rows import NewChunk
+from batchyard.store import NewChunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.steps.services import Services
-    from batchyard.store.batch_rows import BatchRecord
+    from batchyard.store import BatchRecord
 
 _COPY_BYTES = 1024**2
 

@@ -15,8 +15,7 @@ from batchyard.wire import BatchError
 if TYPE_CHECKING:
     from batchyard.steps.collect import Collected
     from batchyard.steps.services import Services
-    from batchyard.store.batch_rows import BatchRecord
-    from batchyard.store.files import NewFile
+    from batchyard.store import BatchRecord, NewFile
 
 
 @dataclass(frozen=True, slots=True)

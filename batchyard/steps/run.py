@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine, StartProgress
     from batchyard.steps.chunk import ChunkTally
     from batchyard.steps.services import Services
-    from batchyard.store.chunks import ChunkLease
+    from batchyard.store import ChunkLease
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Runner:
         self._window = Window(
             self._engine,
             timeout_seconds=settings.request_timeout_seconds,
-            retry=RetryPolicy(attempts=settings.request_attempts),
+            retry=RetryPolicy(settings.request_attempts, settings.retry_pause_seconds),
             on_restart=self._show_start,
         )
         await self._window.__aenter__()

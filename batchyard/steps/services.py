@@ -15,7 +15,7 @@ from batchyard.steps.secret_key import read_secret_keys
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.location import Location, S3Object, parse_location
 from batchyard.storage.s3 import S3Storage
-from batchyard.store.store import open_store
+from batchyard.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
     from batchyard.storage.base import Storage
     from batchyard.storage.bucket import S3Credentials
-    from batchyard.store.store import Store
+    from batchyard.store import Store
 
 
 @dataclass(frozen=True, slots=True)

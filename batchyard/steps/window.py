@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429})
-_STRIKES = 3
-"""A request that is in flight at this many deaths of its engine is not tried again."""
-_DEATHS_WITHOUT_ANSWER = 3
+_STRIKES = 2
+"""A request that was alone in the engine at this many of its deaths is not tried again."""
+_NARROWING = 8
+"""After a death, so many times fewer of those that were in flight run together."""
+_DEATHS_WITHOUT_ANSWER = 10
 """An engine that dies this often in a row without one answer is given up."""
+_LONGEST_RESTART_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,15 @@ class WindowRequest:
     request_id: str = ""
     attempts: int = 0
     strikes: int = 0
+    is_suspect: bool = False
 
 
 class Window:
-    """Use as an async context manager around everything that submits; the engine is started."""
+    """Use as an async context manager around everything that submits; the engine is started.
+
+    When the engine dies, whatever was in flight is suspect and runs again in ever smaller
+    company, until a request that dies alone gives itself away. Nobody else pays for it.
+    """
 
     def __init__(
         self,
@@ -88,6 +96,9 @@ class Window:
         self._queue: asyncio.Queue[WindowRequest | None] = asyncio.Queue()
         self._in_flight: dict[int, WindowRequest] = {}
         self._tags = itertools.count(1)
+        self._limit = self.size
+        self._suspects = 0
+        self._has_room = asyncio.Event()
         self._deaths_without_answer = 0
         self._pump_task: asyncio.Task[None] | None = None
 
@@ -124,6 +135,8 @@ class Window:
         try:
             while not await self._stream_until_lost():
                 await self._engine.stop()
+                pause = math.ldexp(0.05, self._deaths_without_answer)
+                await asyncio.sleep(min(pause, _LONGEST_RESTART_PAUSE_SECONDS))
                 await self._engine.start(self._on_restart)
         except EngineError:
             # Submitters wait for slots that nobody would free.
@@ -147,15 +160,25 @@ class Window:
         return True
 
     async def _feed(self) -> AsyncIterator[EngineRequest]:
-        while (request := await self._queue.get()) is not None:
+        # Room first: a request that is taken from the queue must be in flight at once, where a
+        # death finds it.
+        while (request := await self._next_request()) is not None:
             tag = next(self._tags)
             self._in_flight[tag] = request
             request.request_id = new_request_id()
             yield EngineRequest(tag, request.url, request.body, request.request_id)
 
+    async def _next_request(self) -> WindowRequest | None:
+        while len(self._in_flight) >= self._limit:
+            self._has_room.clear()
+            await self._has_room.wait()
+        return await self._queue.get()
+
     def _settle(self, answer: EngineAnswer) -> None:
         request = self._in_flight.pop(answer.tag)
+        self._has_room.set()
         self._deaths_without_answer = 0
+        self._clear(request)
         request.attempts += 1
         if _is_retriable(answer) and request.attempts < self._retry.attempts:
             # The slot stays taken: an engine that asks for a pause gets fewer requests.
@@ -165,19 +188,35 @@ class Window:
         self._finish(request, _result(request, answer))
 
     def _take_back(self) -> None:
-        """The engine died: what was in flight goes in front of the queue, or out on strikes."""
+        """The engine died: what was in flight goes in front of the queue, in smaller company."""
         suspects = list(self._in_flight.values())
         self._in_flight.clear()
+        self._has_room.set()
         waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         for request in suspects:
-            request.strikes += 1
-            if request.strikes < _STRIKES:
-                self._queue.put_nowait(request)
-            else:
+            request.strikes += len(suspects) == 1
+            if request.strikes >= _STRIKES:
+                self._clear(request)
                 crashed = unanswered(request.custom_id, NoAnswerCode.ENGINE_CRASH)
                 self._finish(request, crashed)
+                continue
+            self._suspects += not request.is_suspect
+            request.is_suspect = True
+            self._queue.put_nowait(request)
         for request_or_end in waiting:
             self._queue.put_nowait(request_or_end)
+        if self._suspects:
+            self._limit = max(1, min(self._limit, len(suspects)) // _NARROWING)
+
+    def _clear(self, request: WindowRequest) -> None:
+        """The request is suspect no more; after the last one the window is whole again."""
+        if not request.is_suspect:
+            return
+        request.is_suspect = False
+        self._suspects -= 1
+        if self._suspects == 0:
+            self._limit = self.size
+            self._has_room.set()
 
     def _finish(self, request: WindowRequest, result: ResultLine) -> None:
         self._slots.release()

@@ -1,0 +1,120 @@
+"""A whole batch without Prefect: real SQLite, a real folder, the stub engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.engine.stub import StubEngine
+from batchyard.errors import BatchyardError
+from batchyard.settings import read_settings
+from batchyard.steps.collect import collect_results
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.fetch import fetch_input
+from batchyard.steps.prepare import prepare_batch
+from batchyard.steps.publish import fail_batch, publish_results
+from batchyard.steps.run import run_chunks
+from batchyard.steps.services import Services, open_services
+from batchyard.storage.bucket import S3Credentials
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from batchyard.store import BatchRecord
+
+CHAT = "/v1/chat/completions"
+
+
+def chat_line(custom_id: str, text: str = "hello", **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": CHAT,
+        "body": {"model": "stub-model", "messages": messages, "max_tokens": 4} | body,
+    }
+
+
+@dataclass
+class Yard:
+    """Services and a folder; ``run`` takes a batch from its input to its end."""
+
+    services: Services
+    folder: Path
+    engine: StubEngine
+    undelivered: tuple[str, ...] = field(default=())
+
+    def use(self, engine: StubEngine) -> None:
+        self.engine = engine
+
+        async def engine_for(_: str) -> StubEngine:
+            return engine
+
+        self.services = replace(self.services, engine_for=engine_for)
+
+    def set(self, **settings: Any) -> None:
+        changed = self.services.settings.model_copy(update=settings)
+        self.services = replace(self.services, settings=changed)
+
+    def write_input(self, lines: list[dict[str, Any]], name: str = "in.jsonl") -> Path:
+        path = self.folder / name
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    async def create(self, lines: list[dict[str, Any]], **request: Any) -> str:
+        request.setdefault("input", str(self.write_input(lines)))
+        return await create_batch(self.services, BatchRequest(**request))
+
+    async def prepared(self, lines: list[dict[str, Any]], **request: Any) -> str:
+        batch_id = await self.create(lines, **request)
+        await fetch_input(self.services, batch_id)
+        await prepare_batch(self.services, batch_id)
+        return batch_id
+
+    async def finish(self, batch_id: str) -> BatchRecord:
+        """What the process-batch flow does, in its order."""
+        try:
+            await fetch_input(self.services, batch_id)
+            await prepare_batch(self.services, batch_id)
+            batch = await self.services.store.batches.get(batch_id)
+            if batch.status == "in_progress":
+                await run_chunks(self.services, "stub-model", batch_id=batch_id)
+            collected = await collect_results(self.services, batch_id)
+            published = await publish_results(self.services, batch_id, collected)
+        except BatchyardError as error:
+            return await fail_batch(self.services, batch_id, error)
+        self.undelivered = published.undelivered
+        return published.batch
+
+    async def run(self, lines: list[dict[str, Any]], **request: Any) -> BatchRecord:
+        return await self.finish(await self.create(lines, **request))
+
+    async def results(self, file_id: str | None) -> list[dict[str, Any]]:
+        if file_id is None:
+            return []
+        data = b"".join([part async for part in self.services.storage.get(f"files/{file_id}")])
+        assert data.endswith(b"\n")
+        return [json.loads(line) for line in data.splitlines()]
+
+
+@pytest.fixture
+async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
+    engine = StubEngine(max_num_seqs=8)
+
+    async def engine_for(_: str) -> StubEngine:
+        return engine
+
+    async def s3_credentials() -> S3Credentials:
+        return S3Credentials()
+
+    settings = read_settings(
+        home=tmp_path / "home", chunk_requests=10, flush_seconds=0.05, retry_pause_seconds=0.01
+    )
+    async with open_services(
+        settings, engine_for=engine_for, s3_credentials=s3_credentials
+    ) as services:
+        yield Yard(services, tmp_path, engine)
