@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from batchyard.steps.services import Services
-    from batchyard.store.batch_rows import BatchRecord
+    from batchyard.store import BatchRecord
 
 _PROGRESS_SECONDS = 3.0
 

@@ -136,12 +136,17 @@ def run(
     async def engine_for(_: str) -> Engine:
         return make_engine(settings, models[0], model, engine_options, engine_url)
 
-    for name, value in _QUIET_PREFECT.items():
-        os.environ.setdefault(name, value)
+    quiet_prefect()
     try:
         sys.exit(asyncio.run(_run(settings, engine_for, request, resume)))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def quiet_prefect() -> None:
+    """Keep Prefect's own log off the terminal; to be called before Prefect is imported."""
+    for name, value in _QUIET_PREFECT.items():
+        os.environ.setdefault(name, value)
 
 
 def served_names(model: str, engine_options: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.engine.base import Engine
-    from batchyard.storage.s3 import S3Credentials
+    from batchyard.storage.bucket import S3Credentials
 
 
 B = TypeVar("B", VllmEngineBlock, RemoteEngineBlock, S3CredentialsBlock)

@@ -16,6 +16,6 @@ RUNNER: ContextVar[Runner] = ContextVar("runner")
 
 @step("run-chunk", run_name="chunk {index} of {batch_id}")
 async def run_chunk(batch_id: str, index: int) -> int:
-    """The requests that the chunk had; each has its durable result line."""
+    """The requests that have their durable result line now; 0 when another runner took over."""
     tally = await RUNNER.get().run(batch_id, index)
-    return tally.answered
+    return tally.answered if tally is not None else 0

@@ -37,7 +37,8 @@ class ProgressDisplay:
     Its instances are what services take as ``on_progress``.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, *, title: str = "", console: Console | None = None) -> None:
+        self._title = title
         self._console = console or Console(stderr=True, highlight=False)
         self._bars = Progress(
             SpinnerColumn(finished_text="✓"),
@@ -56,6 +57,8 @@ class ProgressDisplay:
         self._said = ""
 
     def __enter__(self) -> Self:
+        if self._title:
+            self._console.print(f"\n{self._title}", style="bold", markup=False)
         self._bars.start()
         return self
 

@@ -10,7 +10,7 @@ from batchyard.storage.location import parse_location
 
 if TYPE_CHECKING:
     from batchyard.steps.services import Services
-    from batchyard.store.batch_rows import BatchRecord
+    from batchyard.store import BatchRecord
 
 _ERRORS_SHOWN = 20
 

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from batchyard.errors import LeaseLost
 from batchyard.lines import parse_envelope
 from batchyard.plan import RECORD, read_records
 from batchyard.results import Outcome
@@ -70,6 +71,11 @@ class ChunkRun:
     _unflushed_bytes: int = 0
     _sequence: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def lose(self) -> None:
+        """The lease is not ours any more: :meth:`run` ends with ``LeaseLost``."""
+        self._is_lost.set()
 
     async def run(self) -> ChunkTally:
         """Return when every request of the chunk has its durable result line.
@@ -81,11 +87,15 @@ class ChunkRun:
             finished = await self._finished_before()
             async with asyncio.TaskGroup() as group:
                 flusher = group.create_task(self._flush_regularly())
-                watch = group.create_task(self._fail_with_the_window())
+                watches = [
+                    group.create_task(self._fail_with_the_window()),
+                    group.create_task(self._fail_with_the_lease()),
+                ]
                 await self._admit(skip=finished)
                 self.on_admitted()
                 await flusher
-                watch.cancel()
+                for watch in watches:
+                    watch.cancel()
         except ExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
         await self.services.store.chunks.complete(
@@ -175,6 +185,10 @@ class ChunkRun:
     async def _fail_with_the_window(self) -> None:
         await self.window.ended()
         self.window.check()
+
+    async def _fail_with_the_lease(self) -> None:
+        await self._is_lost.wait()
+        raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
 
 
 def _read_envelopes(descriptor: int, records: Any) -> list[tuple[Any, Envelope]]:

@@ -61,6 +61,7 @@ class Runner:
         self._engine: Engine
         self._window: Window
         self._held: dict[tuple[str, int], ChunkLease] = {}
+        self._running: dict[tuple[str, int], ChunkRun] = {}
         self._inputs: dict[str, asyncio.Task[Path]] = {}
         # Held by the one chunk that is being admitted: chunks enter the window in their order,
         # and none is leased before there is room for its first request.
@@ -113,9 +114,11 @@ class Runner:
                 return
             await asyncio.sleep(_CLAIM_PAUSE_SECONDS)
 
-    async def run(self, batch_id: str, index: int) -> ChunkTally:
-        """Run a chunk that :meth:`leases` has handed out, to its last durable line."""
-        lease = self._held[batch_id, index]
+    async def run(self, batch_id: str, index: int) -> ChunkTally | None:
+        """Run a chunk that :meth:`leases` has handed out, to its last durable line.
+
+        None when its lease was lost: the new owner runs what is missing.
+        """
         admitting = True
 
         def admitted() -> None:
@@ -126,15 +129,20 @@ class Runner:
         try:
             chunk = ChunkRun(
                 services=self.services,
-                lease=lease,
+                lease=self._held[batch_id, index],
                 window=self._window,
-                input_path=await self._input_path(lease.batch_id),
-                plan_key=plan_key(lease.batch_id),
+                input_path=await self._input_path(batch_id),
+                plan_key=plan_key(batch_id),
                 on_admitted=admitted,
                 on_answer=self._count_answer,
             )
-            tally = await chunk.run()
+            self._running[batch_id, index] = chunk
+            tally: ChunkTally | None = await chunk.run()
+        except LeaseLost as error:
+            logger.warning("chunk.lost %s", error)
+            tally = None
         finally:
+            self._running.pop((batch_id, index), None)
             if admitting:
                 self._admission.release()
         del self._held[batch_id, index]
@@ -164,7 +172,10 @@ class Runner:
         store, settings = self.services.store, self.services.settings
         while True:
             await asyncio.sleep(settings.lease_seconds / 3)
-            await store.chunks.renew(self._owner, settings.lease_seconds)
+            renewed = set(await store.chunks.renew(self._owner, settings.lease_seconds))
+            for place, lease in self._held.items():
+                if lease.key not in renewed and place in self._running:
+                    self._running[place].lose()
             await store.runners.heartbeat(self._owner)
 
     # -- what chunks need -------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""An engine that outlives its runners: for several batches in one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchyard.errors import EngineLost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable
+
+    from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
+
+
+class WarmEngine:
+    """Wraps an engine: ``start`` starts it where it is cold, ``stop`` leaves it running.
+
+    Whoever made it calls ``close`` at the end. An engine that was lost is started anew.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.model = engine.model
+        self._engine = engine
+        self._is_warm = False
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._engine.max_num_seqs
+
+    async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
+        if not self._is_warm:
+            await self._engine.start(on_progress)
+            self._is_warm = True
+
+    async def stop(self) -> None:
+        """Nothing: the next runner finds it warm."""
+
+    async def close(self) -> None:
+        self._is_warm = False
+        await self._engine.stop()
+
+    async def routes(self) -> frozenset[str]:
+        return await self._engine.routes()
+
+    async def stream(
+        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+    ) -> AsyncIterator[EngineAnswer]:
+        try:
+            async for answer in self._engine.stream(requests, timeout_seconds=timeout_seconds):
+                yield answer
+        except EngineLost:
+            self._is_warm = False
+            raise

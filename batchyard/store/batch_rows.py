@@ -1,0 +1,208 @@
+"""The rows of ``batches``: their table, what one is made from, what clients see of it.
+
+Changing them is in ``batches``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import BigInteger, Index
+from sqlmodel import Field
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.store.columns import USAGE_COLUMNS, JsonText, Row, UsageColumns, usage_from
+from batchyard.store.sealed import Sealed
+from batchyard.wire import (
+    Batch,
+    BatchError,
+    BatchErrors,
+    BatchUsage,
+    RequestCounts,
+    new_batch_id,
+    new_file_id,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy import RowMapping
+
+COMPLETION_WINDOW_SECONDS = 86_400
+
+
+class BatchOptions(msgspec.Struct, frozen=True):
+    """What a batch may contain beyond OpenAI's rules."""
+
+    mixed_endpoints: bool = False
+    mixed_models: bool = False
+    models: tuple[str, ...] = ()
+    """The only names that lines may carry; empty: any."""
+
+
+class BatchRow(Row, UsageColumns, table=True):
+    """One row for each batch, for ever. Counts and usage are final, and zero until the end."""
+
+    __tablename__ = "batches"
+    __table_args__ = (Index(None, "status", "expires_at"),)
+
+    id: str = Field(primary_key=True)
+    tenant: str
+    status: str
+    endpoint: str
+    model: str | None
+    input_file_id: str
+    output_file_id: str | None
+    error_file_id: str | None
+    completion_window: str
+    created_at: int = Field(sa_type=BigInteger)
+    expires_at: int = Field(sa_type=BigInteger)
+    in_progress_at: int | None = Field(sa_type=BigInteger)
+    finalizing_at: int | None = Field(sa_type=BigInteger)
+    completed_at: int | None = Field(sa_type=BigInteger)
+    failed_at: int | None = Field(sa_type=BigInteger)
+    expired_at: int | None = Field(sa_type=BigInteger)
+    cancelling_at: int | None = Field(sa_type=BigInteger)
+    cancelled_at: int | None = Field(sa_type=BigInteger)
+    total: int = Field(default=0, sa_type=BigInteger)
+    completed: int = Field(default=0, sa_type=BigInteger)
+    failed: int = Field(default=0, sa_type=BigInteger)
+    # SQLModel has an attribute `metadata` of its own.
+    client_metadata: dict[str, str] | None = Field(
+        sa_type=JsonText(dict[str, str]), sa_column_kwargs={"name": "metadata"}
+    )
+    errors: tuple[BatchError, ...] | None = Field(sa_type=JsonText(tuple[BatchError, ...]))
+    options: BatchOptions = Field(sa_type=JsonText(BatchOptions))
+    order_policy: str | None
+    plan_key: str | None
+    flow_run_id: str | None
+    priority: int = 0
+    input_location: str | None = Field(sa_type=Sealed)
+    output_location: str | None = Field(sa_type=Sealed)
+    error_location: str | None = Field(sa_type=Sealed)
+
+
+BATCHES = BatchRow.metadata.tables["batches"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLocations:
+    """The user's own path, URL or S3 location of each file. Secrets, so ``repr`` is silent."""
+
+    input: str | None = field(default=None, repr=False)
+    output: str | None = field(default=None, repr=False)
+    error: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBatch:
+    """A batch to be. ``completion_window`` is echoed, ``window_seconds`` is what it means.
+
+    ``input_file_id`` may be that of a file which does not exist: yet, for one that is still
+    to be fetched from ``locations.input``.
+    """
+
+    endpoint: str
+    completion_window: str = "24h"
+    window_seconds: int = COMPLETION_WINDOW_SECONDS
+    input_file_id: str = field(default_factory=new_file_id)
+    metadata: dict[str, str] | None = None
+    options: BatchOptions = field(default_factory=BatchOptions)
+    locations: BatchLocations = field(default_factory=BatchLocations)
+    order_policy: str | None = None
+    priority: int = 0
+    """Higher goes first, among batches with the same deadline."""
+    tenant: str = "default"
+    id: str = field(default_factory=new_batch_id)
+
+    def columns(self) -> dict[str, Any]:
+        """What it gives to its row; the times are the database's to add."""
+        return {
+            "id": self.id,
+            "tenant": self.tenant,
+            "endpoint": self.endpoint,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "metadata": self.metadata,
+            "options": self.options,
+            "order_policy": self.order_policy,
+            "priority": self.priority,
+            "input_location": self.locations.input,
+            "output_location": self.locations.output,
+            "error_location": self.locations.error,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """A batch as the database has it, less its locations. Times are whole Unix seconds.
+
+    ``counts`` are live until the end; ``usage`` is zero until the end.
+    """
+
+    id: str
+    tenant: str
+    status: BatchStatus
+    endpoint: str
+    model: str | None
+    input_file_id: str
+    output_file_id: str | None
+    error_file_id: str | None
+    completion_window: str
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+    errors: tuple[BatchError, ...] | None
+    options: BatchOptions
+    order_policy: str | None
+    plan_key: str | None
+    flow_run_id: str | None
+    priority: int
+
+    @classmethod
+    def from_row(cls, row: RowMapping) -> BatchRecord:
+        """``row``: every column but the locations."""
+        columns = dict(row)
+        usage = usage_from({name: columns.pop(name) for name in USAGE_COLUMNS})
+        counts = RequestCounts(*(columns.pop(name) for name in ("total", "completed", "failed")))
+        status = BatchStatus(columns.pop("status"))
+        return cls(status=status, counts=counts, usage=usage, **columns)
+
+    def counting(self, *, completed: int, failed: int) -> BatchRecord:
+        """The same batch with these live counts."""
+        return replace(self, counts=RequestCounts(self.counts.total, completed, failed))
+
+    def to_wire(self) -> Batch:
+        """The Batch object that clients see."""
+        return Batch(
+            id=self.id,
+            endpoint=self.endpoint,
+            model=self.model,
+            errors=None if self.errors is None else BatchErrors(self.errors),
+            input_file_id=self.input_file_id,
+            completion_window=self.completion_window,
+            status=self.status,
+            output_file_id=self.output_file_id,
+            error_file_id=self.error_file_id,
+            created_at=self.created_at,
+            in_progress_at=self.in_progress_at,
+            expires_at=self.expires_at,
+            finalizing_at=self.finalizing_at,
+            completed_at=self.completed_at,
+            failed_at=self.failed_at,
+            expired_at=self.expired_at,
+            cancelling_at=self.cancelling_at,
+            cancelled_at=self.cancelled_at,
+            request_counts=self.counts,
+            usage=self.usage,
+            metadata=self.metadata,
+        )

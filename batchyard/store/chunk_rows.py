@@ -1,0 +1,171 @@
+"""The rows of ``chunks``: their table, their values, and a batch's own business with them.
+
+Leasing them is in ``chunks``. No result and no request is kept here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Double,
+    Index,
+    and_,
+    case,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+)
+from sqlmodel import Field
+
+from batchyard.store.clock import clock
+from batchyard.store.columns import USAGE_COLUMNS, Row, UsageColumns, usage_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.wire import BatchUsage
+
+
+class ChunkStatus(StrEnum):
+    """Each status of a chunk: how it gets in and how it gets out."""
+
+    PENDING = "pending"
+    """In: planned, or given back. Out: claimed."""
+    LEASED = "leased"
+    """In: claimed. Out: done, given back, or claimed again once the lease has run out."""
+    DONE = "done"
+    """In: every request has its answer. Terminal."""
+
+
+class ChunkRow(Row, UsageColumns, table=True):
+    """One row for each chunk of a planned batch. ``epoch`` counts its claims."""
+
+    __tablename__ = "chunks"
+
+    batch_id: str = Field(primary_key=True, foreign_key="batches.id", ondelete="CASCADE")
+    index: int = Field(primary_key=True)
+    model: str
+    deadline: int = Field(sa_type=BigInteger)
+    first_record: int = Field(sa_type=BigInteger)
+    request_count: int = Field(sa_type=BigInteger)
+    token_estimate: int = Field(sa_type=BigInteger)
+    status: str
+    epoch: int = 0
+    owner: str | None
+    lease_expires_at: float | None = Field(sa_type=Double)
+    completed: int = Field(default=0, sa_type=BigInteger)
+    failed: int = Field(default=0, sa_type=BigInteger)
+
+
+CHUNKS = ChunkRow.metadata.tables["chunks"]
+
+# Literals and no parameters: an index over some of the rows serves only a query that repeats
+# the index's own condition.
+IS_OPEN: ColumnElement[bool] = CHUNKS.c.status != literal_column("'done'")
+IS_LEASED: ColumnElement[bool] = CHUNKS.c.status == literal_column("'leased'")
+
+Index(
+    "ix_chunks_open",
+    CHUNKS.c.model,
+    CHUNKS.c.batch_id,
+    CHUNKS.c.index,
+    sqlite_where=IS_OPEN,
+    postgresql_where=IS_OPEN,
+)
+Index("ix_chunks_leased", CHUNKS.c.owner, sqlite_where=IS_LEASED, postgresql_where=IS_LEASED)
+
+
+def is_free() -> ColumnElement[bool]:
+    """Nobody works on the chunk: it is pending, or its lease has run out."""
+    is_pending = CHUNKS.c.status == ChunkStatus.PENDING
+    return and_(IS_OPEN, or_(is_pending, CHUNKS.c.lease_expires_at <= clock()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChunk:
+    """A chunk to be: ``request_count`` records of the plan, from ``first_record`` on."""
+
+    model: str
+    first_record: int
+    request_count: int
+    token_estimate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRecord:
+    """A chunk as the database has it. Times are Unix seconds by the database's clock."""
+
+    batch_id: str
+    index: int
+    model: str
+    deadline: int
+    first_record: int
+    request_count: int
+    token_estimate: int
+    status: ChunkStatus
+    epoch: int
+    owner: str | None
+    """While leased: who holds it. When done: who did it."""
+    lease_expires_at: float | None
+    completed: int
+    failed: int
+    usage: BatchUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSummary:
+    """How many of a batch's chunks are in which state, and its requests and tokens so far.
+
+    ``leased`` counts leases that still run: a chunk whose owner has gone counts as ``pending``.
+    """
+
+    pending: int
+    leased: int
+    done: int
+    completed: int
+    failed: int
+    usage: BatchUsage
+
+
+async def insert_chunks(
+    connection: AsyncConnection, batch_id: str, deadline: int, chunks: Sequence[NewChunk]
+) -> None:
+    """Plan ``chunks``, numbered from 0 in their order."""
+    common = {"batch_id": batch_id, "deadline": deadline, "status": ChunkStatus.PENDING}
+    rows = [{"index": index, **common, **asdict(chunk)} for index, chunk in enumerate(chunks)]
+    if rows:
+        await connection.execute(insert(CHUNKS), rows)
+
+
+async def summarise(connection: AsyncConnection, batch_id: str) -> ChunkSummary:
+    """All zeros for a batch that has no chunks."""
+    states = {
+        "pending": is_free(),
+        "leased": and_(IS_LEASED, CHUNKS.c.lease_expires_at > clock()),
+        "done": CHUNKS.c.status == ChunkStatus.DONE,
+    }
+    summed: dict[str, ColumnElement[int]] = {
+        name: case((state, 1), else_=0) for name, state in states.items()
+    }
+    summed |= {name: CHUNKS.c[name] for name in ("completed", "failed", *USAGE_COLUMNS)}
+    sums = [func.coalesce(func.sum(value), 0).label(name) for name, value in summed.items()]
+    result = await connection.execute(select(*sums).where(CHUNKS.c.batch_id == batch_id))
+    # PostgreSQL adds 64-bit integers up to a Decimal.
+    row = {name: int(value) for name, value in result.mappings().one().items()}
+    return ChunkSummary(
+        pending=row["pending"],
+        leased=row["leased"],
+        done=row["done"],
+        completed=row["completed"],
+        failed=row["failed"],
+        usage=usage_from(row),
+    )

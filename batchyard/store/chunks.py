@@ -1,0 +1,281 @@
+"""Leasing chunks: who runs which piece of which batch, until when.
+
+A lease is an owner, an end by the database's clock, and an epoch that every claim raises.
+Each write of an owner names its epoch, so that one who slept through its lease is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, select, update
+
+from batchyard.errors import LeaseLost
+from batchyard.lifecycle import BatchStatus
+from batchyard.store.batch_rows import BATCHES
+from batchyard.store.chunk_rows import (
+    CHUNKS,
+    IS_LEASED,
+    ChunkRecord,
+    ChunkStatus,
+    ChunkSummary,
+    is_free,
+    summarise,
+)
+from batchyard.store.clock import clock
+from batchyard.store.columns import USAGE_COLUMNS, usage_from, usage_values
+
+if TYPE_CHECKING:
+    from sqlalchemy import RowMapping, Select
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+    from batchyard.wire import BatchUsage
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LeaseKey:
+    """Which claim of which chunk."""
+
+    batch_id: str
+    index: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLease:
+    """The right to run one chunk for as long as it is renewed. ``deadline``: Unix seconds."""
+
+    batch_id: str
+    index: int
+    epoch: int
+    owner: str
+    model: str
+    deadline: int
+    first_record: int
+    request_count: int
+    token_estimate: int
+
+    @property
+    def key(self) -> LeaseKey:
+        """What :meth:`Chunks.renew` calls this lease."""
+        return LeaseKey(self.batch_id, self.index, self.epoch)
+
+
+class Chunks:
+    """The only writer of ``chunks``, once ``batches.begin`` has planned them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim(
+        self,
+        *,
+        model: str,
+        owner: str,
+        lease_seconds: float,
+        batch_id: str | None = None,
+        limit: int = 1,
+    ) -> list[ChunkLease]:
+        """Lease up to ``limit`` chunks of ``model``, of one batch or of whichever is due first.
+
+        Batches go by deadline, then priority, then age; their chunks by number. An empty list:
+        nothing is free.
+        """
+
+        async def work(connection: AsyncConnection) -> list[ChunkLease]:
+            leases: list[ChunkLease] = []
+            candidates = await connection.execute(batches_with_free_chunks(model, batch_id))
+            for candidate in candidates.scalars().all():
+                free = free_chunks(candidate, model, limit - len(leases))
+                leases += await _lease(connection, candidate, free, owner, lease_seconds)
+                if len(leases) == limit:
+                    break
+            return leases
+
+        return await self._database.write(work)
+
+    async def renew(self, owner: str, lease_seconds: float) -> list[LeaseKey]:
+        """Extend every lease of ``owner`` that is still wanted, and say which those are.
+
+        A lease that is missing from the answer is to be dropped: somebody else has the chunk,
+        or its batch is no longer in progress (cancelled, overdue, failed). What a dropped lease
+        has finished may still be recorded until somebody else claims the chunk.
+        """
+        in_progress = select(BATCHES.c.id).where(
+            BATCHES.c.id == CHUNKS.c.batch_id, BATCHES.c.status == BatchStatus.IN_PROGRESS
+        )
+        statement = (
+            update(CHUNKS)
+            .where(CHUNKS.c.owner == owner, IS_LEASED, in_progress.exists())
+            .values(lease_expires_at=clock() + lease_seconds)
+            .returning(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch)
+        )
+
+        async def work(connection: AsyncConnection) -> list[LeaseKey]:
+            return sorted(LeaseKey(*row) for row in await connection.execute(statement))
+
+        return await self._database.write(work)
+
+    async def record_progress(
+        self, lease: ChunkLease, *, completed: int, failed: int, usage: BatchUsage
+    ) -> None:
+        """Record the requests and tokens of the whole chunk so far, earlier epochs included.
+
+        Raises :class:`~batchyard.errors.LeaseLost`.
+        """
+        progress = {"completed": completed, "failed": failed, **usage_values(usage)}
+        await self._update_leased(lease, progress)
+
+    async def complete(
+        self, lease: ChunkLease, *, completed: int, failed: int, usage: BatchUsage
+    ) -> None:
+        """Record the chunk as done, with its final figures; to say it again changes nothing.
+
+        Raises :class:`~batchyard.errors.LeaseLost`.
+        """
+        final = {"completed": completed, "failed": failed, **usage_values(usage)}
+        await self._update_leased(
+            lease,
+            {"status": ChunkStatus.DONE, "lease_expires_at": None, **final},
+            unless_already=ChunkStatus.DONE,
+        )
+
+    async def release(self, lease: ChunkLease) -> None:
+        """Give the chunk back, with its progress. Raises :class:`~batchyard.errors.LeaseLost`."""
+        await self._update_leased(
+            lease, {"status": ChunkStatus.PENDING, "owner": None, "lease_expires_at": None}
+        )
+
+    async def summary(self, batch_id: str) -> ChunkSummary:
+        """The batch's chunks by state; all zeros for a batch that has none."""
+
+        async def work(connection: AsyncConnection) -> ChunkSummary:
+            return await summarise(connection, batch_id)
+
+        return await self._database.read(work)
+
+    async def of_batch(self, batch_id: str) -> list[ChunkRecord]:
+        """The batch's chunks in their order."""
+        statement = select(CHUNKS).where(CHUNKS.c.batch_id == batch_id).order_by(CHUNKS.c.index)
+
+        async def work(connection: AsyncConnection) -> list[ChunkRecord]:
+            return [_record(row) for row in (await connection.execute(statement)).mappings()]
+
+        return await self._database.read(work)
+
+    async def open_models(self) -> list[str]:
+        """The models that have free chunks, sorted."""
+        statement = _free_in_progress(select(CHUNKS.c.model).distinct())
+
+        async def work(connection: AsyncConnection) -> list[str]:
+            return sorted((await connection.execute(statement)).scalars())
+
+        return await self._database.read(work)
+
+    async def pending_count(self, model: str) -> int:
+        """How many chunks of ``model`` are free."""
+        statement = _free_in_progress(
+            select(func.count()).select_from(CHUNKS).where(CHUNKS.c.model == model)
+        )
+
+        async def work(connection: AsyncConnection) -> int:
+            return int((await connection.execute(statement)).scalar_one())
+
+        return await self._database.read(work)
+
+    async def _update_leased(
+        self,
+        lease: ChunkLease,
+        values: dict[str, Any],
+        *,
+        unless_already: ChunkStatus | None = None,
+    ) -> None:
+        is_same_claim = (
+            CHUNKS.c.batch_id == lease.batch_id,
+            CHUNKS.c.index == lease.index,
+            CHUNKS.c.epoch == lease.epoch,
+            CHUNKS.c.owner == lease.owner,
+        )
+
+        async def work(connection: AsyncConnection) -> None:
+            updated = await connection.execute(
+                update(CHUNKS).where(*is_same_claim, IS_LEASED).values(**values)
+            )
+            if updated.rowcount == 1:
+                return
+            found = await connection.execute(select(CHUNKS.c.status).where(*is_same_claim))
+            status = found.scalar_one_or_none()
+            if status is None or status != unless_already:
+                raise LeaseLost(
+                    f"Epoch {lease.epoch} no longer holds chunk {lease.index} of "
+                    f"{lease.batch_id}; drop what is left of it."
+                )
+
+        await self._database.write(work)
+
+
+def _free_in_progress(statement: Select[Any]) -> Select[Any]:
+    return statement.join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id).where(
+        BATCHES.c.status == BatchStatus.IN_PROGRESS, is_free()
+    )
+
+
+def batches_with_free_chunks(model: str, batch_id: str | None) -> Select[Any]:
+    free = select(CHUNKS.c.index).where(
+        CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, is_free()
+    )
+    statement = select(BATCHES.c.id).where(
+        BATCHES.c.status == BatchStatus.IN_PROGRESS, free.exists()
+    )
+    if batch_id is not None:
+        statement = statement.where(BATCHES.c.id == batch_id)
+    return statement.order_by(
+        BATCHES.c.expires_at, BATCHES.c.priority.desc(), BATCHES.c.created_at, BATCHES.c.id
+    )
+
+
+def free_chunks(batch_id: str, model: str, limit: int) -> Select[Any]:
+    """Chunks to lease. On PostgreSQL two claimers never wait for each other's rows."""
+    return (
+        select(CHUNKS.c.index)
+        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, is_free())
+        .order_by(CHUNKS.c.index)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+
+
+async def _lease(
+    connection: AsyncConnection,
+    batch_id: str,
+    free: Select[Any],
+    owner: str,
+    lease_seconds: float,
+) -> list[ChunkLease]:
+    # As a CTE the locking select runs once; as a sub-select PostgreSQL may run it again and
+    # lease more than its limit.
+    picked = free.cte("picked")
+    leased = await connection.execute(
+        update(CHUNKS)
+        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.index.in_(select(picked.c.index)))
+        .values(
+            status=ChunkStatus.LEASED,
+            epoch=CHUNKS.c.epoch + 1,
+            owner=owner,
+            lease_expires_at=clock() + lease_seconds,
+        )
+        .returning(*(CHUNKS.c[name] for name in ChunkLease.__slots__))
+    )
+    leases = [ChunkLease(**row) for row in leased.mappings()]
+    return sorted(leases, key=lambda lease: lease.index)
+
+
+def _record(row: RowMapping) -> ChunkRecord:
+    fields = dict(row)
+    usage = usage_from(fields)
+    for name in USAGE_COLUMNS:
+        del fields[name]
+    status = ChunkStatus(fields.pop("status"))
+    return ChunkRecord(status=status, usage=usage, **fields)

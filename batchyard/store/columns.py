@@ -1,0 +1,86 @@
+"""What the tables are made of: their base class, the JSON column, the token columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import BigInteger, MetaData, Text
+from sqlalchemy.types import TypeDecorator
+from sqlmodel import Field, SQLModel
+
+from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import Dialect
+
+
+class JsonText(TypeDecorator[Any]):
+    """``shape`` as JSON text, read back as that shape; keys that it does not know are dropped.
+
+    Text and not PostgreSQL's own JSON types: both databases keep every string that a client
+    may send, escaped NULs included.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, shape: Any) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else msgspec.json.encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return None if value is None else msgspec.json.decode(value, type=self.shape)
+
+
+class Row(SQLModel):
+    """The base of our tables, with metadata of its own so that no other SQLModel joins in."""
+
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        }
+    )
+    model_config = {"arbitrary_types_allowed": True}
+
+
+class UsageColumns(SQLModel):
+    """The five token counts of :class:`~batchyard.wire.BatchUsage`, flat."""
+
+    input_tokens: int = Field(default=0, sa_type=BigInteger)
+    cached_tokens: int = Field(default=0, sa_type=BigInteger)
+    output_tokens: int = Field(default=0, sa_type=BigInteger)
+    reasoning_tokens: int = Field(default=0, sa_type=BigInteger)
+    total_tokens: int = Field(default=0, sa_type=BigInteger)
+
+
+USAGE_COLUMNS = tuple(UsageColumns.model_fields)
+
+
+def usage_values(usage: BatchUsage) -> dict[str, int]:
+    """The column values for ``usage``."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "cached_tokens": usage.input_tokens_details.cached_tokens,
+        "output_tokens": usage.output_tokens,
+        "reasoning_tokens": usage.output_tokens_details.reasoning_tokens,
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def usage_from(row: Mapping[str, Any]) -> BatchUsage:
+    """The usage in a row that has the five columns."""
+    return BatchUsage(
+        input_tokens=row["input_tokens"],
+        input_tokens_details=InputTokensDetails(row["cached_tokens"]),
+        output_tokens=row["output_tokens"],
+        output_tokens_details=OutputTokensDetails(row["reasoning_tokens"]),
+        total_tokens=row["total_tokens"],
+    )

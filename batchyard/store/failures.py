@@ -1,0 +1,88 @@
+"""Every exception of SQLAlchemy and the two drivers, as ours. Nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import asyncpg
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    SQLAlchemyError,
+    StatementError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from batchyard.errors import BatchyardError, StoreError, StoreUnavailable, TransitionConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_UNAVAILABLE_SQLITE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
+
+_UNAVAILABLE_SQLSTATES = (
+    "08",  # connection
+    "40001",  # serialization
+    "40P01",  # deadlock
+    "53",  # disk, memory, connections
+    "55P03",  # lock time-out
+    "57",  # shutdown, starting up, statement time-out
+    "25P03",  # idle in transaction for too long, for example a stopped process
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise what happens inside as one of :mod:`batchyard.errors`."""
+    try:
+        yield
+    except (
+        SQLAlchemyError,
+        sqlite3.Error,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        OSError,  # refused, reset, and every TimeoutError
+    ) as error:
+        raise _ours(error) from error
+
+
+def _ours(error: Exception) -> BatchyardError:
+    cause = error.orig if isinstance(error, StatementError) and error.orig else error
+    if isinstance(cause, BatchyardError):
+        return cause
+    if isinstance(error, IntegrityError):
+        return TransitionConflict(
+            f"The row is already there, or one that it names is not: {_first_line(cause)}"
+        )
+    if _is_unavailable(error, cause):
+        return StoreUnavailable(
+            f"The database is busy or cannot be reached; try again: {_first_line(cause)}"
+        )
+    return StoreError(f"The database refused: {_first_line(cause)}")
+
+
+def _is_unavailable(error: Exception, cause: BaseException) -> bool:
+    if isinstance(error, PoolTimeout | OSError | asyncpg.InterfaceError):
+        return True
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _UNAVAILABLE_SQLITE
+    sqlstate = getattr(cause, "sqlstate", None)
+    return sqlstate is not None and sqlstate.startswith(_UNAVAILABLE_SQLSTATES)
+
+
+def _first_line(cause: BaseException) -> str:
+    lines = str(cause).splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0]}"

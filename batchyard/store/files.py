@@ -1,0 +1,150 @@
+"""Files: what is known about stored bytes. The bytes themselves are ``storage``'s."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import BigInteger, insert, select, update
+from sqlmodel import Field
+
+from batchyard.errors import RecordNotFound
+from batchyard.store.clock import clock_seconds, read_seconds
+from batchyard.store.columns import Row
+from batchyard.wire import File, FilePurpose, new_file_id
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+
+FILE_LIFETIME_SECONDS: Final = 2_592_000
+"""30 days, as at OpenAI."""
+
+
+class FileRow(Row, table=True):
+    """One row for each file whose bytes are durable; a deleted one stays, marked."""
+
+    __tablename__ = "files"
+
+    id: str = Field(primary_key=True)
+    tenant: str
+    purpose: str
+    filename: str
+    size_bytes: int = Field(sa_type=BigInteger)
+    sha256: str
+    storage_key: str
+    created_at: int = Field(sa_type=BigInteger)
+    expires_at: int | None = Field(sa_type=BigInteger)
+    deleted_at: int | None = Field(sa_type=BigInteger)
+
+
+_FILES = FileRow.metadata.tables["files"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """A file to be recorded. ``sha256`` is lower-case hex; its bytes are already durable."""
+
+    id: str = field(default_factory=new_file_id)
+    tenant: str = "default"
+    purpose: FilePurpose
+    filename: str
+    size_bytes: int
+    sha256: str
+    storage_key: str
+    lifetime_seconds: int | None = FILE_LIFETIME_SECONDS
+    """From its creation to its expiry; ``None``: it is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """A file as the database has it. Times are Unix seconds."""
+
+    id: str
+    tenant: str
+    purpose: str
+    filename: str
+    size_bytes: int
+    sha256: str
+    storage_key: str
+    created_at: int
+    expires_at: int | None
+    deleted_at: int | None
+
+    def to_wire(self) -> File:
+        """The File object that clients see."""
+        return File(
+            id=self.id,
+            purpose=self.purpose,
+            filename=self.filename,
+            bytes=self.size_bytes,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+        )
+
+
+class Files:
+    """The only writer of ``files``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, new: NewFile) -> FileRecord:
+        """Record a file. Raises :class:`~batchyard.errors.TransitionConflict` for a taken id."""
+
+        async def work(connection: AsyncConnection) -> FileRecord:
+            await insert_file(connection, new)
+            return await _load(connection, new.id)
+
+        return await self._database.write(work)
+
+    async def get(self, file_id: str) -> FileRecord:
+        """The file. Raises :class:`~batchyard.errors.RecordNotFound`, for a deleted one too."""
+
+        async def work(connection: AsyncConnection) -> FileRecord:
+            return await _load(connection, file_id)
+
+        return await self._database.read(work)
+
+    async def delete(self, file_id: str) -> FileRecord:
+        """Mark the file deleted and return it, so that the caller can wipe ``storage_key``.
+
+        Raises :class:`~batchyard.errors.RecordNotFound`, for a second time too.
+        """
+
+        async def work(connection: AsyncConnection) -> FileRecord:
+            record = await _load(connection, file_id)
+            marked = await connection.execute(
+                update(_FILES)
+                .where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
+                .values(deleted_at=clock_seconds())
+            )
+            if marked.rowcount == 0:
+                raise _not_found(file_id)
+            return record
+
+        return await self._database.write(work)
+
+
+async def insert_file(connection: AsyncConnection, new: NewFile) -> None:
+    """Record a file within a transaction, perhaps another aggregate's."""
+    values = asdict(new)
+    lifetime_seconds = values.pop("lifetime_seconds")
+    now = await read_seconds(connection)
+    expires_at = None if lifetime_seconds is None else now + lifetime_seconds
+    await connection.execute(insert(_FILES).values(created_at=now, expires_at=expires_at, **values))
+
+
+async def _load(connection: AsyncConnection, file_id: str) -> FileRecord:
+    result = await connection.execute(
+        select(_FILES).where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
+    )
+    row = result.mappings().one_or_none()
+    if row is None:
+        raise _not_found(file_id)
+    return FileRecord(**row)
+
+
+def _not_found(file_id: str) -> RecordNotFound:
+    return RecordNotFound(f"No file found with id '{file_id}'.")

@@ -1,0 +1,94 @@
+"""Bringing the tables up to date, and refusing to run on any other shape of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+from batchyard.errors import StoreError
+from batchyard.store.database import Database
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+_MIGRATION_PATIENCE_SECONDS = 600.0
+_ADVISORY_LOCK = 0x62617463687961  # "batchya": any number, the same in every process
+
+
+async def upgrade(url: str, *, patience_seconds: float) -> None:
+    """Bring the schema up to this version's; many may ask at once, one does it.
+
+    Raises :class:`~batchyard.errors.StoreUnavailable`, and
+    :class:`~batchyard.errors.StoreError` where the database is ahead of this version.
+    """
+    # A database that cannot be reached is told soon; one that is being migrated takes longer.
+    probe = Database(url, patience_seconds=patience_seconds)
+    try:
+        if await probe.read(_is_current):
+            return
+    finally:
+        await probe.close()
+    database = Database(url, patience_seconds=_MIGRATION_PATIENCE_SECONDS, migrates=True)
+    try:
+        await database.write(_upgrade)
+    finally:
+        await database.close()
+
+
+async def check(database: Database) -> None:
+    """Raise :class:`~batchyard.errors.StoreError` unless the schema is this version's."""
+    if not await database.read(_is_current):
+        raise StoreError("The database's tables are older than this version: migrate it first.")
+
+
+async def _is_current(connection: AsyncConnection) -> bool:
+    revision = await connection.run_sync(_revision)
+    ours = _our_revisions()
+    if revision is not None and revision not in ours:
+        raise StoreError(
+            f"The database's tables are newer than this version (revision {revision}): "
+            "run the version that made them, or a later one."
+        )
+    return revision == ours[0]
+
+
+async def _upgrade(connection: AsyncConnection) -> None:
+    # SQLite's write transaction has begun with an exclusive lock; this is PostgreSQL's.
+    # Whoever waited here finds nothing left to do.
+    if connection.dialect.name == "postgresql":
+        await connection.execute(
+            text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK}
+        )
+    else:
+        await connection.execute(text("SELECT 1"))
+    await connection.run_sync(_run_migrations)
+
+
+def _run_migrations(connection: Connection) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+@cache
+def _our_revisions() -> tuple[str, ...]:
+    """Those that this version knows, the latest first."""
+    scripts = ScriptDirectory.from_config(_config())
+    return tuple(script.revision for script in scripts.walk_revisions())
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "batchyard.store:migrations")
+    return config

@@ -1,0 +1,62 @@
+"""The store as one object: opened, given to whoever needs it, closed. No SQL here."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.store.batches import Batches
+from batchyard.store.chunks import Chunks
+from batchyard.store.database import PATIENCE_SECONDS, Database
+from batchyard.store.files import Files
+from batchyard.store.runners import Runners
+from batchyard.store.schema import check, upgrade
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The writers of one open database, one for each aggregate."""
+
+    database: Database
+    files: Files
+    batches: Batches
+    chunks: Chunks
+    runners: Runners
+
+
+@asynccontextmanager
+async def open_store(
+    url: str,
+    *,
+    keys: Sequence[str] = (),
+    migrate: bool = False,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> AsyncIterator[Store]:
+    """The store at ``sqlite:///path`` or ``postgresql://user@host/name``.
+
+    ``keys`` seal locations: the first seals, all open; see :func:`~.sealed.new_sealing_key`.
+    ``migrate`` brings the tables up to date first, however many processes start at once.
+    ``patience_seconds`` is how long one call waits for a busy or absent database before
+    :class:`~batchyard.errors.StoreUnavailable`.
+
+    Raises :class:`~batchyard.errors.SettingsError` for a URL or key that cannot be used, and
+    :class:`~batchyard.errors.StoreError` where the tables are not this version's.
+    """
+    if migrate:
+        await upgrade(url, patience_seconds=patience_seconds)
+    database = Database(url, keys=keys, patience_seconds=patience_seconds)
+    try:
+        await check(database)
+        yield Store(
+            database=database,
+            files=Files(database),
+            batches=Batches(database),
+            chunks=Chunks(database),
+            runners=Runners(database),
+        )
+    finally:
+        await database.close()

@@ -1,0 +1,92 @@
+"""`make demo`: three small batches through the whole product, on real vLLM.
+
+The two-request example of vLLM's run-batch guide, a file that mixes chat, completions and
+responses (one request of which is refused), and embeddings as floats and as base64. Each is a run
+of the process-batch flow, with SQLite, a local folder and a Prefect API that lives as long as
+this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / ".batchyard" / "demo"
+RESULTS = HOME / "results"
+MODELS = ROOT / ".models"
+
+HOME.mkdir(parents=True, exist_ok=True)
+os.environ.setdefault("BATCHYARD_HOME", str(HOME))
+os.environ.setdefault("PREFECT_HOME", str(HOME / "prefect"))
+
+from batchyard.cli.progress import ProgressDisplay  # noqa: E402 - the homes come first
+from batchyard.engine.vllm import VllmEngine  # noqa: E402
+from batchyard.engine.warm import WarmEngine  # noqa: E402
+from batchyard.settings import read_settings  # noqa: E402
+from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
+from batchyard.steps.services import open_services  # noqa: E402
+from flows.run_command import quiet_prefect, run_to_end  # noqa: E402
+from flows.worker import engine_log, engine_python, s3_credentials_from_block  # noqa: E402
+
+CHAT_NAMES = ("meta-llama/Meta-Llama-3-8B-Instruct", "tiny-chat")
+INPUTS = ("two-requests", "mixed", "embeddings")
+
+
+async def main() -> int:
+    settings = read_settings(runners="inline")
+    python = engine_python(settings)
+    chat = WarmEngine(
+        VllmEngine(
+            CHAT_NAMES[0],
+            ["--served-model-name", *CHAT_NAMES, "--max-model-len", "2048"],
+            python=python,
+            weights=str(MODELS / "tiny-chat"),
+            log_path=engine_log(settings, "tiny-chat"),
+        )
+    )
+    embed = WarmEngine(
+        VllmEngine(
+            "tiny-embed",
+            python=python,
+            weights=str(MODELS / "tiny-embed"),
+            log_path=engine_log(settings, "tiny-embed"),
+        )
+    )
+
+    async def engine_for(model: str) -> WarmEngine:
+        return chat if model in CHAT_NAMES else embed
+
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    status = 0
+    try:
+        for name in INPUTS:
+            if name == "embeddings":
+                await chat.close()
+            with ProgressDisplay(title=f"{name}.jsonl") as display:
+                async with open_services(
+                    settings,
+                    engine_for=engine_for,
+                    s3_credentials=s3_credentials_from_block,
+                    on_progress=display,
+                ) as services:
+                    request = BatchRequest(
+                        input=str(ROOT / "examples" / f"{name}.jsonl"),
+                        output=str(RESULTS / f"{name}.jsonl"),
+                        error=str(RESULTS / f"{name}.errors.jsonl"),
+                        metadata={"example": name},
+                    )
+                    status |= await run_to_end(services, await create_batch(services, request))
+    finally:
+        await chat.close()
+        await embed.close()
+    home = os.environ["PREFECT_HOME"]
+    print(f"\nTo see the flow runs: PREFECT_HOME={home} .venv/bin/prefect server start")
+    return status
+
+
+if __name__ == "__main__":
+    quiet_prefect()
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,298 @@
+"""Batches: creating them, and each way into another status."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.errors import IllegalTransition, RecordNotFound, TransitionConflict
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.store import BatchOptions, NewChunk
+from batchyard.wire import BatchError, BatchUsage, RequestCounts, new_batch_id
+from tests.contract.store.samples import (
+    MODEL,
+    USAGE,
+    begin,
+    begun_batch,
+    chunks_of,
+    finish,
+    new_batch,
+    new_file,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from batchyard.store import BatchRecord, Store
+
+S = BatchStatus
+
+
+async def test_a_batch_is_read_back_as_it_was_created(store: Store) -> None:
+    new = new_batch(
+        completion_window="7d",
+        metadata={"naïve": "a\x00b", "empty": ""},
+        options=BatchOptions(mixed_endpoints=True),
+        priority=3,
+        order_policy="prefix",
+    )
+    created = await store.batches.create(new)
+    assert await store.batches.get(new.id) == created
+    assert created.status is S.VALIDATING
+    assert created.metadata == {"naïve": "a\x00b", "empty": ""}
+    assert created.options == BatchOptions(mixed_endpoints=True, mixed_models=False)
+    assert (created.completion_window, created.priority) == ("7d", 3)
+    assert (created.order_policy, created.input_file_id) == ("prefix", new.input_file_id)
+
+
+async def test_a_batch_expires_one_window_after_its_creation(store: Store) -> None:
+    batch = await store.batches.create(new_batch(window_seconds=3600))
+    assert batch.expires_at == batch.created_at + 3600
+    assert abs(batch.created_at - await store.database.now()) < 10
+
+
+async def test_an_id_is_taken_once(store: Store) -> None:
+    new = new_batch()
+    await store.batches.create(new)
+    with pytest.raises(TransitionConflict):
+        await store.batches.create(new)
+
+
+async def test_an_unknown_batch_is_not_found(store: Store) -> None:
+    missing = new_batch_id()
+    for attempt in (
+        store.batches.get(missing),
+        store.batches.locations(missing),
+        store.batches.set_flow_run(missing, "run"),
+        store.batches.advance(missing, S.VALIDATING, S.CANCELLING),
+        store.batches.fail(missing, []),
+        begin(store, missing),
+    ):
+        with pytest.raises(RecordNotFound, match=f"No batch found with id '{missing}'"):
+            await attempt
+
+
+async def test_beginning_sets_the_plan_and_the_chunks(store: Store) -> None:
+    batch = await begun_batch(store, chunks=3)
+    assert (batch.status, batch.model, batch.counts.total) == (S.IN_PROGRESS, MODEL, 30)
+    assert (batch.order_policy, batch.plan_key) == ("prefix", f"plans/{batch.id}")
+    chunks = await store.chunks.of_batch(batch.id)
+    assert [(c.index, c.first_record, c.request_count) for c in chunks] == [
+        (0, 0, 10),
+        (1, 10, 10),
+        (2, 20, 10),
+    ]
+    assert {c.deadline for c in chunks} == {batch.expires_at}
+
+
+async def test_a_plan_of_ten_thousand_chunks_begins_at_once(store: Store) -> None:
+    batch = await begun_batch(store, chunks=10_000)
+    assert (await store.chunks.summary(batch.id)).pending == 10_000
+
+
+async def test_beginning_that_breaks_off_leaves_nothing(store: Store) -> None:
+    class BreaksOff(list[NewChunk]):
+        def __iter__(self) -> Iterator[NewChunk]:
+            yield from chunks_of(2)
+            raise RuntimeError("the process has an accident")
+
+    batch = await store.batches.create(new_batch())
+    with pytest.raises(RuntimeError, match="accident"):
+        await store.batches.begin(
+            batch.id,
+            model=MODEL,
+            total=20,
+            order_policy="prefix",
+            plan_key="p",
+            chunks=BreaksOff(),
+        )
+    assert await store.batches.get(batch.id) == batch
+    assert await store.chunks.of_batch(batch.id) == []
+
+
+async def test_beginning_twice_is_a_conflict_and_keeps_the_first_plan(store: Store) -> None:
+    batch = await begun_batch(store, chunks=2)
+    with pytest.raises(TransitionConflict, match="is in_progress"):
+        await begin(store, batch.id, chunks=5)
+    assert len(await store.chunks.of_batch(batch.id)) == 2
+
+
+async def test_of_many_who_advance_at_once_exactly_one_wins(store: Store) -> None:
+    batch = await begun_batch(store)
+    targets = [S.CANCELLING, S.FINALIZING] * 5
+    results = await asyncio.gather(
+        *(store.batches.advance(batch.id, S.IN_PROGRESS, target) for target in targets),
+        return_exceptions=True,
+    )
+    losers = [result for result in results if isinstance(result, TransitionConflict)]
+    [winner] = [result for result in results if result not in losers]
+    assert len(losers) == 9
+    assert await store.batches.get(batch.id) == winner
+
+
+async def test_advancing_from_a_status_that_has_passed_is_a_conflict(store: Store) -> None:
+    batch = await begun_batch(store)
+    with pytest.raises(TransitionConflict, match="is in_progress"):
+        await store.batches.advance(batch.id, S.VALIDATING, S.CANCELLING)
+
+
+@pytest.mark.parametrize(
+    ("expected", "target"),
+    [
+        (S.CANCELLED, S.CANCELLING),
+        (S.CANCELLING, S.FINALIZING),
+        (S.FINALIZING, S.CANCELLING),
+        (S.VALIDATING, S.FINALIZING),
+        (S.IN_PROGRESS, S.IN_PROGRESS),
+    ],
+)
+async def test_a_move_outside_the_table_is_illegal(
+    store: Store, expected: BatchStatus, target: BatchStatus
+) -> None:
+    batch = await store.batches.create(new_batch())
+    with pytest.raises(IllegalTransition):
+        await store.batches.advance(batch.id, expected, target)
+    assert await store.batches.get(batch.id) == batch
+
+
+@pytest.mark.parametrize(
+    ("expected", "target"),
+    [(S.VALIDATING, S.IN_PROGRESS), (S.VALIDATING, S.FAILED), (S.CANCELLING, S.CANCELLED)],
+)
+async def test_moves_that_carry_more_than_a_status_are_not_advances(
+    store: Store, expected: BatchStatus, target: BatchStatus
+) -> None:
+    with pytest.raises(IllegalTransition, match="by begin, finish or fail"):
+        await store.batches.advance(new_batch_id(), expected, target)
+
+
+async def test_finishing_records_files_counts_and_usage_together(store: Store) -> None:
+    batch = await _finalizing(store, chunks=2)
+    output, error = new_file(storage_key="files/out"), new_file(storage_key="files/err")
+    finished = await finish(
+        store,
+        batch.id,
+        S.COMPLETED,
+        output=output,
+        error=error,
+        counts=RequestCounts(20, 15, 5),
+        usage=USAGE,
+    )
+    assert (finished.status, finished.counts) == (S.COMPLETED, RequestCounts(20, 15, 5))
+    assert (finished.output_file_id, finished.error_file_id) == (output.id, error.id)
+    assert finished.usage == USAGE
+    assert (await store.files.get(output.id)).storage_key == "files/out"
+    assert (await store.files.get(error.id)).storage_key == "files/err"
+
+
+async def test_a_lost_race_to_finish_records_no_file(store: Store) -> None:
+    batch = await _finalizing(store)
+    await finish(store, batch.id, S.EXPIRED)
+    late = new_file()
+    with pytest.raises(TransitionConflict, match="is expired"):
+        await finish(store, batch.id, S.COMPLETED, output=late)
+    with pytest.raises(RecordNotFound):
+        await store.files.get(late.id)
+
+
+async def test_a_batch_that_cannot_record_its_files_is_not_finished(store: Store) -> None:
+    batch = await _finalizing(store)
+    taken = new_file()
+    await store.files.create(taken)
+    with pytest.raises(TransitionConflict):
+        await finish(store, batch.id, S.COMPLETED, output=taken)
+    assert (await store.batches.get(batch.id)).status is S.FINALIZING
+
+
+@pytest.mark.parametrize("target", [S.FAILED, S.FINALIZING, S.VALIDATING])
+async def test_only_three_statuses_are_finishes(store: Store, target: BatchStatus) -> None:
+    batch = await _finalizing(store)
+    with pytest.raises(IllegalTransition):
+        await finish(store, batch.id, target)
+
+
+async def test_a_batch_overdue_while_validating_expires_at_once(store: Store) -> None:
+    batch = await store.batches.create(new_batch())
+    expired = await finish(store, batch.id, S.EXPIRED)
+    assert expired.expired_at is not None
+    assert (expired.output_file_id, expired.error_file_id) == (None, None)
+
+
+async def test_a_refused_input_fails_with_its_errors(store: Store) -> None:
+    batch = await store.batches.create(new_batch())
+    errors = (
+        BatchError("duplicate_custom_id", "…", "custom_id", 2),
+        BatchError("invalid_json_line", "Not JSON."),
+    )
+    failed = await store.batches.fail(batch.id, errors)
+    assert (failed.status, failed.errors) == (S.FAILED, errors)
+    assert failed.counts == RequestCounts(0, 0, 0)
+
+
+async def test_failing_in_progress_keeps_what_was_counted(store: Store) -> None:
+    batch = await begun_batch(store)
+    [lease] = await store.chunks.claim(model=MODEL, owner="a", lease_seconds=60)
+    await store.chunks.record_progress(lease, completed=4, failed=1, usage=USAGE)
+    failed = await store.batches.fail(batch.id, [BatchError("engine_error", "Gone.")])
+    assert (failed.counts, failed.usage) == (RequestCounts(10, 4, 1), USAGE)
+
+
+@pytest.mark.parametrize("end", sorted(TERMINAL))
+async def test_nothing_leaves_a_terminal_status(store: Store, end: BatchStatus) -> None:
+    batch = await _ended(store, end)
+    for attempt in (
+        begin(store, batch.id),
+        store.batches.fail(batch.id, []),
+        finish(store, batch.id, S.COMPLETED),
+        finish(store, batch.id, S.EXPIRED),
+        finish(store, batch.id, S.CANCELLED),
+        store.batches.advance(batch.id, S.IN_PROGRESS, S.CANCELLING),
+        store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING),
+    ):
+        with pytest.raises(TransitionConflict):
+            await attempt
+    assert await store.batches.get(batch.id) == batch
+
+
+async def test_counts_are_live_while_the_batch_runs(store: Store) -> None:
+    batch = await begun_batch(store, chunks=2)
+    first, second = await store.chunks.claim(model=MODEL, owner="a", lease_seconds=60, limit=2)
+    await store.chunks.complete(first, completed=9, failed=1, usage=USAGE)
+    await store.chunks.record_progress(second, completed=3, failed=0, usage=USAGE)
+    running = await store.batches.get(batch.id)
+    assert running.counts == RequestCounts(20, 12, 1)
+    assert running.usage == BatchUsage()
+
+
+async def test_counts_are_fixed_once_the_batch_has_ended(store: Store) -> None:
+    batch = await begun_batch(store)
+    [lease] = await store.chunks.claim(model=MODEL, owner="zombie", lease_seconds=60)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.CANCELLING)
+    ended = await finish(store, batch.id, S.CANCELLED, counts=RequestCounts(10, 2, 0))
+    await store.chunks.complete(lease, completed=10, failed=0, usage=USAGE)
+    assert await store.batches.get(batch.id) == ended
+    assert ended.counts == RequestCounts(10, 2, 0)
+
+
+async def test_the_flow_run_that_works_on_a_batch_is_noted(store: Store) -> None:
+    batch = await store.batches.create(new_batch())
+    await store.batches.set_flow_run(batch.id, "run-1")
+    assert await store.batches.get(batch.id) == replace(batch, flow_run_id="run-1")
+
+
+async def _finalizing(store: Store, chunks: int = 1) -> BatchRecord:
+    batch = await begun_batch(store, chunks=chunks)
+    return await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+
+
+async def _ended(store: Store, end: BatchStatus) -> BatchRecord:
+    if end is S.FAILED:
+        batch = await store.batches.create(new_batch())
+        return await store.batches.fail(batch.id, [BatchError("invalid_request", "No.")])
+    before = S.CANCELLING if end is S.CANCELLED else S.FINALIZING
+    batch = await begun_batch(store)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, before)
+    return await finish(store, batch.id, end)

@@ -1,0 +1,295 @@
+"""Leasing chunks: who gets which, until when, and whose word counts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.errors import LeaseLost
+from batchyard.lifecycle import BatchStatus
+from batchyard.store import ChunkStatus, ChunkSummary, NewChunk, open_store
+from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails
+from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish, new_batch
+
+if TYPE_CHECKING:
+    from batchyard.store import ChunkLease, Store
+
+S = BatchStatus
+NOW_OVER = -1.0
+"""A lease that has run out as it is granted: a test need not wait for it."""
+
+
+async def claim(
+    store: Store, owner: str = "a", *, lease_seconds: float = 60, limit: int = 1
+) -> list[ChunkLease]:
+    return await store.chunks.claim(
+        model=MODEL, owner=owner, lease_seconds=lease_seconds, limit=limit
+    )
+
+
+async def progress(store: Store, lease: ChunkLease, completed: int) -> None:
+    await store.chunks.record_progress(lease, completed=completed, failed=0, usage=USAGE)
+
+
+async def complete(store: Store, lease: ChunkLease) -> None:
+    await store.chunks.complete(lease, completed=9, failed=1, usage=USAGE)
+
+
+async def test_a_claim_says_what_to_run_and_by_when(store: Store) -> None:
+    batch = await begun_batch(store, chunks=2)
+    [_, lease] = await claim(store, limit=5)
+    assert (lease.batch_id, lease.index, lease.epoch) == (batch.id, 1, 1)
+    assert (lease.owner, lease.model, lease.deadline) == ("a", MODEL, batch.expires_at)
+    assert (lease.first_record, lease.request_count, lease.token_estimate) == (10, 10, 70)
+
+
+async def test_nothing_is_claimed_where_nothing_is_free(store: Store) -> None:
+    await begun_batch(store)
+    await claim(store)
+    assert await claim(store, "b") == []
+
+
+async def test_a_claim_takes_no_more_than_its_limit(store: Store) -> None:
+    await begun_batch(store, chunks=3)
+    assert [lease.index for lease in await claim(store, limit=2)] == [0, 1]
+    assert [lease.index for lease in await claim(store, limit=2)] == [2]
+
+
+async def test_a_claim_takes_only_its_own_model(store: Store) -> None:
+    await begun_batch(store, model="llama")
+    assert await claim(store) == []
+
+
+async def test_a_batch_of_two_models_is_shared_between_their_runners(store: Store) -> None:
+    batch = await store.batches.create(new_batch())
+    chunks = [
+        NewChunk(model=model, first_record=n, request_count=1, token_estimate=1)
+        for n, model in enumerate(["llama", MODEL])
+    ]
+    await store.batches.begin(
+        batch.id, model=None, total=2, order_policy="prefix", plan_key="p", chunks=chunks
+    )
+    assert [lease.index for lease in await claim(store, limit=5)] == [1]
+
+
+async def test_the_earliest_deadline_goes_first_then_priority_then_number(store: Store) -> None:
+    late = await begun_batch(store, chunks=1, window_seconds=9000, priority=9)
+    urgent = await begun_batch(store, chunks=2, window_seconds=100)
+    plain = await _with_deadline_of(store, late.expires_at, priority=0)
+    claimed = await claim(store, limit=10)
+    assert [(lease.batch_id, lease.index) for lease in claimed] == [
+        (urgent.id, 0),
+        (urgent.id, 1),
+        (late.id, 0),
+        (plain, 0),
+    ]
+
+
+async def test_one_claim_may_reach_over_several_batches(store: Store) -> None:
+    for _ in range(3):
+        await begun_batch(store, chunks=2)
+    assert len(await claim(store, limit=5)) == 5
+
+
+async def test_a_claim_may_be_for_one_batch_only(store: Store) -> None:
+    await begun_batch(store, window_seconds=10)
+    batch = await begun_batch(store)
+    leases = await store.chunks.claim(
+        model=MODEL, owner="a", lease_seconds=60, batch_id=batch.id, limit=5
+    )
+    assert [lease.batch_id for lease in leases] == [batch.id]
+
+
+@pytest.mark.parametrize("status", [S.CANCELLING, S.FINALIZING])
+async def test_only_a_batch_in_progress_gives_chunks(store: Store, status: BatchStatus) -> None:
+    batch = await begun_batch(store)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, status)
+    assert await claim(store) == []
+    assert await store.chunks.open_models() == []
+
+
+async def test_eight_claimers_at_once_never_get_the_same_chunk(database_url: str) -> None:
+    """Each with connections of its own, as processes have."""
+    async with open_store(database_url) as store:
+        await begun_batch(store, chunks=25)
+        await begun_batch(store, chunks=15)
+        claimed = await asyncio.gather(*(_claim_all(database_url, f"r{n}") for n in range(8)))
+    keys = [(lease.batch_id, lease.index) for leases in claimed for lease in leases]
+    assert len(keys) == 40
+    assert len(set(keys)) == 40
+
+
+async def test_a_lease_that_ran_out_comes_back_with_a_higher_epoch(store: Store) -> None:
+    await begun_batch(store)
+    [first] = await claim(store, "a", lease_seconds=NOW_OVER)
+    [second] = await claim(store, "b")
+    assert (second.index, first.epoch, second.epoch) == (first.index, 1, 2)
+
+
+async def test_a_lease_runs_out_by_itself(store: Store) -> None:
+    await begun_batch(store)
+    await claim(store, "a", lease_seconds=0.15)
+    assert await claim(store, "b") == []
+    await asyncio.sleep(0.2)
+    assert len(await claim(store, "b")) == 1
+
+
+async def test_whoever_slept_through_the_lease_is_refused(store: Store) -> None:
+    batch = await begun_batch(store)
+    [old] = await claim(store, "a", lease_seconds=NOW_OVER)
+    [new] = await claim(store, "b")
+    await progress(store, new, 5)
+    before = await store.chunks.of_batch(batch.id)
+    for attempt in (progress(store, old, 7), complete(store, old), store.chunks.release(old)):
+        with pytest.raises(LeaseLost, match="drop what is left"):
+            await attempt
+    assert await store.chunks.of_batch(batch.id) == before
+
+
+async def test_the_same_owner_is_refused_for_an_earlier_epoch(store: Store) -> None:
+    await begun_batch(store)
+    [old] = await claim(store, "a", lease_seconds=NOW_OVER)
+    await claim(store, "a")
+    with pytest.raises(LeaseLost):
+        await complete(store, old)
+
+
+async def test_work_counts_after_the_lease_ran_out_if_nobody_took_the_chunk(store: Store) -> None:
+    batch = await begun_batch(store)
+    [lease] = await claim(store, lease_seconds=NOW_OVER)
+    await complete(store, lease)
+    assert (await store.chunks.summary(batch.id)).done == 1
+
+
+async def test_completing_twice_is_completing_once(store: Store) -> None:
+    batch = await begun_batch(store)
+    [lease] = await claim(store)
+    await complete(store, lease)
+    once = await store.chunks.of_batch(batch.id)
+    await complete(store, lease)
+    assert await store.chunks.of_batch(batch.id) == once
+    assert (once[0].status, once[0].completed, once[0].failed) == (ChunkStatus.DONE, 9, 1)
+
+
+async def test_a_done_chunk_is_never_claimed_or_changed_again(store: Store) -> None:
+    await begun_batch(store)
+    [lease] = await claim(store)
+    await complete(store, lease)
+    assert await claim(store, "b") == []
+    with pytest.raises(LeaseLost):
+        await progress(store, lease, 1)
+
+
+async def test_a_released_chunk_is_free_at_once_and_keeps_its_progress(store: Store) -> None:
+    batch = await begun_batch(store)
+    [lease] = await claim(store)
+    await progress(store, lease, 4)
+    await store.chunks.release(lease)
+    [again] = await claim(store, "b")
+    assert again.epoch == 2
+    assert (await store.batches.get(batch.id)).counts.completed == 4
+
+
+async def test_renewing_keeps_every_lease_of_the_owner(store: Store) -> None:
+    await begun_batch(store, chunks=3)
+    held = await claim(store, "a", lease_seconds=NOW_OVER, limit=2)
+    assert await store.chunks.renew("a", 60) == sorted(lease.key for lease in held)
+    assert [lease.index for lease in await claim(store, "b", limit=5)] == [2]
+
+
+async def test_renewing_does_not_bring_back_a_lost_lease(store: Store) -> None:
+    await begun_batch(store)
+    await claim(store, "a", lease_seconds=NOW_OVER)
+    [lease] = await claim(store, "b")
+    assert await store.chunks.renew("a", 60) == []
+    assert await store.chunks.renew("b", 60) == [lease.key]
+
+
+async def test_renewing_leaves_out_what_is_done(store: Store) -> None:
+    await begun_batch(store, chunks=2)
+    first, second = await claim(store, limit=2)
+    await complete(store, first)
+    assert await store.chunks.renew("a", 60) == [second.key]
+
+
+async def test_renewing_leaves_out_a_cancelled_batch(store: Store) -> None:
+    """Which is how a runner learns of a cancellation or a deadline."""
+    batch = await begun_batch(store)
+    other = await begun_batch(store)
+    await claim(store, limit=2)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.CANCELLING)
+    assert [key.batch_id for key in await store.chunks.renew("a", 60)] == [other.id]
+
+
+async def test_what_a_cancelled_batch_has_finished_is_still_recorded(store: Store) -> None:
+    batch = await begun_batch(store)
+    [lease] = await claim(store)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.CANCELLING)
+    await progress(store, lease, 4)
+    await store.chunks.release(lease)
+    assert (await store.batches.get(batch.id)).counts.completed == 4
+
+
+async def test_the_summary_adds_up_states_requests_and_tokens(store: Store) -> None:
+    batch = await begun_batch(store, chunks=4)
+    first, second, _ = await claim(store, limit=3)
+    await complete(store, first)
+    await progress(store, second, 4)
+    assert await store.chunks.summary(batch.id) == ChunkSummary(
+        pending=1,
+        leased=2,
+        done=1,
+        completed=13,
+        failed=1,
+        usage=BatchUsage(140, InputTokensDetails(80), 60, OutputTokensDetails(40), 200),
+    )
+
+
+async def test_an_abandoned_chunk_counts_as_pending(store: Store) -> None:
+    batch = await begun_batch(store)
+    await claim(store, lease_seconds=NOW_OVER)
+    summary = await store.chunks.summary(batch.id)
+    assert (summary.pending, summary.leased) == (1, 0)
+
+
+async def test_the_summary_of_a_batch_without_chunks_is_zero(store: Store) -> None:
+    batch = await store.batches.create(new_batch())
+    assert await store.chunks.summary(batch.id) == ChunkSummary(
+        pending=0, leased=0, done=0, completed=0, failed=0, usage=BatchUsage()
+    )
+
+
+async def test_the_models_that_wait_for_a_runner_are_known(store: Store) -> None:
+    await begun_batch(store, chunks=3)
+    await begun_batch(store, chunks=2, model="llama")
+    assert await store.chunks.open_models() == ["llama", MODEL]
+    await claim(store, limit=2)
+    assert await store.chunks.pending_count(MODEL) == 1
+    await claim(store)
+    assert await store.chunks.open_models() == ["llama"]
+
+
+async def test_a_finished_batch_wakes_nobody(store: Store) -> None:
+    batch = await begun_batch(store, chunks=3)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.CANCELLING)
+    await finish(store, batch.id, S.CANCELLED)
+    assert await store.chunks.pending_count(MODEL) == 0
+
+
+async def _with_deadline_of(store: Store, expires_at: int, *, priority: int) -> str:
+    window = expires_at - int(await store.database.now())
+    batch = await begun_batch(store, window_seconds=window, priority=priority)
+    if batch.expires_at != expires_at:  # a second has passed in between
+        await store.batches.fail(batch.id, [])
+        return await _with_deadline_of(store, expires_at, priority=priority)
+    return batch.id
+
+
+async def _claim_all(url: str, owner: str) -> list[ChunkLease]:
+    claimed: list[ChunkLease] = []
+    async with open_store(url) as store:
+        while leases := await claim(store, owner, limit=3):
+            claimed += leases
+    return claimed

@@ -1,0 +1,124 @@
+"""The migrations make the tables that the models describe, from nothing, once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect
+
+from batchyard.errors import StoreError
+from batchyard.store import open_store
+from batchyard.store.columns import Row
+from tests.contract.store.samples import new_batch
+from tests.services.postgres import postgres_for_session
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'batchyard.db'}"
+    cluster = postgres_for_session(request)
+    return cluster.url(asyncio.run(cluster.create_database()))
+
+
+async def test_an_empty_database_becomes_usable(empty_url: str) -> None:
+    async with open_store(empty_url, migrate=True) as store:
+        batch = await store.batches.create(new_batch())
+    async with open_store(empty_url, migrate=True) as store:
+        assert await store.batches.get(batch.id) == batch
+
+
+async def test_the_migrations_equal_the_models(empty_url: str) -> None:
+    def differences(connection: Connection) -> list[object]:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        return compare_metadata(context, Row.metadata)
+
+    assert await _migrated_and(empty_url, differences) == []
+
+
+async def test_partial_indexes_and_names_equal_the_models(empty_url: str) -> None:
+    """What Alembic does not compare."""
+
+    def shape(connection: Connection) -> dict[str, object]:
+        found = inspect(connection)
+        return {
+            table: (
+                sorted(_index(index) for index in found.get_indexes(table)),
+                found.get_pk_constraint(table)["name"],
+                [key["name"] for key in found.get_foreign_keys(table)],
+                [key["options"].get("ondelete") for key in found.get_foreign_keys(table)],
+            )
+            for table in Row.metadata.tables
+        }
+
+    def models(connection: Connection) -> dict[str, object]:
+        Row.metadata.drop_all(connection)
+        Row.metadata.create_all(connection)
+        return shape(connection)
+
+    assert await _migrated_and(empty_url, shape) == await _migrated_and(empty_url, models)
+
+
+async def test_many_who_start_at_once_migrate_once(empty_url: str) -> None:
+    async def start() -> None:
+        async with open_store(empty_url, migrate=True) as store:
+            await store.batches.create(new_batch())
+
+    await asyncio.gather(*(start() for _ in range(6)))
+
+
+def test_processes_that_start_at_once_migrate_once(empty_url: str) -> None:
+    program = (
+        "import asyncio, sys; from batchyard.store import open_store\n"
+        "async def main():\n"
+        "    async with open_store(sys.argv[1], migrate=True): pass\n"
+        "asyncio.run(main())"
+    )
+    root = Path(__file__).parents[2]
+    started = [
+        subprocess.Popen([sys.executable, "-c", program, empty_url], cwd=root) for _ in range(2)
+    ]
+    assert [process.wait(30) for process in started] == [0, 0]
+
+
+async def test_a_database_that_was_not_migrated_is_refused(empty_url: str) -> None:
+    with pytest.raises(StoreError, match="migrate it first"):
+        async with open_store(empty_url):
+            pass
+
+
+@pytest.mark.parametrize("migrate", [True, False])
+async def test_a_database_of_a_later_version_is_refused(empty_url: str, migrate: bool) -> None:
+    def leap(connection: Connection) -> None:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.commit()
+
+    await _migrated_and(empty_url, leap)
+    with pytest.raises(StoreError, match="newer than this version"):
+        async with open_store(empty_url, migrate=migrate):
+            pass
+
+
+async def _migrated_and(url, work):
+    async def run(connection: AsyncConnection):
+        return await connection.run_sync(work)
+
+    async with open_store(url, migrate=True) as store:
+        return await store.database.read(run)
+
+
+def _index(index) -> tuple[object, ...]:
+    options = index.get("dialect_options", {})
+    where = [str(value) for name, value in sorted(options.items()) if name.endswith("_where")]
+    return (index["name"], tuple(index["column_names"]), bool(index["unique"]), *where)
