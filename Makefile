@@ -1,8 +1,70 @@
-PYTHON ?= python3
-.DEFAULT_GOAL := help
+# Every command of the project; `make help` lists them. CI runs the same ones.
+#
+#   PYTHON=python3.12   another interpreter than python3 (3.11 or later)
+#   DEVICE=cpu|cuda     another engine than the one that nvidia-smi suggests
+#   ARGS="-k plan -x"   passed on to pytest
 
-.venv/.dev: requirements/runtime.txt requirements/dev.txt pyproject.toml
-	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/runtime.txt -r requirements/dev.txt
-	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+PYTHON ?= python3
+DEVICE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+# Asked once: `?=` alone would run nvidia-smi for every use below.
+DEVICE := $(DEVICE)
+ifeq (,$(filter cpu cuda,$(DEVICE)))
+$(error DEVICE is cpu or cuda, not "$(DEVICE)")
+endif
+
+# A stamp is written last, and rebuilding an environment deletes it first: what was interrupted
+# has none and is made again. The device is in the name, so that changing it makes a new engine.
+PRODUCT := .venv/.made
+INSTALLED := .venv/.installed
+ENGINE := .venv-engine/.made-$(DEVICE)
+MODELS := .models/.made
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: $(INSTALLED) $(ENGINE) $(MODELS) ## both environments and the tiny models; nothing where they exist
+
+demo: setup ## three small batches through the whole product, on real vLLM
+	@.venv/bin/python examples/demo.py
+
+test: setup ## the tests
+	.venv/bin/pytest -m "not slow" $(ARGS)
+
+test-slow: setup ## the long fault and scale tests
+	.venv/bin/pytest -m slow $(ARGS)
+
+check: setup ## format, lint, types, import contracts, tests: what a change must pass
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/pytest -m "not slow" $(ARGS)
+
+lock: $(INSTALLED) ## resolve every pinned list anew (CONTRIBUTING.md)
+	.venv/bin/python requirements/lock.py
+
+clean: ## remove environments, tiny models and caches; your batches in .batchyard stay
+	rm -rf .venv .venv-engine .models build dist .hypothesis .*_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PRODUCT): requirements/runtime.txt requirements/dev.txt
+	@PYTHON="$(PYTHON)" infra/environment.sh product .venv
+	@touch $@
+
+# Apart from its environment, so that an edit of pyproject.toml costs two seconds, not a minute.
+$(INSTALLED): $(PRODUCT) pyproject.toml
+	@.venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(ENGINE): $(wildcard infra/engine/*-$(DEVICE).txt)
+	@PYTHON="$(PYTHON)" infra/environment.sh engine-$(DEVICE) .venv-engine
+	@touch $@
+
+$(MODELS): infra/engine/make_tiny_models.py | $(ENGINE)
+	@echo "tiny models: a few seconds"
+	@rm -rf .models
+	@.venv-engine/bin/python infra/engine/make_tiny_models.py .models
+	@touch $@

@@ -19,7 +19,7 @@ from batchyard.errors import DispatchFailed, EngineStartFailed, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from batchyard.store.store import Store
+    from batchyard.store import Store
 
 RUN_CHUNKS = "run-chunks/default"
 PROCESS_BATCH = "process-batch/default"

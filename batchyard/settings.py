@@ -49,7 +49,10 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     """``sqlite:///path`` or ``postgresql://…``; unset: SQLite in ``home``."""
     storage: str | None = None
-    """A folder, or ``s3://bucket/prefix`` (credentials: environment); unset: ``home``."""
+    """A folder, or ``s3://bucket/prefix``; unset: a folder in ``home``.
+
+    Credentials and endpoint of S3 are boto3's own: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ….
+    """
     secret_key: SecretStr | None = None
     """Fernet keys, comma-separated, newest first; unset: a file in ``home``, made at first use."""
     engine_python: Path | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from batchyard.storage.s3 import S3Credentials
+from batchyard.storage.bucket import S3Credentials
 
 
 class S3CredentialsBlock(Block):

@@ -69,4 +69,5 @@ async def _run(services: Services, batch_id: str) -> None:
     if services.settings.runners == "pool":
         await await_chunks(batch_id)
     else:
-        await run_chunks(str(batch.model), batch_id)
+        state = await run_chunks(str(batch.model), batch_id, return_state=True)
+        await state.aresult()

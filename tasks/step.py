@@ -14,8 +14,6 @@ from batchyard.errors import BatchyardError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from prefect import Task
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -25,16 +23,17 @@ _RETRY_DELAY_SECONDS = [1.0, 5.0, 20.0]
 
 def step(
     name: str, *, run_name: str | None = None
-) -> Callable[[Callable[P, Awaitable[R]]], Task[P, Any]]:
-    """Make a Prefect task of a step.
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    """Run a step as a Prefect task; the decorated function is awaited like the bare one.
 
-    A :class:`BatchyardError` that no retry can mend ends the task at once, as a failed state that
-    carries it: Prefect would log a traceback for what is a message to the user.
+    A :class:`BatchyardError` that no retry can mend ends the task run at once, as a failed state
+    that carries it: raised inside the task, Prefect would log a traceback for what is a message
+    to the user. Outside of it, the error is raised as always.
     """
 
-    def decorate(function: Callable[P, Awaitable[R]]) -> Task[P, Any]:
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         @wraps(function)
-        async def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+        async def attempt(*args: P.args, **kwargs: P.kwargs) -> Any:
             try:
                 return await function(*args, **kwargs)
             except BatchyardError as error:
@@ -42,7 +41,7 @@ def step(
                     raise
                 return Failed(message=str(error), data=error)
 
-        return task(
+        prefect_task = task(
             name=name,
             task_run_name=run_name or name,
             retries=_RETRIES,
@@ -50,7 +49,15 @@ def step(
             retry_condition_fn=_can_help,
             persist_result=False,
             cache_policy=NO_CACHE,
-        )(run)
+        )(attempt)
+
+        @wraps(function)
+        async def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            state: Any = await prefect_task(*args, return_state=True, **kwargs)
+            result: R = await state.aresult()
+            return result
+
+        return run
 
     return decorate
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.steps.secret_key import read_secret_keys
 from batchyard.storage.local import LocalStorage
-from batchyard.storage.location import Location, S3Object, parse_location
+from batchyard.storage.location import Location, S3Object
 from batchyard.storage.s3 import S3Storage
 from batchyard.store import open_store
 
@@ -108,9 +108,10 @@ def current_services() -> Services:
 
 
 def _open_storage(settings: Settings) -> Storage:
-    if settings.storage is None:
+    place = settings.storage
+    if place is None:
         return LocalStorage(settings.home_folder / "objects")
-    location = parse_location(settings.storage)
-    if isinstance(location, S3Object):
-        return S3Storage(location.bucket, location.key)
-    return LocalStorage(Path(settings.storage).expanduser().absolute())
+    if place.startswith("s3://"):
+        bucket, _, prefix = place.removeprefix("s3://").partition("/")
+        return S3Storage(bucket, prefix)
+    return LocalStorage(Path(place).expanduser().absolute())

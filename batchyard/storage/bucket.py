@@ -1,0 +1,272 @@
+"""One S3 bucket: objects streamed in and out with bounded memory, whatever the connection does.
+
+Knows raw S3 keys; :mod:`batchyard.storage.s3` makes a Storage of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from batchyard.errors import (
+    LocationRefused,
+    ObjectChanged,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+)
+from batchyard.storage.backoff import Backoff
+from batchyard.storage.blocks import BLOCK_BYTES, MIB, Tally, blocks
+from batchyard.storage.s3_errors import s3_errors_as_ours
+from batchyard.storage.threads import in_executor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+
+    from batchyard.storage.base import StoredObject
+
+PART_BYTES: Final = 8 * MIB
+"""S3 takes 10,000 parts, so an object may have 78 GiB. R2 wants all parts of one size."""
+
+_CONCURRENT_CALLS = 8
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 30
+_ABORT_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class S3Credentials:
+    """Where the S3 server is and who we are there; what is empty is left to boto3's own chain."""
+
+    endpoint_url: str = ""
+    """Empty: AWS itself."""
+    region: str = ""
+    access_key_id: str = ""
+    secret_access_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
+
+    def client(self) -> Any:
+        """A boto3 client. Takes a few 100 ms, and seconds where the chain asks the network."""
+        session = boto3.session.Session(
+            aws_access_key_id=self.access_key_id or None,
+            aws_secret_access_key=self.secret_access_key or None,
+            aws_session_token=self.session_token or None,
+            region_name=self.region or None,
+        )
+        config = Config(
+            connect_timeout=_CONNECT_SECONDS,
+            read_timeout=_READ_SECONDS,
+            max_pool_connections=_CONCURRENT_CALLS,
+            retries={"total_max_attempts": 1},  # Backoff retries, and says so in one place
+            # boto3's newer default adds trailing checksums that other servers do not know.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            # Few servers other than AWS have a host name for every bucket.
+            s3={"addressing_style": "path" if self.endpoint_url else "auto"},
+        )
+        return session.client("s3", endpoint_url=self.endpoint_url or None, config=config)
+
+
+class S3Bucket:
+    """Reads, writes, lists and deletes. Every call is retried while S3 is unavailable.
+
+    The bucket must exist. Building this loads boto3's models (a few 100 ms), so it is built once,
+    at start, or in a thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        credentials: S3Credentials | None = None,
+        *,
+        part_bytes: int = PART_BYTES,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._name = name
+        self._part_bytes = part_bytes
+        self._backoff = backoff or Backoff()
+        # Our own threads: slow transfers must not hold up those that asyncio resolves names in.
+        self._threads = ThreadPoolExecutor(_CONCURRENT_CALLS, thread_name_prefix=f"s3-{name}")
+        try:
+            with s3_errors_as_ours(f"s3://{name}"):
+                self._client = (credentials or S3Credentials()).client()
+        except ValueError as error:
+            raise LocationRefused(
+                f"s3://{name}: the endpoint is no URL, give one such as https://s3.example.org"
+            ) from error
+
+    def shown(self, key: str) -> str:
+        """The object's address, for messages."""
+        return f"s3://{self._name}/{key}"
+
+    async def write(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        """Store ``parts`` under ``key``: one request when they are few, else a multipart upload.
+
+        Holds about three parts in memory. A failure or a cancellation aborts the upload, so that
+        no invisible parts stay behind and cost money.
+        """
+        tally = Tally()
+        async with contextlib.aclosing(blocks(parts, self._part_bytes)) as stream:
+            block = await anext(stream, b"")
+            if len(block) < self._part_bytes:
+                await self._send(tally, block, "put_object", Key=key)
+                return tally.stored(key)
+            async with self._multipart(key) as (upload, etags):
+                while block:
+                    number = len(etags) + 1
+                    etags.append(
+                        await self._send(tally, block, "upload_part", **upload, PartNumber=number)
+                    )
+                    block = await anext(stream, b"")
+        return tally.stored(key)
+
+    @contextlib.asynccontextmanager
+    async def _multipart(self, key: str) -> AsyncIterator[tuple[dict[str, str], list[str]]]:
+        """An open upload and the list for its parts' ETags; complete, or aborted, at the end."""
+        opened = await self._call("create_multipart_upload", undo=self._abort, Key=key)
+        upload = {"Key": key, "UploadId": opened["UploadId"]}
+        etags: list[str] = []
+        try:
+            yield upload, etags
+            sent = [{"ETag": etag, "PartNumber": n} for n, etag in enumerate(etags, start=1)]
+            await self._call("complete_multipart_upload", **upload, MultipartUpload={"Parts": sent})
+        except BaseException:
+            with contextlib.suppress(StorageError, TimeoutError):
+                async with asyncio.timeout(_ABORT_SECONDS):
+                    await self._call("abort_multipart_upload", **upload)
+            raise
+
+    def _abort(self, opened: dict[str, str]) -> None:
+        """Give up an upload whose opener was cancelled. Blocks."""
+        self._client.abort_multipart_upload(
+            Bucket=opened["Bucket"], Key=opened["Key"], UploadId=opened["UploadId"]
+        )
+
+    async def _send(self, tally: Tally, block: bytes, operation: str, **more: Any) -> str:
+        """Upload one body, with its MD5 so that S3 refuses what was damaged on the way."""
+        digest = await in_executor(self._threads, partial(_counted, tally, block))
+        reply = await self._call(operation, Body=block, ContentMD5=digest, **more)
+        return str(reply["ETag"])
+
+    async def read(
+        self, key: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Stream bytes ``start`` to ``stop``; a broken connection is resumed where it broke.
+
+        Raises :class:`~batchyard.errors.ObjectChanged` when the object was replaced meanwhile.
+        """
+        if stop is not None and stop <= start:
+            await self.size(key)  # an absent object is an error, however little is asked of it
+            return
+        etag: str | None = None
+        waits = self._backoff.waits()
+        while True:
+            try:
+                reply = await self._open(key, start, stop, etag)
+                if reply is None:
+                    return
+                etag, stop = reply["ETag"], start + reply["ContentLength"]
+                with contextlib.closing(reply["Body"]) as body:
+                    while start < stop:
+                        block = await self._read_block(key, body)
+                        start += len(block)
+                        waits = self._backoff.waits()
+                        yield block
+            except StorageUnavailable:
+                if (wait := next(waits, None)) is None:
+                    raise
+                await asyncio.sleep(wait)
+            else:
+                return
+
+    async def _open(self, key: str, start: int, stop: int | None, etag: str | None) -> Any:
+        """Start a download at ``start``; ``None`` when the object ends before that."""
+        asked: dict[str, str] = {} if etag is None else {"IfMatch": etag}
+        if start or stop is not None:
+            asked["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        try:
+            reply = await self._call_once("get_object", undo=_hang_up, Key=key, **asked)
+        except StorageError as error:
+            if etag is not None and isinstance(error, ObjectNotFound):
+                raise ObjectChanged(f"{self.shown(key)} was removed while it was read") from error
+            if etag is None and _is_beyond_the_end(error):
+                return None
+            raise
+        length = reply["ContentLength"]
+        as_asked = reply.get("ContentRange", "bytes 0-").startswith(f"bytes {start}-")
+        if stop is not None:
+            # Only the first answer may be shorter than asked: there the object ends.
+            as_asked &= length == stop - start if etag else length <= stop - start
+        if not as_asked:
+            _hang_up(reply)
+            raise StorageUnavailable(f"{self.shown(key)}: S3 sent another range than asked for")
+        return reply
+
+    async def _read_block(self, key: str, body: Any) -> bytes:
+        with s3_errors_as_ours(self.shown(key)):
+            block: bytes = await in_executor(self._threads, partial(body.read, BLOCK_BYTES))
+        if not block:
+            raise StorageUnavailable(f"{self.shown(key)}: S3 stopped sending too early")
+        return block
+
+    async def size(self, key: str) -> int:
+        """Length in bytes. Raises :class:`~batchyard.errors.ObjectNotFound`."""
+        return int((await self._call("head_object", Key=key))["ContentLength"])
+
+    async def delete(self, key: str) -> None:
+        """Remove the object, if it is there."""
+        with contextlib.suppress(ObjectNotFound):
+            await self._call("delete_object", Key=key)
+
+    async def list(self, prefix: str) -> AsyncGenerator[str]:
+        """Every key that starts with ``prefix``, in byte order, fetched page by page."""
+        more: dict[str, Any] = {}
+        while True:
+            page = await self._call("list_objects_v2", Prefix=prefix, **more)
+            for entry in page.get("Contents", ()):
+                yield str(entry["Key"])
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def close(self) -> None:
+        """Release threads and connections."""
+        self._threads.shutdown(wait=False)
+        self._client.close()
+
+    async def _call(
+        self, operation: str, *, undo: Callable[[Any], object] | None = None, **asked: Any
+    ) -> Any:
+        """One boto3 operation, tried again while S3 is unavailable."""
+        return await self._backoff.retry(partial(self._call_once, operation, undo=undo, **asked))
+
+    async def _call_once(
+        self, operation: str, *, undo: Callable[[Any], object] | None = None, **asked: Any
+    ) -> Any:
+        method = partial(getattr(self._client, operation), Bucket=self._name, **asked)
+        with s3_errors_as_ours(self.shown(asked.get("Key", ""))):
+            return await in_executor(self._threads, method, undo=undo)
+
+
+def _counted(tally: Tally, block: bytes) -> str:
+    tally.add(block)
+    return base64.b64encode(hashlib.md5(block, usedforsecurity=False).digest()).decode()
+
+
+def _hang_up(reply: Any) -> None:
+    reply["Body"].close()
+
+
+def _is_beyond_the_end(error: StorageError) -> bool:
+    refusal = error.__cause__
+    return isinstance(refusal, ClientError) and refusal.response["Error"]["Code"] == "InvalidRange"

@@ -1,0 +1,162 @@
+"""Local files: streamed in, streamed out, and never half there.
+
+Knows paths and nothing about keys; :mod:`batchyard.storage.local` gives paths their keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from functools import partial
+from typing import TYPE_CHECKING
+
+from batchyard.errors import (
+    AccessDenied,
+    LocationRefused,
+    ObjectChanged,
+    ObjectNotFound,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
+from batchyard.storage.blocks import BLOCK_BYTES, Tally, blocks
+from batchyard.storage.threads import in_executor, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+    from pathlib import Path
+
+    from batchyard.storage.base import StoredObject
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_ABSENT = {errno.ENOENT, errno.ENOTDIR}
+_IMPOSSIBLE = {errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST}
+
+
+@contextlib.contextmanager
+def os_errors_as_ours(name: str) -> Iterator[None]:
+    """Turn an :class:`OSError` into the error of ours that it stands for; ``name`` is shown."""
+    try:
+        yield
+    except OSError as error:
+        raise _ours(error, name) from error
+
+
+def _ours(error: OSError, name: str) -> StorageError:
+    reason = os.strerror(error.errno) if error.errno else type(error).__name__
+    if error.errno in _FULL:
+        return StorageFull(f"no room to write {name} ({reason}): free some space and try again")
+    if error.errno in _DENIED:
+        return AccessDenied(f"not allowed to use {name} ({reason}): check owner and mode")
+    if error.errno in _ABSENT:
+        return ObjectNotFound(f"{name} does not exist")
+    if error.errno in _IMPOSSIBLE:
+        return LocationRefused(f"{name} cannot be a file here ({reason})")
+    return StorageUnavailable(f"{name}: the file system failed ({reason})")
+
+
+async def read_file(
+    path: Path, *, start: int = 0, stop: int | None = None, name: str | None = None
+) -> AsyncGenerator[bytes]:
+    """Stream a regular file's bytes ``start`` to ``stop`` in blocks of 1 MiB.
+
+    Raises :class:`~batchyard.errors.ObjectNotFound` (also for what is no regular file),
+    :class:`~batchyard.errors.AccessDenied`, or :class:`~batchyard.errors.ObjectChanged` when
+    somebody wrote to the file meanwhile.
+    """
+    name = name or str(path)
+    # Without O_NONBLOCK, opening a pipe would hold the thread until somebody writes to it.
+    async with _opened(path, os.O_RDONLY | os.O_NONBLOCK, name) as descriptor:
+        before = os.fstat(descriptor)
+        if not stat.S_ISREG(before.st_mode):
+            raise ObjectNotFound(f"{name} is not a regular file")
+        stop = before.st_size if stop is None else min(stop, before.st_size)
+        while start < stop:
+            with os_errors_as_ours(name):
+                block = await in_thread(os.pread, descriptor, min(BLOCK_BYTES, stop - start), start)
+            if not block or _differs(before, os.fstat(descriptor)):
+                raise ObjectChanged(f"{name} was written to while it was read: try again")
+            start += len(block)
+            yield block
+
+
+def _differs(before: os.stat_result, after: os.stat_result) -> bool:
+    return (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+
+
+async def write_file(
+    path: Path, parts: AsyncIterable[bytes], *, name: str | None = None
+) -> StoredObject:
+    """Make ``path`` hold exactly ``parts``, durably and at once; its folder must exist.
+
+    The bytes go to a hidden file beside it, are synced, and take the name in one step, so that
+    a failure, a cancellation or a power cut leaves the old file or the new one.
+    """
+    name = name or str(path)
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
+    tally = Tally()
+    try:
+        async with (
+            _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name) as descriptor,
+            contextlib.aclosing(blocks(parts, BLOCK_BYTES)) as stream,
+        ):
+            async for block in stream:
+                with os_errors_as_ours(name):
+                    await in_thread(_write_all, descriptor, block, tally)
+            with os_errors_as_ours(name):
+                await in_thread(os.fsync, descriptor)
+        with os_errors_as_ours(name):
+            await in_thread(_take_name, partial, path)
+    except BaseException:
+        # Unlinking is quick, and an await here could be cancelled a second time.
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    return tally.stored(name)
+
+
+@contextlib.asynccontextmanager
+async def _opened(path: Path, flags: int, name: str) -> AsyncIterator[int]:
+    """A descriptor for the time of the block."""
+    opening = partial(os.open, path, flags | os.O_CLOEXEC, 0o666)
+    with os_errors_as_ours(name):
+        descriptor = await in_executor(None, opening, undo=os.close)
+    try:
+        yield descriptor
+    finally:
+        with os_errors_as_ours(name):
+            os.close(descriptor)
+
+
+def _write_all(descriptor: int, block: bytes, tally: Tally) -> None:
+    view = memoryview(block)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    tally.add(block)
+
+
+def _take_name(partial: Path, path: Path) -> None:
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Create ``folder`` and what is missing above it, durably. Blocks; raises ``OSError``."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable. Blocks; raises ``OSError``."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

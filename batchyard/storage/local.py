@@ -1,0 +1,103 @@
+"""Objects as files under one folder: a key is the path below it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from batchyard.errors import ObjectNotFound
+from batchyard.storage.file import (
+    make_folder,
+    os_errors_as_ours,
+    read_file,
+    sync_folder,
+    write_file,
+)
+from batchyard.storage.key import checked_key
+from batchyard.storage.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
+    from pathlib import Path
+
+    from batchyard.storage.base import StoredObject
+
+
+class LocalStorage:
+    """A :class:`~batchyard.storage.base.Storage` in ``root``, which is made on the first put.
+
+    ``root`` must be one file system that every process of the installation sees.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        path = self._path(key)
+        with os_errors_as_ours(key):
+            await in_thread(make_folder, path.parent)
+        return await write_file(path, parts, name=key)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+        return read_file(self._path(key), start=start, stop=stop, name=key)
+
+    async def size(self, key: str) -> int:
+        path = await self._existing(key)
+        with os_errors_as_ours(key):
+            return (await in_thread(path.stat)).st_size
+
+    async def delete(self, key: str) -> None:
+        path = self._path(key)
+        with os_errors_as_ours(key):
+            await in_thread(_remove, path)
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        with os_errors_as_ours(prefix):
+            keys = await in_thread(_keys_below, self._root, prefix)
+        for key in keys:
+            yield key
+
+    async def local_path(self, key: str, spool: Path) -> Path:  # noqa: ARG002 — has the file
+        return await self._existing(key)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    async def _existing(self, key: str) -> Path:
+        path = self._path(key)
+        with os_errors_as_ours(key):
+            is_file = await in_thread(path.is_file)
+        if not is_file:
+            raise ObjectNotFound(f"{key} does not exist")
+        return path
+
+    def _path(self, key: str) -> Path:
+        return self._root / checked_key(key)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    sync_folder(path.parent)
+
+
+def _keys_below(root: Path, prefix: str) -> list[str]:
+    """Keys that start with ``prefix``, sorted; looks only into the folders that it names."""
+    inside = prefix.rpartition("/")[0]
+    folder = root / checked_key(inside) if inside else root
+    if not folder.is_dir():
+        return []
+    keys = []
+    for where, _, names in os.walk(folder, onerror=_raise):
+        base = os.path.relpath(where, root)
+        for name in names:
+            key = name if base == "." else f"{base}/{name}"
+            if key.startswith(prefix) and not name.startswith("."):
+                keys.append(key)
+    return sorted(keys)
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,117 @@
+"""Objects in this process's memory: for tests and for trying things out.
+
+It keeps the same promises as the others, and fails when told to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.errors import ObjectNotFound, StorageUnavailable
+from batchyard.storage.blocks import BLOCK_BYTES, Tally
+from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
+from batchyard.storage.key import checked_key
+from batchyard.storage.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
+    from pathlib import Path
+
+    from batchyard.storage.base import StoredObject
+
+
+@dataclass(slots=True)
+class _Failure:
+    error: Exception
+    after_bytes: int
+    times: int
+
+
+class MemoryStorage:
+    """A :class:`~batchyard.storage.base.Storage` that forgets everything with the process."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        """What is stored, for a test to look at."""
+        self._put_failure: _Failure | None = None
+        self._get_failure: _Failure | None = None
+
+    def fail_put(
+        self, error: Exception | None = None, *, after_bytes: int = 0, times: int = 1
+    ) -> None:
+        """Let the next ``times`` puts raise ``error`` once they have taken ``after_bytes``.
+
+        A shorter put goes through unharmed. Without ``error``: ``StorageUnavailable``.
+        """
+        self._put_failure = _Failure(error or _unavailable(), after_bytes, times)
+
+    def fail_get(
+        self, error: Exception | None = None, *, after_bytes: int = 0, times: int = 1
+    ) -> None:
+        """Let the next ``times`` gets raise ``error`` once they have given ``after_bytes``."""
+        self._get_failure = _Failure(error or _unavailable(), after_bytes, times)
+
+    async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        checked_key(key)
+        content, tally = bytearray(), Tally()
+        self._fail_if_due(self._put_failure, 0)
+        async for part in parts:
+            content += part
+            tally.add(part)
+            self._fail_if_due(self._put_failure, len(content))
+        self.objects[key] = bytes(content)
+        return tally.stored(key)
+
+    async def get(
+        self, key: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        content = self._content(key)[start:stop]
+        given = 0
+        self._fail_if_due(self._get_failure, given)
+        while given < len(content):
+            block = content[given : given + BLOCK_BYTES]
+            if (failure := self._get_failure) and failure.times:
+                block = block[: failure.after_bytes - given]
+            yield block
+            given += len(block)
+            self._fail_if_due(self._get_failure, given)
+
+    async def size(self, key: str) -> int:
+        return len(self._content(key))
+
+    async def delete(self, key: str) -> None:
+        self.objects.pop(checked_key(key), None)
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        for key in sorted(self.objects):
+            if key.startswith(prefix):
+                yield key
+
+    async def local_path(self, key: str, spool: Path) -> Path:
+        path = spool / checked_key(key)
+        if not path.is_file():
+            self._content(key)
+            with os_errors_as_ours(key):
+                await in_thread(make_folder, path.parent)
+            await write_file(path, self.get(key), name=key)
+        return path
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    def _content(self, key: str) -> bytes:
+        try:
+            return self.objects[checked_key(key)]
+        except KeyError:
+            raise ObjectNotFound(f"{key} does not exist") from None
+
+    @staticmethod
+    def _fail_if_due(failure: _Failure | None, done_bytes: int) -> None:
+        if failure is not None and failure.times and done_bytes >= failure.after_bytes:
+            failure.times -= 1
+            raise failure.error
+
+
+def _unavailable() -> StorageUnavailable:
+    return StorageUnavailable("memory: told to fail")

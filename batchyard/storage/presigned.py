@@ -1,0 +1,114 @@
+"""What a presigned URL says about itself: until when it holds and which headers it covers.
+
+Understands signatures of S3 (versions 2 and 4) and of Google Cloud Storage (V4); see
+https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html. Whether a signature
+is right, only the server knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from batchyard.errors import AccessDenied, LocationRefused
+from batchyard.storage.url import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OCTET_STREAM: Final = "application/octet-stream"
+"""What vLLM's ``run-batch`` sends, and so what URLs for batch results are signed with."""
+
+_SENT_WITH_PUT = {"host", "content-length", "content-type"}
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The readable part of a presigned URL's query."""
+
+    expires_at: datetime | None
+    """Aware, UTC. ``None``: the URL gives no readable time."""
+    signed_headers: frozenset[str]
+    """Lower case. What is not in here may be sent or left out."""
+    content_type: str | None
+    """The Content-Type for a PUT; ``None``: a PUT must send none."""
+    is_s3: bool
+
+
+def signature_of(url: str) -> Signature | None:
+    """Read the signature; ``None`` when the URL is a plain one."""
+    query = {name.lower(): value for name, value in parse_qsl(urlsplit(url).query)}
+    for vendor in ("x-amz-", "x-goog-"):
+        if f"{vendor}signature" in query:
+            return Signature(
+                expires_at=_expiry_v4(query, vendor),
+                signed_headers=frozenset(
+                    query.get(f"{vendor}signedheaders", "").lower().split(";")
+                ),
+                content_type=OCTET_STREAM,
+                is_s3=vendor == "x-amz-",
+            )
+    if "signature" in query and "expires" in query:
+        # Version 2 always signs the Content-Type, be it empty; boto3 leaves it in the query.
+        return Signature(
+            expires_at=_expiry_v2(query),
+            signed_headers=frozenset({"content-type"}),
+            content_type=query.get("content-type"),
+            is_s3="awsaccesskeyid" in query,
+        )
+    return None
+
+
+def _expiry_v4(query: Mapping[str, str], vendor: str) -> datetime | None:
+    try:
+        signed_at = datetime.strptime(query[f"{vendor}date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        return signed_at + timedelta(seconds=int(query[f"{vendor}expires"]))
+    except (KeyError, ValueError, OverflowError):
+        return None
+
+
+def _expiry_v2(query: Mapping[str, str]) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(int(query["expires"]), UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def expires_at(url: str) -> datetime | None:
+    """Until when the URL's own signature holds (aware, UTC); ``None`` when it does not say."""
+    signature = signature_of(url)
+    return signature.expires_at if signature else None
+
+
+def check_not_expired(url: str) -> None:
+    """Raise :class:`~batchyard.errors.AccessDenied` when the URL's time is over by our clock."""
+    expiry = expires_at(url)
+    if expiry is not None and expiry <= _now():
+        raise AccessDenied(
+            f"the presigned URL {shown(url)} expired at {expiry:%Y-%m-%d %H:%M:%S} UTC: "
+            "make a new one"
+        )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def put_headers(url: str) -> dict[str, str]:
+    """The headers, beside Content-Length, that a PUT to this URL has to send.
+
+    Raises :class:`~batchyard.errors.LocationRefused` when the signature covers a header whose
+    value only the signer knows.
+    """
+    signature = signature_of(url)
+    if signature is None:
+        return {"Content-Type": OCTET_STREAM}
+    unknown = sorted(signature.signed_headers - _SENT_WITH_PUT - {""})
+    if unknown:
+        raise LocationRefused(
+            f"the presigned URL {shown(url)} signs {', '.join(unknown)}, which we do not send: "
+            "sign host and content-type alone"
+        )
+    return {} if signature.content_type is None else {"Content-Type": signature.content_type}

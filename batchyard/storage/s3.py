@@ -1,0 +1,71 @@
+"""Objects in an S3 bucket, under a prefix of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from batchyard.storage.base import StoredObject
+from batchyard.storage.bucket import S3Bucket
+from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
+from batchyard.storage.key import checked_key
+from batchyard.storage.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
+    from pathlib import Path
+
+    from batchyard.storage.bucket import S3Credentials
+
+
+class S3Storage:
+    """A :class:`~batchyard.storage.base.Storage` in ``bucket``, of which it takes charge.
+
+    Works with every server that speaks S3. Other programs' objects may live beside ``prefix``.
+    """
+
+    def __init__(
+        self, bucket: str | S3Bucket, prefix: str = "", credentials: S3Credentials | None = None
+    ) -> None:
+        """``bucket`` is a name, or a bucket set up with part size and back-off of its own."""
+        self._bucket = bucket if isinstance(bucket, S3Bucket) else S3Bucket(bucket, credentials)
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._downloads: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+
+    async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        written = await self._bucket.write(self._name(key), parts)
+        return StoredObject(key, written.size_bytes, written.sha256)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+        return self._bucket.read(self._name(key), start=start, stop=stop)
+
+    async def size(self, key: str) -> int:
+        return await self._bucket.size(self._name(key))
+
+    async def delete(self, key: str) -> None:
+        await self._bucket.delete(self._name(key))
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        async with contextlib.aclosing(self._bucket.list(self._prefix + prefix)) as names:
+            async for name in names:
+                yield name.removeprefix(self._prefix)
+
+    async def local_path(self, key: str, spool: Path) -> Path:
+        path = spool / checked_key(key)
+        # Two tasks that want the same object download it once.
+        lock = self._downloads.setdefault(path, asyncio.Lock())
+        async with lock:
+            if not path.is_file():
+                with os_errors_as_ours(key):
+                    await in_thread(make_folder, path.parent)
+                async with contextlib.aclosing(self._bucket.read(self._name(key))) as parts:
+                    await write_file(path, parts, name=key)
+        return path
+
+    async def close(self) -> None:
+        await self._bucket.close()
+
+    def _name(self, key: str) -> str:
+        return self._prefix + checked_key(key)

@@ -1,0 +1,85 @@
+"""What boto3 raises, in our words."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+from urllib3.exceptions import HTTPError as TransportError
+
+from batchyard.errors import (
+    AccessDenied,
+    LocationRefused,
+    ObjectChanged,
+    ObjectNotFound,
+    ObjectTooLarge,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# S3 answers these with 4xx although the next try may well succeed.
+_PASSING = {"RequestTimeout", "BadDigest", "OperationAborted", "Throttling", "ThrottlingException"}
+_PASSING_STATUS = {408, 409, 425, 429}
+_NO_CREDENTIALS = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    ProfileNotFound,
+)
+
+
+@contextlib.contextmanager
+def s3_errors_as_ours(name: str) -> Iterator[None]:
+    """Turn what boto3 raises into the error of ours that it stands for; ``name`` is shown."""
+    try:
+        yield
+    except ClientError as error:
+        raise _refusal(error, name) from error
+    except _NO_CREDENTIALS as error:
+        raise AccessDenied(
+            f"no S3 credentials for {name}: give an access key and its secret, "
+            "or set up the credentials chain of boto3"
+        ) from error
+    except ParamValidationError as error:
+        raise LocationRefused(f"{name} is no valid S3 bucket and key: check the name") from error
+    except (BotoCoreError, TransportError, OSError) as error:
+        raise StorageUnavailable(f"S3 failed on {name} ({type(error).__name__})") from error
+
+
+def _refusal(error: ClientError, name: str) -> StorageError:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    said = f"S3 answered {status} {code}"
+    if status == 507 or code == "QuotaExceeded":
+        return StorageFull(f"no room to write {name} ({said}): free some space and try again")
+    if code in _PASSING or status in _PASSING_STATUS or status >= 500:
+        return StorageUnavailable(f"{name}: {said}")
+    if code == "NoSuchUpload":
+        return StorageUnavailable(f"{name}: S3 lost the upload, write the object again")
+    if code == "NoSuchBucket":
+        return ObjectNotFound(f"{name}: the bucket does not exist, create it first")
+    match status:
+        case 404:
+            return ObjectNotFound(f"{name} does not exist")
+        case 401 | 403:
+            return AccessDenied(f"not allowed to use {name} ({said}): check key and bucket policy")
+        case 412:
+            return ObjectChanged(f"{name} was replaced while it was read")
+        case 413:
+            return ObjectTooLarge(f"{name} is too large for this server ({said})")
+    if code == "EntityTooLarge":
+        return ObjectTooLarge(f"{name} is too large for this server ({said})")
+    return StorageError(f"{name}: {said}")

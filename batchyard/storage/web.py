@@ -1,0 +1,107 @@
+"""How Batchyard reaches http and https URLs: the one place where connections are made.
+
+Downloads and uploads are in :mod:`batchyard.storage.download` and
+:mod:`batchyard.storage.upload`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from batchyard.errors import (
+    AccessDenied,
+    LocationRefused,
+    ObjectNotFound,
+    ObjectTooLarge,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
+from batchyard.storage.backoff import Backoff
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator
+
+_PASSING_STATUS = {408, 425, 429}
+# S3 says why in an XML element; nothing else of an answer is ever repeated.
+_CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
+_CODE_WITHIN_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WebAccess:
+    """Time limits, retries and trust for requests to users' URLs."""
+
+    connect_seconds: float = 10.0
+    """For the name, the connection and the TLS handshake together."""
+    stall_seconds: float = 60.0
+    """For the next 1 MiB, in either direction: a trickle counts as a stall."""
+    backoff: Backoff = field(default_factory=Backoff)
+    ssl_context: ssl.SSLContext | None = None
+    """Instead of the system's trusted authorities."""
+
+    def session(self) -> aiohttp.ClientSession:
+        """A session that follows nothing, remembers nothing and unpacks nothing by itself."""
+        # Checks of the address that is really connected belong here, as `socket_factory`.
+        connector = aiohttp.TCPConnector(ssl=self.ssl_context or True, force_close=True)
+        return aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity", "User-Agent": "batchyard"},
+            timeout=aiohttp.ClientTimeout(
+                total=None, connect=self.connect_seconds, sock_read=self.stall_seconds
+            ),
+            trust_env=False,
+        )
+
+
+@contextlib.contextmanager
+def web_errors_as_ours(name: str) -> Iterator[None]:
+    """Turn what aiohttp raises into the error of ours that it stands for; ``name`` is shown.
+
+    The cause is cut off: aiohttp's own messages hold whole URLs, signature included.
+    """
+    try:
+        yield
+    except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError):
+        raise LocationRefused(
+            f"{name}: the server's TLS certificate is not trusted, or it speaks no TLS"
+        ) from None
+    except aiohttp.InvalidURL:
+        raise LocationRefused(f"{name} is no URL: check host and port") from None
+    except TimeoutError:
+        raise StorageUnavailable(f"{name}: the server is too slow or does not answer") from None
+    except aiohttp.ClientConnectorError as error:
+        raise StorageUnavailable(f"{name} cannot be reached ({type(error).__name__})") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise StorageUnavailable(f"{name}: the connection broke ({type(error).__name__})") from None
+
+
+async def refusal(response: aiohttp.ClientResponse, name: str) -> StorageError:
+    """The error that an answer other than success stands for."""
+    status = response.status
+    said = f"the server answered {status}"
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+        if code := _CODE.search(await response.content.read(_CODE_WITHIN_BYTES)):
+            said += f" {code[1].decode()}"
+    if status == 507:
+        return StorageFull(f"{name}: {said}, free some space there")
+    if status in _PASSING_STATUS or status >= 500:
+        return StorageUnavailable(f"{name}: {said}")
+    match status:
+        case 401 | 403:
+            return AccessDenied(f"not allowed to use {name} ({said}): make a new presigned URL")
+        case 404 | 410:
+            return ObjectNotFound(f"{name} does not exist ({said})")
+        case 413:
+            return ObjectTooLarge(f"{name}: too large for the server ({said})")
+    if 300 <= status < 400:
+        return LocationRefused(f"{name} redirects ({status}): give the final URL")
+    return LocationRefused(f"{name}: {said}, check that the URL is meant for {response.method}")

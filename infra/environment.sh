@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Makes one of the two environments afresh, from its pinned list. `make setup` calls it.
+#
+#   PYTHON=python3.11 infra/environment.sh product|engine-cpu|engine-cuda FOLDER
+set -euo pipefail
+
+environment=$1
+folder=$2
+python=${PYTHON:-python3}
+torch_index=https://download.pytorch.org/whl/cpu
+
+fail() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+check_machine() {
+    [[ $(uname -s) == Linux ]] ||
+        fail "this is $(uname -s), and vLLM's wheels are for Linux. Use a Linux machine or container."
+    [[ $environment != engine-cpu || $(uname -m) == x86_64 ]] ||
+        fail "the CPU engine is pinned for x86_64, and this is $(uname -m). Use another machine, or DEVICE=cuda."
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "Batchyard needs Python 3.11 or later, and '$python' is not." \
+            "Name another one: make setup PYTHON=python3.11"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "'$python' cannot make virtual environments." \
+            "Install its venv package (Debian, Ubuntu: apt install python3-venv), or name another Python: PYTHON=..."
+}
+
+announce() {
+    echo "$1; pip is quiet meanwhile"
+}
+
+make_folder() {
+    "$python" -m venv --clear "$folder"
+}
+
+pip_install() {
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"
+}
+
+# First whatever pip is configured for (a folder of wheels, a mirror): the network may have no way
+# out. Nothing on PyPI has a "+cpu" version, so elsewhere that attempt ends in a second or two.
+install_cpu_torch() {
+    local pins=infra/engine/torch-cpu.txt quickly=(--no-deps --retries 1 --timeout 15) log
+    log=$(mktemp)
+    pip_install "${quickly[@]}" -r "$pins" 2>"$log" ||
+        pip_install "${quickly[@]}" --index-url "$torch_index" -r "$pins" 2>>"$log" || {
+        cat "$log" >&2
+        rm -f "$log"
+        fail "no CPU build of torch: neither pip's own sources nor $torch_index has" \
+            "  $(grep -v '^#' "$pins")" \
+            "Let this machine reach that address (a proxy: HTTPS_PROXY=...), or fetch the wheel elsewhere and run" \
+            "  PIP_FIND_LINKS=/folder/with/the/wheel make setup"
+    }
+    rm -f "$log"
+}
+
+check_machine
+case $environment in
+product)
+    announce "product environment: about 550 MB, one minute"
+    make_folder
+    pip_install --no-deps -r requirements/dev.txt
+    ;;
+engine-cpu)
+    announce "engine environment, CPU: about 2.5 GB, two minutes"
+    make_folder
+    install_cpu_torch
+    pip_install --no-deps -r infra/engine/requirements-cpu.txt
+    ;;
+engine-cuda)
+    announce "engine environment, CUDA: about 10 GB, several minutes"
+    make_folder
+    pip_install -r infra/engine/requirements-cuda.txt
+    ;;
+*)
+    fail "no such environment: $environment"
+    ;;
+esac

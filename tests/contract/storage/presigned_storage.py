@@ -1,0 +1,82 @@
+"""Presigned URLs dressed as a Storage, so that they face the same suite as the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchyard.storage.download import download
+from batchyard.storage.file import make_folder, write_file
+from batchyard.storage.key import checked_key
+from batchyard.storage.upload import upload
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
+
+    from batchyard.storage.base import StoredObject
+    from batchyard.storage.web import WebAccess
+
+_NO_LIMIT = 1 << 40
+
+
+class PresignedStorage:
+    """Content goes through URLs that boto3 signed; what no URL can do, boto3 does itself."""
+
+    def __init__(self, client: Any, bucket: str, prefix: str, web: WebAccess) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+        self._web = web
+
+    def url(self, method: str, key: str) -> str:
+        """A URL for ``get_object`` or ``put_object``."""
+        named = {"Bucket": self._bucket, "Key": f"{self._prefix}/{checked_key(key)}"}
+        return str(self._client.generate_presigned_url(method, Params=named, ExpiresIn=60))
+
+    async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        url = self.url("put_object", key)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "content"
+            written = await write_file(path, parts, name=key)
+            await upload(url, path, web=self._web)
+        return written
+
+    async def get(
+        self, key: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        content = bytearray()
+        async for block in self._whole(key):
+            content += block
+        if part := bytes(content[start:stop]):
+            yield part
+
+    async def size(self, key: str) -> int:
+        return len(b"".join([block async for block in self._whole(key)]))
+
+    async def delete(self, key: str) -> None:
+        named = {"Bucket": self._bucket, "Key": f"{self._prefix}/{checked_key(key)}"}
+        with contextlib.suppress(self._client.exceptions.NoSuchKey):
+            await asyncio.to_thread(self._client.delete_object, **named)
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        found = await asyncio.to_thread(
+            self._client.list_objects_v2, Bucket=self._bucket, Prefix=f"{self._prefix}/{prefix}"
+        )
+        for entry in found.get("Contents", ()):
+            yield entry["Key"].removeprefix(f"{self._prefix}/")
+
+    async def local_path(self, key: str, spool: Path) -> Path:
+        path = spool / checked_key(key)
+        if not path.is_file():
+            make_folder(path.parent)
+            await write_file(path, self._whole(key))
+        return path
+
+    async def close(self) -> None:
+        """The client belongs to the session."""
+
+    def _whole(self, key: str) -> AsyncIterator[bytes]:
+        return download(self.url("get_object", key), limit_bytes=_NO_LIMIT, web=self._web)

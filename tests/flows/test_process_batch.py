@@ -1,0 +1,198 @@
+"""process-batch on a real Prefect API: what the flow does and what people see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterParentFlowRunId,
+)
+
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.lifecycle import BatchStatus
+from batchyard.steps.create import BatchRequest, create_batch
+from flows.process_batch import UNDELIVERED, process_batch
+from flows.submit_batch import submit_batch
+from tests.flows.conftest import create, request_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from prefect.client.orchestration import PrefectClient
+
+    from batchyard.steps.services import Services
+
+    OpenYard = Callable[..., AbstractAsyncContextManager[Services]]
+
+
+async def artifacts_of(flow_run_id: str | None) -> dict[str, str]:
+    run_id = UUID(flow_run_id)
+    async with get_client() as client:
+        found = await client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+        )
+    return {str(artifact.type): str(artifact.data) for artifact in found}
+
+
+async def task_names(client: PrefectClient, flow_run_id: UUID, *, at_least: int) -> list[str]:
+    """Prefect records task runs from events, a little later than they end."""
+    by_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+    for _ in range(100):
+        names = [run.name for run in await client.read_task_runs(flow_run_filter=by_run)]
+        if len(names) >= at_least:
+            break
+        await asyncio.sleep(0.1)
+    return names
+
+
+async def test_a_batch_runs_to_its_end_as_one_flow_run(open_yard: OpenYard, tmp_path: Path) -> None:
+    async with open_yard() as services:
+        batch_id = await create(services, tmp_path, request_lines(25))
+        state = await process_batch(batch_id, return_state=True)
+        batch = await services.store.batches.get(batch_id)
+    assert batch.status is BatchStatus.COMPLETED
+    assert state.is_completed()
+    assert state.message == "completed: 25 of 25 requests succeeded, 0 failed"
+
+
+async def test_the_runs_have_names_that_people_can_read(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    async with open_yard() as services:
+        batch_id = await create(services, tmp_path, request_lines(25))
+        await process_batch(batch_id, return_state=True)
+        batch = await services.store.batches.get(batch_id)
+    async with get_client() as client:
+        run = await client.read_flow_run(UUID(batch.flow_run_id))
+        (child,) = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id])
+            )
+        )
+        tasks = await task_names(client, run.id, at_least=4)
+        chunks = await task_names(client, child.id, at_least=3)
+    assert run.name == batch_id
+    assert run.parameters == {"batch_id": batch_id}
+    assert child.name == "stub-model"
+    assert {"fetch", "validate-and-plan", "collect", "publish"} <= set(tasks)
+    assert sorted(chunks) == [f"chunk {n} of {batch_id}" for n in range(3)]
+
+
+async def test_the_report_shows_counts_tokens_and_files(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    refused = Fault(FaultKind.ANSWER, lambda body: b'"q 3"' in body, status=400)
+    async with open_yard(StubEngine(faults=[refused])) as services:
+        batch_id = await create(services, tmp_path, request_lines(10))
+        await process_batch(batch_id, return_state=True)
+        batch = await services.store.batches.get(batch_id)
+    artifacts = await artifacts_of(batch.flow_run_id)
+    report = artifacts["markdown"]
+    assert "| Succeeded | 9 |" in report
+    assert "| Failed | 1 |" in report
+    assert f"{batch.usage.input_tokens:,}" in report
+    assert str(batch.output_file_id) in report
+    assert str(batch.error_file_id) in report
+    assert float(artifacts["progress"]) == 100.0
+
+
+async def test_a_refused_input_ends_the_run_as_failed_with_the_first_error(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    async with open_yard() as services:
+        batch_id = await create(services, tmp_path, [*request_lines(2), *request_lines(1)])
+        state = await process_batch(batch_id, return_state=True)
+        batch = await services.store.batches.get(batch_id)
+    assert state.is_failed()
+    assert "line 3" in str(state.message)
+    assert batch.status is BatchStatus.FAILED
+    assert "duplicate_custom_id" in (await artifacts_of(batch.flow_run_id))["markdown"]
+
+
+async def test_an_engine_that_does_not_start_ends_the_run_and_the_batch(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    async with open_yard(StubEngine(start_failures=9)) as services:
+        batch_id = await create(services, tmp_path, request_lines(2))
+        state = await process_batch(batch_id, return_state=True)
+        batch = await services.store.batches.get(batch_id)
+    assert state.is_failed()
+    assert batch.errors is not None
+    assert batch.errors[0].code == "engine_start_failed"
+
+
+async def test_a_run_can_be_repeated_and_does_nothing_twice(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    engine = StubEngine()
+    async with open_yard(engine) as services:
+        batch_id = await create(services, tmp_path, request_lines(5))
+        await process_batch(batch_id, return_state=True)
+        again = await process_batch(batch_id, return_state=True)
+    assert again.is_completed()
+    assert "completed already" in str(again.message)
+    assert engine.executed == 5
+
+
+async def test_submit_batch_creates_the_batch_and_runs_it(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    async with open_yard() as services:
+        path = tmp_path / "in.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in request_lines(5)))
+        output = tmp_path / "out.jsonl"
+        state = await submit_batch(
+            str(path),
+            output=str(output),
+            model="stub-model",
+            endpoint="/v1/chat/completions",
+            completion_window="2h",
+            metadata={"team": "search"},
+            return_state=True,
+        )
+        del services
+    assert state.is_completed()
+    assert len(output.read_text().splitlines()) == 5
+
+
+async def test_submit_batch_refuses_what_prefect_must_not_record(open_yard: OpenYard) -> None:
+    async with open_yard():
+        state = await submit_batch("https://host.example/in.jsonl?sig=secret", return_state=True)
+    assert state.is_failed()
+    assert "batchyard submit" in str(state.message)
+    assert "secret" not in str(state.message)
+
+
+async def test_submit_batch_refuses_a_path_that_depends_on_the_folder(open_yard: OpenYard) -> None:
+    async with open_yard():
+        state = await submit_batch("in.jsonl", return_state=True)
+    assert state.is_failed()
+    assert "absolute path" in str(state.message)
+
+
+async def test_results_that_cannot_be_delivered_show_in_the_final_state(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    async with open_yard() as services:
+        path = tmp_path / "in.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in request_lines(2)))
+
+        batch_id = await create_batch(
+            services, BatchRequest(input=str(path), output=str(folder / "out.jsonl"))
+        )
+        folder.rmdir()
+        state = await process_batch(batch_id, return_state=True)
+    assert state.name == UNDELIVERED
+    assert str(folder) in str(state.message)

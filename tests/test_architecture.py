@@ -1,0 +1,87 @@
+"""The rules that hold the house up, checked by machine: imports, names, and what the docs draw."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchyard import lifecycle
+
+ROOT = Path(__file__).resolve().parent.parent
+OUR_FOLDERS = ("batchyard", "blocks", "tasks", "flows", "infra", "requirements", "benchmarks")
+BUCKET_NAMES = {"common", "helper", "helpers", "misc", "models", "types", "util", "utils"}
+TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
+
+RUN_BY_THE_ENGINE = sorted((ROOT / "batchyard/engine/middleware").glob("*.py"))
+"""vLLM loads these into its own process, in an environment where Batchyard is not installed."""
+
+
+def from_root(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Top-level names of what the file imports; a relative import counts as ours."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0] if node.level == 0 else "batchyard")
+    return names
+
+
+def defined_tests(path: Path) -> list[str]:
+    """Names of the test functions and classes in the file, methods included."""
+    definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, definitions)
+    ]
+    return [node.name for node in nodes if node.name.lower().startswith("test")]
+
+
+def test_imports_point_down() -> None:
+    """Every import contract of pyproject.toml is kept."""
+    lint_imports = str(Path(sys.executable).with_name("lint-imports"))
+    done = subprocess.run(lint_imports, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", RUN_BY_THE_ENGINE, ids=from_root)
+def test_engine_side_code_needs_nothing_installed(path: Path) -> None:
+    """What runs inside the engine's process imports the standard library alone."""
+    assert imported_modules(path) <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", TEST_FILES, ids=from_root)
+def test_every_test_file_holds_a_test(path: Path) -> None:
+    """A file named like a test but without one would pass for ever, unnoticed."""
+    assert defined_tests(path)
+
+
+def test_no_file_is_a_bucket() -> None:
+    """Files and folders are named for what is in them, not "utils"."""
+    paths = [path for folder in OUR_FOLDERS for path in (ROOT / folder).rglob("*")]
+    paths = [path for path in paths if path.suffix == ".py" or path.is_dir()]
+    assert [from_root(path) for path in paths if path.stem in BUCKET_NAMES] == []
+
+
+def test_lifecycle_diagram_is_drawn_from_the_table() -> None:
+    """docs/architecture.md shows what `batchyard.lifecycle.mermaid()` returns, to the letter."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    _, after = text.split("<!-- lifecycle: begin -->\n")
+    shown, _ = after.split("<!-- lifecycle: end -->")
+    assert shown == f"```mermaid\n{lifecycle.mermaid()}\n```\n"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    """docs/adr/README.md links each record in the folder, in the order of the numbers."""
+    folder = ROOT / "docs/adr"
+    records = [path.name for path in sorted(folder.glob("[0-9]*.md"))]
+    linked = re.findall(r"\]\(([0-9][^)]*\.md)\)", (folder / "README.md").read_text())
+    assert linked == records

@@ -1,0 +1,221 @@
+"""Local files: whole or not at all, whatever the device does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.errors import (
+    AccessDenied,
+    LocationRefused,
+    ObjectChanged,
+    ObjectNotFound,
+    StorageFull,
+    StorageUnavailable,
+)
+from batchyard.storage.file import read_file, write_file
+from batchyard.storage.local import LocalStorage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+MIB = 1024 * 1024
+
+
+async def parts(size_mib: int = 3) -> AsyncIterator[bytes]:
+    for _ in range(size_mib):
+        yield bytes(MIB)
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@contextmanager
+def nobody_s_folder() -> Iterator[Path]:
+    """A folder that everybody may enter; root steps down for the time of the block."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        was = os.geteuid()
+        if was == 0:
+            os.seteuid(65534)
+        else:
+            folder.chmod(0o555)
+        try:
+            yield folder
+        finally:
+            if was == 0:
+                os.seteuid(0)
+            folder.chmod(0o700)
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """The kernel refuses to let any file of this process grow beyond this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_device_without_room_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENOSPC, real, from /dev/full in place of the hidden file: the old content stays."""
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+    open_really = os.open
+
+    def open_full(path: Path, flags: int, *more: Any, **named: Any) -> int:
+        is_written = flags & os.O_WRONLY
+        return open_really("/dev/full" if is_written else path, flags & ~os.O_EXCL, *more, **named)
+
+    monkeypatch.setattr(os, "open", open_full)
+
+    with pytest.raises(StorageFull, match="free some space"):
+        await write_file(target, parts())
+    assert target.read_bytes() == b"old"
+
+
+async def test_a_put_that_outgrows_the_device_leaves_nothing(tmp_path: Path) -> None:
+    """The device takes 1.5 of 3 MiB, then refuses; the half-written file goes away."""
+    storage = LocalStorage(tmp_path)
+    with largest_file(MIB + MIB // 2), pytest.raises(StorageFull, match="files/a"):
+        await storage.put("files/a", parts())
+
+    assert files_below(tmp_path) == []
+    assert (await storage.put("files/a", parts())).size_bytes == 3 * MIB
+
+
+async def test_a_folder_that_may_not_be_written_is_denied() -> None:
+    """The message says what to look at."""
+    with nobody_s_folder() as folder:
+        with pytest.raises(AccessDenied, match="owner and mode"):
+            await write_file(folder / "out", parts())
+        with pytest.raises(AccessDenied):
+            await LocalStorage(folder).put("files/a", parts())
+
+
+async def test_a_file_that_may_not_be_read_is_denied(tmp_path: Path) -> None:
+    """Mode 0000, and nobody is above it."""
+    with tempfile.TemporaryDirectory() as name:
+        secret = Path(name) / "secret"
+        secret.touch(mode=0o000)
+        with nobody_s_folder(), pytest.raises(AccessDenied):
+            await anext(read_file(secret))
+
+
+async def test_a_failing_file_system_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EIO may be gone on the next try, on another machine; the file is not replaced."""
+    target = tmp_path / "out"
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+    with pytest.raises(StorageUnavailable, match="Input/output error"):
+        await write_file(target, parts())
+    assert files_below(tmp_path) == []
+
+
+async def test_a_file_that_grows_while_it_is_read_has_changed(tmp_path: Path) -> None:
+    """Half of the old and half of the new are not passed on."""
+    path = tmp_path / "in"
+    path.write_bytes(bytes(3 * MIB))
+    stream = read_file(path)
+    await anext(stream)
+    with path.open("ab") as more:
+        more.write(b"x")
+
+    with pytest.raises(ObjectChanged):
+        await anext(stream)
+
+
+async def test_a_pipe_is_not_read_and_holds_nobody_up(tmp_path: Path) -> None:
+    """Opening it does not wait for a writer."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(ObjectNotFound, match="not a regular file"):
+        await asyncio.wait_for(anext(read_file(pipe)), timeout=5)
+
+
+async def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    """The file system's own limit, in our words."""
+    with pytest.raises(LocationRefused):
+        await write_file(tmp_path / ("x" * 256), parts())
+    assert files_below(tmp_path) == []
+
+
+async def test_a_written_file_follows_the_umask(tmp_path: Path) -> None:
+    """Who may read results is the operator's choice, as for any other program."""
+    before = os.umask(0o027)
+    try:
+        await write_file(tmp_path / "out", parts(1))
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+
+
+async def test_a_cancelled_write_removes_its_hidden_file(tmp_path: Path) -> None:
+    """Also when it is cancelled while a thread writes."""
+    for steps in range(30):
+
+        async def slow() -> AsyncIterator[bytes]:
+            while True:
+                yield bytes(MIB)
+
+        writing = asyncio.create_task(write_file(tmp_path / "out", slow()))
+        for _ in range(steps):
+            await asyncio.sleep(0.0005)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert files_below(tmp_path) == []
+
+
+async def test_readers_see_the_old_or_the_new_file_only(tmp_path: Path) -> None:
+    """While a file is replaced again and again, no read ever finds a mixture."""
+    target = tmp_path / "out"
+    target.write_bytes(b"a" * 100_000)
+
+    async def rewrite() -> None:
+        for letter in b"bcdefghij":
+            content = bytes([letter]) * 100_000
+
+            async def once(content: bytes = content) -> AsyncIterator[bytes]:
+                yield content[:50_000]
+                await asyncio.sleep(0)
+                yield content[50_000:]
+
+            await write_file(target, once())
+
+    rewriting = asyncio.create_task(rewrite())
+    while not rewriting.done():
+        content = target.read_bytes()
+        assert (len(content), len(set(content))) == (100_000, 1)
+        await asyncio.sleep(0)
+    await rewriting
+
+
+async def test_unfinished_files_are_not_listed(tmp_path: Path) -> None:
+    """What a killed process left behind is no object."""
+    storage = LocalStorage(tmp_path)
+    await storage.put("files/a", parts(1))
+    (tmp_path / "files" / ".0123456789abcdef.partial").write_bytes(b"half")
+
+    assert [key async for key in storage.list("")] == ["files/a"]
