@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from batchyard.engine.remote import RemoteEngine
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
+from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.vllm import VllmEngine
 
 if TYPE_CHECKING:

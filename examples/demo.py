@@ -41,7 +41,7 @@ async def main() -> int:
     chat = WarmEngine(
         VllmEngine(
             CHAT_NAMES[0],
-            ["--served-model-name", *CHAT_NAMES, "--max-model-len", "2048"],
+            ["--served-model-name", *CHAT_NAMES, "--max-model-len", "2048", "--enforce-eager"],
             python=python,
             weights=str(MODELS / "tiny-chat"),
             log_path=engine_log(settings, "tiny-chat"),
@@ -50,6 +50,7 @@ async def main() -> int:
     embed = WarmEngine(
         VllmEngine(
             "tiny-embed",
+            ["--enforce-eager"],
             python=python,
             weights=str(MODELS / "tiny-embed"),
             log_path=engine_log(settings, "tiny-embed"),

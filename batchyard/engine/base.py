@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class Engine(Protocol):
 
     def stream(
         self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
-    ) -> AsyncIterator[EngineAnswer]:
+    ) -> AsyncGenerator[EngineAnswer, None]:
         """Send requests as ``requests`` yields them and yield answers as they finish, any order.
 
         The caller bounds what is in flight by when ``requests`` yields. ``timeout_seconds`` is
         each request's own; one that outlasts it is aborted and answered ``NoAnswer.TIMEOUT``.
-        Closing the iterator aborts whatever is in flight. Raises
+        Closing the generator aborts whatever is in flight. Raises
         :class:`~batchyard.errors.EngineLost` when the engine itself goes away.
         """
         ...

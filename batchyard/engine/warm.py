@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from batchyard.errors import EngineLost
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable
 
     from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
 
@@ -22,15 +24,18 @@ class WarmEngine:
         self.model = engine.model
         self._engine = engine
         self._is_warm = False
+        # Two runners at once must not both start it.
+        self._starting = asyncio.Lock()
 
     @property
     def max_num_seqs(self) -> int:
         return self._engine.max_num_seqs
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
-        if not self._is_warm:
-            await self._engine.start(on_progress)
-            self._is_warm = True
+        async with self._starting:
+            if not self._is_warm:
+                await self._engine.start(on_progress)
+                self._is_warm = True
 
     async def stop(self) -> None:
         """Nothing: the next runner finds it warm."""
@@ -44,10 +49,12 @@ class WarmEngine:
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
-    ) -> AsyncIterator[EngineAnswer]:
+    ) -> AsyncGenerator[EngineAnswer, None]:
+        answers = self._engine.stream(requests, timeout_seconds=timeout_seconds)
         try:
-            async for answer in self._engine.stream(requests, timeout_seconds=timeout_seconds):
-                yield answer
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    yield answer
         except EngineLost:
             self._is_warm = False
             raise

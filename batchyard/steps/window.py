@@ -8,6 +8,7 @@ again after a pause, or given up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -146,10 +147,11 @@ class Window:
 
     async def _stream_until_lost(self) -> bool:
         """Run one stream to its end; False if the engine was lost under it."""
+        answers = self._engine.stream(self._feed(), timeout_seconds=self._timeout_seconds)
         try:
-            answers = self._engine.stream(self._feed(), timeout_seconds=self._timeout_seconds)
-            async for answer in answers:
-                self._settle(answer)
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    self._settle(answer)
         except EngineLost as error:
             self._take_back()
             self._deaths_without_answer += 1

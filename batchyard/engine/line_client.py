@@ -1,0 +1,148 @@
+"""Our side of the line stream: one connection, requests out and answers in at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from batchyard.engine.base import EngineAnswer, NoAnswer
+from batchyard.engine.middleware import line_stream
+from batchyard.engine.retry_after import retry_after_seconds
+from batchyard.errors import EngineLost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
+
+    from batchyard.engine.base import EngineRequest
+
+SILENCE_SECONDS = 12 * line_stream.ALIVE_INTERVAL_SECONDS
+"""The engine shows a sign of life twelve times as often; a silent one hangs."""
+MAX_UNSENT_BYTES = 4 << 20
+
+
+async def stream_lines(
+    session: aiohttp.ClientSession,
+    base_url: str,
+    requests: AsyncIterable[EngineRequest],
+    *,
+    timeout_seconds: float,
+    headers: Mapping[str, str],
+) -> AsyncGenerator[EngineAnswer, None]:
+    """Send ``requests`` as they come and yield the answers as they finish.
+
+    Raises :class:`~batchyard.errors.EngineLost` when the connection breaks, the engine says
+    that it is dead or falls silent; whatever ``requests`` raises is raised here. Closing the
+    iterator closes the connection, on which the engine aborts what is in flight.
+    """
+    outgoing = _Outgoing(requests)
+    answers = _Answers()
+    try:
+        async with session.post(
+            base_url + line_stream.PATH,
+            data=outgoing.chunks(),
+            headers={**headers, line_stream.TIMEOUT_HEADER: repr(timeout_seconds)},
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_SECONDS),
+        ) as response:
+            if response.status != 200:
+                raise EngineLost(f"the engine refused the line stream: HTTP {response.status}")
+            async for data in response.content.iter_any():
+                for answer in answers.feed(data):
+                    yield answer
+            outgoing.raise_failure()
+            if answers.is_dead:
+                raise EngineLost("the engine reported its own death")
+            if not answers.parser.is_between_frames or answers.count < outgoing.count:
+                raise EngineLost("the engine closed the connection with requests in flight")
+    except (aiohttp.ClientError, OSError, line_stream.FrameError) as error:
+        outgoing.raise_failure()
+        raise EngineLost(f"lost the engine: {type(error).__name__}: {error}") from error
+    finally:
+        await outgoing.close()
+
+
+class _Outgoing:
+    """Pulls requests as fast as the caller yields them and sends what has gathered in one piece."""
+
+    def __init__(self, requests: AsyncIterable[EngineRequest]) -> None:
+        self.count = 0
+        self._requests = requests
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._is_complete = False
+        self._failure: Exception | None = None
+        # Its own task, so that the requests that are ready at once travel together.
+        self._puller = asyncio.create_task(self._pull())
+
+    async def _pull(self) -> None:
+        try:
+            async for request in self._requests:
+                frame = line_stream.request_frame(
+                    request.tag, request.url, request.body, request.request_id
+                )
+                self.count += 1
+                self._unsent.append(frame)
+                self._unsent_bytes += len(frame)
+                self._wake.set()
+                if self._unsent_bytes > MAX_UNSENT_BYTES:
+                    self._room.clear()
+                    await self._room.wait()
+        except Exception as error:  # noqa: BLE001 - raised again where the answers are read
+            self._failure = error
+        finally:
+            self._is_complete = True
+            self._wake.set()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body of the POST. Fails, and so breaks the connection, as ``requests`` fails."""
+        while not self._is_complete or self._unsent:
+            await self._wake.wait()
+            self._wake.clear()
+            frames, self._unsent, self._unsent_bytes = self._unsent, [], 0
+            self._room.set()
+            if frames:
+                yield b"".join(frames)
+            self.raise_failure()
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Stop pulling; ``requests`` sees a cancellation if it still waits."""
+        self._puller.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._puller
+
+
+class _Answers:
+    """Turns the bytes of the response into answers."""
+
+    def __init__(self) -> None:
+        self.parser = line_stream.FrameParser()
+        self.count = 0
+        self.is_dead = False
+
+    def feed(self, data: bytes) -> Iterator[EngineAnswer]:
+        for (tag, status, _, retry_after), body in self.parser.feed(data):
+            code = int(status)
+            if code == line_stream.ALIVE:
+                continue
+            if code == line_stream.ENGINE_DEAD:
+                self.is_dead = True
+                return
+            self.count += 1
+            if code == line_stream.TIMED_OUT:
+                yield EngineAnswer(int(tag), None, no_answer=NoAnswer.TIMEOUT)
+            else:
+                yield EngineAnswer(
+                    int(tag),
+                    code,
+                    body,
+                    retry_after_seconds(retry_after.decode().replace("_", " ")),
+                )

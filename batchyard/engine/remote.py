@@ -1,0 +1,209 @@
+"""An engine that somebody else runs: any OpenAI-compatible server, one POST per request."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress
+from batchyard.engine.fan_out import answer_concurrently
+from batchyard.engine.retry_after import retry_after_seconds
+from batchyard.engine.routes import STANDARD_ROUTES, post_routes
+from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable
+
+    from batchyard.engine.base import EngineRequest
+
+logger = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_SECONDS = 10.0
+
+
+class RemoteEngine:
+    """A server reached by URL; ``start`` looks whether it is there, ``stop`` only lets go.
+
+    ``base_url`` is ``http://``, ``https://`` or ``unix:///path.sock``, with or without the
+    ``/v1`` that request URLs begin with. ``max_num_seqs`` is how much the server runs at once,
+    which it cannot tell us. A request whose connection breaks is answered ``CONNECTION_LOST``;
+    a server that cannot be connected to is :class:`~batchyard.errors.EngineLost`.
+
+    Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        max_num_seqs: int = 256,
+        connect_timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
+    ) -> None:
+        self.model = model
+        self._max_num_seqs = max_num_seqs
+        self._address, self._socket_path = _parse(base_url)
+        self._api_key = api_key
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"RemoteEngine({self._where!r}, {self.model!r})"
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._max_num_seqs
+
+    @property
+    def _where(self) -> str:
+        return self._socket_path or self._address
+
+    async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
+        """See that the server answers and takes our key."""
+        await self.stop()
+        self._session = self._new_session()
+        try:
+            models = await self._probe()
+        except BaseException:
+            await self.stop()
+            raise
+        if models is not None and self.model not in models:
+            logger.warning("engine.model_not_listed model=%s server=%s", self.model, self._where)
+        if on_progress is not None:
+            on_progress(StartProgress("ready", 1.0))
+
+    async def stop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def routes(self) -> frozenset[str]:
+        """From ``/openapi.json`` if the server has one, else the OpenAI standard set."""
+        try:
+            url = f"{self._address}/openapi.json"
+            timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS)
+            async with self._open_session().get(
+                url, timeout=timeout, allow_redirects=False
+            ) as response:
+                if response.status == 200:
+                    return post_routes(await response.read()) or STANDARD_ROUTES
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._lost(error) from error
+        return STANDARD_ROUTES
+
+    async def stream(
+        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+    ) -> AsyncGenerator[EngineAnswer, None]:
+        """See :meth:`batchyard.engine.base.Engine.stream`."""
+        session = self._open_session()
+        timeout = aiohttp.ClientTimeout(
+            total=timeout_seconds, sock_connect=self._connect_timeout_seconds
+        )
+
+        async def answer(request: EngineRequest) -> EngineAnswer:
+            return await self._post(session, request, timeout)
+
+        async with contextlib.aclosing(answer_concurrently(requests, answer)) as answers:
+            async for one in answers:
+                yield one
+
+    async def _post(
+        self,
+        session: aiohttp.ClientSession,
+        request: EngineRequest,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - it is aiohttp's
+    ) -> EngineAnswer:
+        try:
+            async with session.post(
+                self._address + request.url,
+                data=request.body,
+                headers={"Content-Type": "application/json", "X-Request-Id": request.request_id},
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                body = await response.read()
+                retry_after = retry_after_seconds(response.headers.get("Retry-After"))
+                return EngineAnswer(request.tag, response.status, body, retry_after)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            # Nothing was sent: it is not this request that failed.
+            raise self._lost(error) from error
+        except TimeoutError:
+            return EngineAnswer(request.tag, None, no_answer=NoAnswer.TIMEOUT)
+        except (aiohttp.ClientError, OSError):
+            return EngineAnswer(request.tag, None, no_answer=NoAnswer.CONNECTION_LOST)
+
+    async def _probe(self) -> set[str] | None:
+        """The models that the server lists; None if it has no such list."""
+        url = f"{self._address}/v1/models"
+        timeout = aiohttp.ClientTimeout(total=self._connect_timeout_seconds)
+        try:
+            async with self._open_session().get(
+                url, timeout=timeout, allow_redirects=False
+            ) as response:
+                status, body = response.status, await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            detail = str(error) or type(error).__name__
+            raise EngineStartFailed(
+                f"cannot reach the engine for model {self.model!r} at {self._where}: {detail};"
+                " see that the server runs and that the URL is right"
+            ) from error
+        if status in {401, 403}:
+            raise EngineStartFailed(
+                f"the engine at {self._where} refuses our API key (HTTP {status})"
+            )
+        if status >= 500:
+            raise EngineStartFailed(f"the engine at {self._where} is not ready (HTTP {status})")
+        try:
+            return {model.id for model in msgspec.json.decode(body, type=_ModelList).data}
+        except msgspec.MsgspecError:
+            return None
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise EngineLost(f"the engine for model {self.model!r} is not started")
+        return self._session
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        # No limit of connections: the caller's window is the limit.
+        connector = (
+            aiohttp.UnixConnector(self._socket_path, limit=0)
+            if self._socket_path
+            else aiohttp.TCPConnector(limit=0)
+        )
+        # Not compressed: the body goes into our files as it came.
+        headers = {"Accept-Encoding": "identity"}
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
+
+    def _lost(self, error: Exception) -> EngineLost:
+        detail = str(error) or type(error).__name__
+        return EngineLost(f"lost the engine for model {self.model!r} at {self._where}: {detail}")
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+def _parse(base_url: str) -> tuple[str, str | None]:
+    """The address that request URLs are appended to, and the socket's path if there is one."""
+    parts = urlsplit(base_url)
+    if parts.scheme == "unix" and parts.path:
+        return "http://engine", parts.path
+    if parts.scheme in {"http", "https"} and parts.hostname and not parts.username:
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return f"{parts.scheme}://{parts.netloc}{path}", None
+    raise SettingsError(
+        "the engine's base_url must be http://host, https://host or unix:///path.sock,"
+        " without a user name in it"
+    )

@@ -1,0 +1,228 @@
+"""The answers of :class:`~batchyard.engine.stub.StubEngine`: deterministic, of the right shape.
+
+The text depends on nothing but the request's bytes; usage is plausible, not counted. A body is
+judged as a server would: 400 if it is not JSON, 404 for another model or an unknown route.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EMBEDDING_DIMENSIONS = 8
+CREATED_AT = 1_700_000_000
+MAX_WORDS = 16
+
+Json = dict[str, Any]
+
+
+class _Body(msgspec.Struct):
+    """What the answers depend on; everything else is ignored."""
+
+    model: str = ""
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+    input: Any = None
+    encoding_format: str = "float"
+    dimensions: int | None = None
+    documents: list[Any] = []
+    text_2: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Body)
+_encode = msgspec.json.encode
+
+
+def answer_to(model: str, url: str, body: bytes) -> tuple[int, bytes]:
+    """The HTTP status and the body."""
+    make = ANSWERS.get(url.partition("?")[0])
+    if make is None:
+        return 404, _encode({"detail": "Not Found"})
+    try:
+        request = _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        return 400, _error("BadRequestError", 400, str(error))
+    if request.model != model:
+        message = f"The model `{request.model}` does not exist."
+        return 404, _error("NotFoundError", 404, message)
+    return 200, _encode(make(request, body))
+
+
+def error_body(status: int) -> bytes:
+    """An error of the OpenAI shape, for an injected status."""
+    return _error("InternalServerError" if status >= 500 else "BadRequestError", status, "injected")
+
+
+def _error(kind: str, status: int, message: str) -> bytes:
+    return _encode({"error": {"message": message, "type": kind, "param": None, "code": status}})
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def _completion(request: _Body, body: bytes) -> tuple[str, str, int, Json]:
+    """Id, text, tokens and usage of a generated answer."""
+    digest = _digest(body)
+    asked = request.max_tokens or request.max_completion_tokens or request.max_output_tokens
+    tokens = min(asked or MAX_WORDS, MAX_WORDS)
+    text = " ".join(digest[start : start + 4] for start in range(0, 32, 4))[: 3 * tokens]
+    prompt = max(1, len(body) // 4)
+    choices = request.n or 1
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": tokens * choices,
+        "total_tokens": prompt + tokens * choices,
+    }
+    return digest, text, tokens, usage
+
+
+def _finish_reason(tokens: int) -> str:
+    return "length" if tokens < MAX_WORDS else "stop"
+
+
+def _chat(request: _Body, body: bytes) -> Json:
+    digest, text, tokens, usage = _completion(request, body)
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": _finish_reason(tokens),
+        }
+        for index in range(request.n or 1)
+    ]
+    return {
+        "id": f"chatcmpl-{digest}",
+        "object": "chat.completion",
+        "created": CREATED_AT,
+        "model": request.model,
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+def _text_completion(request: _Body, body: bytes) -> Json:
+    digest, text, tokens, usage = _completion(request, body)
+    choices = [
+        {"index": index, "text": text, "logprobs": None, "finish_reason": _finish_reason(tokens)}
+        for index in range(request.n or 1)
+    ]
+    return {
+        "id": f"cmpl-{digest}",
+        "object": "text_completion",
+        "created": CREATED_AT,
+        "model": request.model,
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+def _response(request: _Body, body: bytes) -> Json:
+    digest, text, _, usage = _completion(request, body)
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    message = {
+        "id": f"msg_{digest}",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": content,
+    }
+    return {
+        "id": f"resp_{digest}",
+        "object": "response",
+        "created_at": CREATED_AT,
+        "status": "completed",
+        "model": request.model,
+        "output": [message],
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+def _items(value: Any) -> list[Any]:
+    """The inputs of a request that may carry one or several; a list of integers is one."""
+    is_many = isinstance(value, list) and not (value and isinstance(value[0], int))
+    return value if is_many else [value]
+
+
+def _embeddings(request: _Body, body: bytes) -> Json:
+    data = [
+        {"object": "embedding", "index": index, "embedding": _embedding(request, item)}
+        for index, item in enumerate(_items(request.input))
+    ]
+    prompt = max(1, len(body) // 4)
+    return {
+        "object": "list",
+        "data": data,
+        "model": request.model,
+        "usage": {"prompt_tokens": prompt, "total_tokens": prompt},
+    }
+
+
+def _embedding(request: _Body, item: Any) -> list[float] | str:
+    """The vector of one input: floats, or base64 of little-endian float32."""
+    size = request.dimensions or EMBEDDING_DIMENSIONS
+    noise = hashlib.shake_128(_encode(item)).digest(2 * size)
+    values = [short / 32768 for short in struct.unpack(f"<{size}h", noise)]
+    if request.encoding_format == "base64":
+        return base64.b64encode(struct.pack(f"<{size}f", *values)).decode()
+    return values
+
+
+def _relevance(item: Any) -> float:
+    return int.from_bytes(hashlib.blake2b(_encode(item), digest_size=2).digest(), "big") / 65536
+
+
+def _score(request: _Body, body: bytes) -> Json:
+    data = [
+        {"index": index, "object": "score", "score": _relevance(item)}
+        for index, item in enumerate(_items(request.text_2))
+    ]
+    prompt = max(1, len(body) // 4)
+    return {
+        "id": f"score-{_digest(body)}",
+        "object": "list",
+        "created": CREATED_AT,
+        "model": request.model,
+        "data": data,
+        "usage": {"prompt_tokens": prompt, "total_tokens": prompt},
+    }
+
+
+def _rerank(request: _Body, body: bytes) -> Json:
+    results: list[Json] = [
+        {"index": index, "document": {"text": item}, "relevance_score": _relevance(item)}
+        for index, item in enumerate(request.documents)
+    ]
+    results.sort(key=lambda result: -result["relevance_score"])
+    return {
+        "id": f"rerank-{_digest(body)}",
+        "model": request.model,
+        "usage": {"total_tokens": max(1, len(body) // 4)},
+        "results": results,
+    }
+
+
+ANSWERS: dict[str, Callable[[_Body, bytes], Json]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _text_completion,
+    "/v1/responses": _response,
+    "/v1/embeddings": _embeddings,
+    "/v1/score": _score,
+    "/v1/rerank": _rerank,
+}

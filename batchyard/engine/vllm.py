@@ -1,0 +1,292 @@
+"""The engine that we start and own: stock ``vllm serve`` on a private Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from batchyard.engine.base import StartProgress
+from batchyard.engine.engine_log import MAX_CAUSE_LINES, LogTail, cause_of, progress_of
+from batchyard.engine.guarded_process import GuardedProcess
+from batchyard.engine.line_client import stream_lines
+from batchyard.engine.middleware import line_stream
+from batchyard.engine.routes import STANDARD_ROUTES, post_routes
+from batchyard.engine.vllm_options import (
+    DeviceProfile,
+    EngineOptions,
+    added_options,
+    detect_profile,
+    engine_environment,
+)
+from batchyard.errors import EngineLost, EngineStartFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+
+    from batchyard.engine.base import EngineAnswer, EngineRequest
+
+logger = logging.getLogger(__name__)
+
+BASE_URL = "http://engine"
+MIDDLEWARE = "line_stream.LineStream"
+SOCKET_NAME = "engine.sock"
+MAX_SOCKET_PATH_BYTES = 107
+MAX_SOCKET_NAME_BYTES = 48
+"""vLLM's own sockets are named by a UUID."""
+READ_BUFFER_BYTES = 1 << 20
+REMEMBERED_LOG_LINES = 2000
+POLL_SECONDS = 0.25
+REPLY_SECONDS = 10.0
+"""For what the server answers without the engine's help."""
+STOP_GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """One life of the engine."""
+
+    process: GuardedProcess
+    folder: Path
+    """Only we may look into it: the sockets, and the log where none was given."""
+    log_path: Path
+
+    @property
+    def socket_path(self) -> Path:
+        return self.folder / SOCKET_NAME
+
+
+class VllmEngine:
+    """A ``vllm serve`` process (and all that it starts), driven through the line stream.
+
+    ``model`` is the name that request bodies carry; ``weights`` the path or hub id to load where
+    that differs. ``options`` go to ``vllm serve`` unchanged; ours are only added where they leave
+    something open. ``python`` is the engine environment's interpreter, ``environment`` goes on
+    top of what the engine inherits. ``log_path`` is appended to and kept; without one the log
+    lives in a temporary folder that is kept only if the start fails.
+
+    It can be started again after :class:`~batchyard.errors.EngineLost`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        options: Sequence[str] = (),
+        *,
+        python: Path,
+        weights: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        log_path: Path | None = None,
+        profile: DeviceProfile | None = None,
+        start_timeout_seconds: float = 1800.0,
+    ) -> None:
+        self.model = model
+        self._weights = weights or model
+        self._options = EngineOptions(options)
+        self._python = python
+        self._own_environment = dict(environment or {})
+        self._log_path = log_path
+        self._profile = profile
+        self._start_timeout_seconds = start_timeout_seconds
+        self._running: _Running | None = None
+
+    @property
+    def max_num_seqs(self) -> int:
+        """The operator's ``--max-num-seqs`` or the device's, times the data-parallel ranks."""
+        own = self._options.number("max-num-seqs") or self._device().max_num_seqs
+        return own * (self._options.number("data-parallel-size") or 1)
+
+    async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
+        """Start the engine and return once it answers."""
+        await self.stop()
+        await asyncio.to_thread(self._device)
+        try:
+            running, log = self._launch()
+        except OSError as error:
+            raise EngineStartFailed(
+                f"cannot start the engine for model {self.model!r}: {error}"
+            ) from error
+        self._running = running
+        try:
+            await self._wait_until_ready(running, log, on_progress or (lambda _: None))
+        except BaseException:
+            # Whatever it is, a cancellation too: nothing that nobody waits for stays behind.
+            self._running = None
+            running.process.kill()
+            if running.log_path.parent == running.folder:
+                running.socket_path.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(running.folder, ignore_errors=True)
+            raise
+        logger.info("engine.ready model=%s log=%s", self.model, running.log_path)
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL after ten seconds; returns when every process is gone."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            await running.process.stop(STOP_GRACE_SECONDS)
+        finally:
+            shutil.rmtree(running.folder, ignore_errors=True)
+        logger.info("engine.stopped model=%s exit=%s", self.model, running.process.exit_code)
+
+    async def routes(self) -> frozenset[str]:
+        """The POST paths of the engine's OpenAPI description."""
+        return post_routes(await self._get("/openapi.json")) or STANDARD_ROUTES
+
+    async def metrics(self) -> str:
+        """The engine's own metrics, in Prometheus' text format."""
+        return (await self._get("/metrics")).decode()
+
+    async def stream(
+        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+    ) -> AsyncGenerator[EngineAnswer, None]:
+        """See :meth:`batchyard.engine.base.Engine.stream`."""
+        key = self._options.value("api-key")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with self._session() as session:
+            answers = stream_lines(
+                session, BASE_URL, requests, timeout_seconds=timeout_seconds, headers=headers
+            )
+            try:
+                async with contextlib.aclosing(answers):
+                    async for answer in answers:
+                        yield answer
+            except EngineLost as error:
+                raise await self._lost(error) from error
+
+    async def _get(self, path: str) -> bytes:
+        try:
+            async with (
+                self._session(timeout_seconds=REPLY_SECONDS) as session,
+                session.get(BASE_URL + path) as response,
+            ):
+                return await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise await self._lost(error) from error
+
+    def _device(self) -> DeviceProfile:
+        if self._profile is None:
+            self._profile = detect_profile(os.environ | self._own_environment)
+        return self._profile
+
+    def _launch(self) -> tuple[_Running, LogTail]:
+        folder = private_folder()
+        log_path = self._log_path or folder / "engine.log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            log = LogTail(log_path, start=os.fstat(log_fd).st_size)
+            command, environment = self._command(folder / SOCKET_NAME), self._environment(folder)
+            process = GuardedProcess.start(command, environment, folder=folder, log_fd=log_fd)
+        finally:
+            os.close(log_fd)
+        return _Running(process, folder, log_path), log
+
+    def _command(self, socket_path: Path) -> list[str]:
+        return [
+            str(self._python),
+            *("-m", "vllm.entrypoints.openai.api_server"),
+            *self._options.words,
+            *added_options(self.model, self._weights, self._options, self._device()),
+            *("--uds", str(socket_path)),
+            *("--middleware", MIDDLEWARE),
+        ]
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        # The engine's processes speak (pickle) over sockets; theirs belong where only we look.
+        own = {"VLLM_RPC_BASE_PATH": str(folder), **self._own_environment}
+        return engine_environment(
+            os.environ,
+            own,
+            weights=self._weights,
+            options=self._options,
+            profile=self._device(),
+            python_path=Path(line_stream.__file__).parent,
+        )
+
+    async def _wait_until_ready(
+        self, running: _Running, log: LogTail, on_progress: Callable[[StartProgress], None]
+    ) -> None:
+        deadline = time.monotonic() + self._start_timeout_seconds
+        seen: deque[str] = deque(maxlen=REMEMBERED_LOG_LINES)
+        on_progress(last := StartProgress("starting vLLM"))
+        async with self._session(timeout_seconds=REPLY_SECONDS) as session:
+            while running.process.exit_code is None:
+                seen.extend(lines := log.new_lines())
+                for progress in filter(None, map(progress_of, lines)):
+                    if progress != last:
+                        on_progress(last := progress)
+                if await is_healthy(session):
+                    running.socket_path.chmod(0o600)
+                    on_progress(StartProgress("ready", 1.0))
+                    return
+                if time.monotonic() > deadline:
+                    seen.extend(log.rest())
+                    how = f"was not ready after {self._start_timeout_seconds:.0f} s"
+                    raise self._start_failure(running, how, list(seen)[-MAX_CAUSE_LINES:])
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await running.process.wait()
+        seen.extend(log.rest())
+        how = f"ended with exit code {running.process.exit_code}"
+        raise self._start_failure(running, how, cause_of(seen))
+
+    def _start_failure(self, running: _Running, how: str, lines: list[str]) -> EngineStartFailed:
+        text = "\n".join(f"    {line}" for line in lines)
+        return EngineStartFailed(
+            f"the engine for model {self.model!r} {how}; from its log {running.log_path}:\n{text}"
+        )
+
+    def _session(self, *, timeout_seconds: float | None = None) -> aiohttp.ClientSession:
+        if self._running is None:
+            raise EngineLost(f"the engine for model {self.model!r} is not running")
+        return aiohttp.ClientSession(
+            # A kept connection might be one that the engine has closed: one for each exchange.
+            connector=aiohttp.UnixConnector(str(self._running.socket_path), force_close=True),
+            timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+            read_bufsize=READ_BUFFER_BYTES,
+            trust_env=False,
+        )
+
+    async def _lost(self, error: Exception) -> EngineLost:
+        """The same loss with the engine's exit code, if it ends at once."""
+        running = self._running
+        if running is None:
+            return EngineLost(f"the engine for model {self.model!r} was stopped")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SECONDS):
+                await running.process.wait()
+        code = running.process.exit_code
+        how = "" if code is None else f"; it ended with exit code {code}"
+        return EngineLost(
+            f"lost the engine for model {self.model!r}: {error}{how}; its log: {running.log_path}"
+        )
+
+
+async def is_healthy(session: aiohttp.ClientSession) -> bool:
+    try:
+        async with session.get(f"{BASE_URL}/health") as response:
+            return response.status == 200
+    except (aiohttp.ClientError, OSError):
+        return False
+
+
+def private_folder() -> Path:
+    """A new folder for us alone, with a path short enough for the sockets in it."""
+    folder = tempfile.mkdtemp(prefix="batchyard-")
+    if len(os.fsencode(folder)) + MAX_SOCKET_NAME_BYTES > MAX_SOCKET_PATH_BYTES:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="batchyard-", dir="/tmp")
+    return Path(folder)

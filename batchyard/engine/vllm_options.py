@@ -1,0 +1,196 @@
+"""What we add to the engine's command line: defaults only, the operator's options win.
+
+vLLM's own defaults are for live traffic. For batches it needs more sequences at once and more
+tokens per step; the figures are those of vLLM's offline ``LLM`` class on the same device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GIB = 1 << 30
+_MULTIPLIERS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """The engine's batch limits for one kind of device."""
+
+    name: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+CPU = DeviceProfile("cpu", max_num_seqs=256, max_num_batched_tokens=4096)
+CUDA_SMALL = DeviceProfile("cuda", max_num_seqs=256, max_num_batched_tokens=8192)
+CUDA_LARGE = DeviceProfile("cuda", max_num_seqs=1024, max_num_batched_tokens=16384)
+
+
+def detect_profile(environment: Mapping[str, str]) -> DeviceProfile:
+    """The profile of the first GPU that the engine will see, or of the CPU."""
+    tool = shutil.which("nvidia-smi")
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if tool is None or visible == "":
+        return CPU
+    query = [tool, "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    if visible is not None:
+        query += ["--id", visible.split(",")[0].strip()]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+        memory_mib, name = answer.stdout.splitlines()[0].split(",", 1)
+        return profile_of_gpu(int(memory_mib), name)
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return CPU if not Path("/dev/nvidiactl").exists() else CUDA_SMALL
+
+
+def profile_of_gpu(memory_mib: int, name: str) -> DeviceProfile:
+    """As vLLM 0.32 decides: 70 GiB and more is large, but not an A100, which it slows down."""
+    is_large = memory_mib >= 70 * 1024 and "a100" not in name.lower()
+    return CUDA_LARGE if is_large else CUDA_SMALL
+
+
+class EngineOptions:
+    """The operator's ``vllm serve`` options, unchanged, and the values that we must know."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self.words = tuple(options)
+        self._values = self._read_config_file() | _parse(self.words)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether ``--name`` (or its ``--no-`` form) is given, in either spelling."""
+        return name in self._values or f"no-{name}" in self._values
+
+    def value(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def number(self, name: str) -> int | None:
+        """The integer value, with vLLM's ``k`` and ``K`` multipliers; None if not given."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", self._values.get(name, ""))
+        return int(float(match[1]) * _MULTIPLIERS.get(match[2], 1)) if match else None
+
+    def _read_config_file(self) -> dict[str, str]:
+        """The scalar top-level keys of ``--config FILE``, which options must not overrule."""
+        path = _parse(self.words).get("config")
+        if not path:
+            return {}
+        try:
+            text = Path(path).read_text()
+        except (OSError, ValueError):
+            return {}  # vLLM says so better than we could
+        found = re.findall(r"^([\w-]+)[ \t]*:[ \t]*([^\s#]*)", text, re.MULTILINE)
+        return {_name(key): value.strip("\"'") for key, value in found}
+
+
+def _parse(words: Sequence[str]) -> dict[str, str]:
+    """Option name → its first value ("" for a flag)."""
+    values: dict[str, str] = {}
+    for position, word in enumerate(words):
+        if not word.startswith("-"):
+            continue
+        name, separator, value = word.partition("=")
+        if not separator and position + 1 < len(words):
+            following = words[position + 1]
+            value = "" if following.startswith("-") else following
+        values[_name(name)] = value
+    return values
+
+
+def _name(option: str) -> str:
+    name = option.lstrip("-").replace("_", "-")
+    return {"tp": "tensor-parallel-size", "dp": "data-parallel-size"}.get(name, name)
+
+
+def chunks_prefill(model: str, options: EngineOptions) -> bool:
+    """Whether a long prompt may take several steps; if not, a step must hold a whole prompt.
+
+    For such models vLLM raises its own default to the context length and refuses a smaller
+    explicit value, so we give none.
+    """
+    pooling = {"runner": {"pooling"}, "convert": {"embed", "classify"}}
+    is_pooling = any(options.value(name) in values for name, values in pooling.items())
+    is_embedder = (Path(model) / "modules.json").exists()
+    return not (is_pooling or is_embedder or "no-enable-chunked-prefill" in options)
+
+
+def added_options(
+    model: str, weights: str, options: EngineOptions, profile: DeviceProfile
+) -> list[str]:
+    """The options that we add because the operator has not given them."""
+    added: list[str] = []
+
+    def default(name: str, *values: str) -> None:
+        if name not in options:
+            added.extend((f"--{name}", *values))
+
+    default("model", weights)
+    default("served-model-name", model)
+    default("max-num-seqs", str(profile.max_num_seqs))
+    if chunks_prefill(weights, options):
+        sequences = options.number("max-num-seqs") or 0
+        default("max-num-batched-tokens", str(max(profile.max_num_batched_tokens, sequences)))
+    default("performance-mode", "throughput")
+    # `usage` says how many prompt tokens came from the cache, as OpenAI's does.
+    default("enable-prompt-tokens-details")
+    # Prompts never reach the log, and a line per request would be most of it.
+    default("disable-uvicorn-access-log")
+    if "enable-log-requests" not in options:
+        added.append("--no-enable-log-requests")
+    return added
+
+
+def engine_environment(
+    inherited: Mapping[str, str],
+    own: Mapping[str, str],
+    *,
+    weights: str,
+    options: EngineOptions,
+    profile: DeviceProfile,
+    python_path: Path,
+) -> dict[str, str]:
+    """The engine's environment: ours without our secrets and Python paths, ``own`` on top."""
+    environment = {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(("BATCHYARD_", "PREFECT_", "PYTHON"))
+        and name not in {"VIRTUAL_ENV", "VLLM_API_KEY"}
+    }
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    if profile is CPU and "kv-cache-memory-bytes" not in options:
+        # vLLM's own choice is nearly all of the machine's memory.
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(4, memory_bytes() // 4 // GIB)))
+    if is_path(weights) and not names_hub_repository(options):
+        defaults |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    environment = defaults | environment | dict(own)
+    paths = [str(python_path), own.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    # Without this `python -m` would import from the working directory first.
+    environment["PYTHONSAFEPATH"] = "1"
+    return environment
+
+
+def names_hub_repository(options: EngineOptions) -> bool:
+    """Whether an option besides the model may need the Hugging Face hub."""
+    may_name = ("tokenizer", "hf-config-path", "lora-modules", "speculative-config", "config")
+    values = (options.value(name) for name in may_name)
+    return any(value and not is_path(value) for value in values)
+
+
+def is_path(value: str) -> bool:
+    """Whether there is such a file or folder; a value may also be JSON, of any length."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path(value).exists()
+    return False
+
+
+def memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

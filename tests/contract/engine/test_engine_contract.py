@@ -1,0 +1,205 @@
+"""What every engine must do, whoever runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.engine.base import NoAnswer
+from tests.contract.engine.conftest import CHAT, Subject, chat_body, request, slow_body
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from batchyard.engine.base import EngineAnswer, EngineRequest
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TIMEOUT_SECONDS = 60.0
+
+
+async def each(requests: Sequence[EngineRequest]) -> AsyncIterator[EngineRequest]:
+    for one in requests:
+        yield one
+
+
+async def ask(subject: Subject, *requests: EngineRequest) -> dict[int, EngineAnswer]:
+    """The answers by tag; fails if a tag is answered twice."""
+    answers: dict[int, EngineAnswer] = {}
+    stream = subject.engine.stream(each(requests), timeout_seconds=TIMEOUT_SECONDS)
+    async for answer in stream:
+        assert answer.tag not in answers
+        answers[answer.tag] = answer
+    return answers
+
+
+async def test_every_request_is_answered_exactly_once(subject: Subject) -> None:
+    """A stream ends when each of its tags has its one answer."""
+    requests = [request(tag, chat_body(f"number {tag}")) for tag in range(300)]
+
+    answers = await ask(subject, *requests)
+
+    assert set(answers) == set(range(300))
+    assert {answer.status for answer in answers.values()} == {200}
+
+
+async def test_answers_carry_their_own_tag(subject: Subject) -> None:
+    """The answer under a tag is the answer to that tag's request."""
+    bodies = {tag: chat_body("same text", max_tokens=tag) for tag in (1, 2, 3, 5, 8, 13)}
+
+    answers = await ask(subject, *(request(tag, body) for tag, body in bodies.items()))
+
+    tokens = {
+        tag: json.loads(answer.body)["usage"]["completion_tokens"]
+        for tag, answer in answers.items()
+    }
+    assert tokens == {tag: tag for tag in bodies}
+
+
+async def test_an_empty_stream_ends_at_once(subject: Subject) -> None:
+    """No requests, no answers."""
+    assert await ask(subject) == {}
+
+
+async def test_a_client_error_passes_through_and_the_others_go_on(subject: Subject) -> None:
+    """A body that is not JSON gets the engine's own 4xx; its neighbours are answered."""
+    answers = await ask(
+        subject, request(1, chat_body("hi")), request(2, b'{"model": '), request(3, chat_body("ho"))
+    )
+
+    assert answers[1].status == answers[3].status == 200
+    assert answers[2].status == 400
+    assert answers[2].no_answer is None
+    assert "message" in json.loads(answers[2].body)["error"]
+
+
+async def test_an_unknown_route_is_answered_404(subject: Subject) -> None:
+    """The engine's routes decide, not ours."""
+    answers = await ask(subject, request(1, chat_body("hi"), url="/v1/no/such/route"))
+
+    assert answers[1].status == 404
+
+
+async def test_another_model_is_answered_404(subject: Subject) -> None:
+    """A body that names a model which the engine does not serve is refused by it."""
+    answers = await ask(subject, request(1, chat_body("hi", model="another")))
+
+    assert answers[1].status == 404
+    assert "another" in json.loads(answers[1].body)["error"]["message"]
+
+
+async def test_a_body_with_newlines_and_any_unicode_arrives_whole(subject: Subject) -> None:
+    """Bodies are counted, not split at line ends."""
+    text = "\r\n\n\u2028 é 漢字 \U0001f600 \x00\n"
+    pretty = json.dumps(json.loads(chat_body(text)), indent=2).encode() + b"\n\n"
+
+    answers = await ask(subject, request(1, pretty), request(2, chat_body(text * 100)))
+
+    assert answers[1].status == answers[2].status == 200
+
+
+async def test_a_request_that_outlasts_its_time_is_answered_timeout(subject: Subject) -> None:
+    """Only that request: the quick one on the same stream is answered well."""
+    requests = [request(1, slow_body()), request(2, chat_body("quick"))]
+    stream = subject.engine.stream(each(requests), timeout_seconds=1.5)
+
+    answers = {answer.tag: answer async for answer in stream}
+
+    assert answers[2].status == 200
+    assert answers[1].status is None
+    assert answers[1].no_answer is NoAnswer.TIMEOUT
+    assert await subject.runs(0, within_seconds=5)
+
+
+async def test_closing_the_stream_aborts_what_is_in_flight(subject: Subject) -> None:
+    """After the caller turns away the engine works on nothing, within five seconds."""
+    requests = [request(0, chat_body("quick")), *(request(n, slow_body(n)) for n in range(1, 21))]
+    stream = subject.engine.stream(each(requests), timeout_seconds=TIMEOUT_SECONDS)
+    async with contextlib.aclosing(stream):  # type: ignore[type-var]
+        first = await anext(aiter(stream))
+        assert await subject.runs(20)
+
+    assert first.tag == 0
+    assert await subject.runs(0, within_seconds=5)
+
+
+async def test_cancelling_the_reader_aborts_what_is_in_flight(subject: Subject) -> None:
+    """A cancelled task leaves nothing running in the engine."""
+    task = asyncio.create_task(ask(subject, *(request(n, slow_body(n)) for n in range(10))))
+    assert await subject.runs(10)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert await subject.runs(0, within_seconds=5)
+
+
+async def test_the_caller_bounds_the_window(subject: Subject) -> None:
+    """With a window of 200 all 200 are taken, and the 201st waits until one is answered."""
+    window = asyncio.Semaphore(200)
+    yielded = 0
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        nonlocal yielded
+        for tag in range(600):
+            await window.acquire()
+            yielded += 1
+            yield request(tag, chat_body(f"number {tag}", max_tokens=2))
+
+    answered: set[int] = set()
+    async for answer in subject.engine.stream(requests(), timeout_seconds=TIMEOUT_SECONDS):
+        assert answer.status == 200
+        assert yielded - len(answered) <= 200
+        answered.add(answer.tag)
+        window.release()
+
+    assert answered == set(range(600))
+
+
+async def test_answers_come_while_requests_are_still_being_sent(subject: Subject) -> None:
+    """A request may depend on the answer before it: both directions flow at once."""
+    answered: asyncio.Queue[int] = asyncio.Queue()
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        for tag in range(5):
+            yield request(tag, chat_body("one at a time"))
+            assert await answered.get() == tag
+
+    stream = subject.engine.stream(requests(), timeout_seconds=TIMEOUT_SECONDS)
+    async for answer in stream:
+        answered.put_nowait(answer.tag)
+
+
+async def test_an_error_of_the_caller_reaches_the_caller(subject: Subject) -> None:
+    """What the request source raises is raised by the stream, and what ran is aborted."""
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        yield request(1, slow_body())
+        raise LookupError("the plan is gone")
+
+    with pytest.raises(LookupError, match="the plan is gone"):
+        async for _ in subject.engine.stream(requests(), timeout_seconds=TIMEOUT_SECONDS):
+            pass
+
+    assert await subject.runs(0, within_seconds=5)
+
+
+async def test_two_streams_run_side_by_side(subject: Subject) -> None:
+    """Tags need be unique on one stream only."""
+    first, second = await asyncio.gather(
+        ask(subject, *(request(n, chat_body("a", max_tokens=2)) for n in range(50))),
+        ask(subject, *(request(n, chat_body("b", max_tokens=3)) for n in range(50))),
+    )
+
+    tokens = {json.loads(answer.body)["usage"]["completion_tokens"] for answer in first.values()}
+    assert (len(first), len(second), tokens) == (50, 50, {2})
+
+
+async def test_the_engine_lists_its_routes(subject: Subject) -> None:
+    """What the engine serves is known before anything is sent."""
+    assert {CHAT, "/v1/completions", "/v1/responses"} <= await subject.engine.routes()

@@ -1,0 +1,274 @@
+"""What only real vLLM can show: its process tree, its log, its own way to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.errors import EngineLost, EngineStartFailed
+from tests.contract.engine.conftest import (
+    ROOT,
+    Subject,
+    chat_body,
+    request,
+    require_vllm,
+    slow_body,
+    vllm_engine,
+    vllm_running,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.engine.vllm import VllmEngine
+
+# The owner's engine loads while the first tests run.
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("serving_owner")]
+in_session_loop = pytest.mark.asyncio(loop_scope="session")
+
+
+async def ask(engine: VllmEngine, *requests: EngineRequest) -> dict[int, EngineAnswer]:
+    async def each() -> AsyncIterator[EngineRequest]:
+        for one in requests:
+            yield one
+
+    stream = engine.stream(each(), timeout_seconds=60)
+    return {answer.tag: answer async for answer in stream}
+
+
+def processes_of(session: int) -> dict[int, str]:
+    """Process id → command of everything alive in a session: no part of vLLM leaves it."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            before, after = (folder / "stat").read_text().rsplit(")", 1)
+        except OSError:  # it has just ended
+            continue
+        state, _, _, its_session, *_ = after.split()
+        if int(its_session) == session and state != "Z":
+            found[int(folder.name)] = before.split("(", 1)[1]
+    return found
+
+
+def gone_within(session: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while processes_of(session):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+class Owner:
+    """``engine_owner.py`` in a process of its own."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        script = Path(__file__).with_name("engine_owner.py")
+        self.process = subprocess.Popen(
+            [sys.executable, script, tmp_path / "engine.log"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+        self.session = int(self.read_until("session ")[-1].split()[1])
+
+    def read_until(self, word: str, count: int = 1) -> list[str]:
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        for line in self.process.stdout:
+            lines.append(line)
+            count -= word in line
+            if count <= 0:
+                return lines
+        raise AssertionError(f"the owner ended: {lines}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def serving_owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
+    require_vllm()
+    owner = Owner(tmp_path_factory.mktemp("owner"))
+    yield owner
+    owner.kill()
+
+
+@in_session_loop
+async def test_only_we_can_reach_the_engine(session_vllm: VllmEngine) -> None:
+    """The socket has mode 0600 in a folder of mode 0700, the log has 0600."""
+    running = session_vllm._running
+    assert running is not None
+    modes = [running.socket_path, running.folder, running.log_path]
+
+    assert [stat.S_IMODE(path.stat().st_mode) for path in modes] == [0o600, 0o700, 0o600]
+
+
+@in_session_loop
+async def test_a_prompt_comes_back_as_it_was_sent(session_vllm: VllmEngine) -> None:
+    """Echoed by the engine, control characters and all."""
+    prompt = "\r\n\t é 漢字 \U0001f600 {}\n"
+    body = {"model": "tiny-chat", "prompt": prompt, "max_tokens": 1, "echo": True}
+
+    answers = await ask(session_vllm, request(1, json.dumps(body).encode(), url="/v1/completions"))
+
+    assert json.loads(answers[1].body)["choices"][0]["text"].startswith(prompt)
+
+
+@in_session_loop
+async def test_the_request_id_is_the_engines_too(session_vllm: VllmEngine) -> None:
+    """Our files and the engine's log can be joined on it."""
+    answers = await ask(session_vllm, request(7, chat_body("hi")))
+
+    assert json.loads(answers[7].body)["id"] == "chatcmpl-request-7"
+
+
+@in_session_loop
+async def test_structured_output_works(session_vllm: VllmEngine) -> None:
+    """``response_format: json_schema`` constrains even a model that talks nonsense."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+    answers = await ask(
+        session_vllm, request(1, chat_body("hi", max_tokens=500, response_format=wanted))
+    )
+
+    content = json.loads(answers[1].body)["choices"][0]["message"]["content"]
+    assert json.loads(content)["a"] in {"x", "y"}
+
+
+@in_session_loop
+async def test_no_prompt_reaches_the_log(session_vllm: VllmEngine) -> None:
+    """Neither of requests that succeed nor of those that are refused."""
+    canary = "canary-5d1f"
+    part = {"type": "image_url", "image_url": {"url": f"https://x.invalid/{canary}"}}
+    image = {"model": "tiny-chat", "messages": [{"role": "user", "content": [part]}]}
+    bodies = [
+        chat_body(canary),
+        chat_body(canary, model="another"),
+        chat_body(canary, max_tokens=99_999),
+        chat_body(canary, temperature=canary),
+        f'{{"model": "{canary}'.encode(),
+        json.dumps(image).encode(),
+    ]
+
+    answers = await ask(session_vllm, *(request(tag, body) for tag, body in enumerate(bodies)))
+
+    assert [answers[tag].status for tag in range(6)] == [200, 404, 400, 400, 400, 400]
+    running = session_vllm._running
+    assert running is not None
+    assert canary not in running.log_path.read_text()
+
+
+@in_session_loop
+async def test_a_bad_model_path_fails_the_start_with_the_engines_own_words(
+    tmp_path: Path,
+) -> None:
+    """The message has the model, the exit code, the cause and the log's path."""
+    require_vllm()
+    engine = vllm_engine(tmp_path, weights="/no/such/model")
+
+    with pytest.raises(EngineStartFailed) as failure:
+        await engine.start()
+
+    message = str(failure.value)
+    assert "'tiny-chat' ended with exit code 1" in message
+    assert "Repo id must be" in message
+    assert "'/no/such/model'" in message
+    assert str(tmp_path / "engine.log") in message
+    assert len(message.splitlines()) <= 21
+
+
+def test_killing_the_owner_of_a_loading_engine_leaves_no_process(tmp_path: Path) -> None:
+    """The same while the engine starts, when its core process has just appeared."""
+    require_vllm()
+    owner = Owner(tmp_path)
+    while "VLLM::EngineCor" not in processes_of(owner.session).values():
+        time.sleep(0.1)
+
+    owner.kill()
+
+    assert gone_within(owner.session, 5)
+
+
+def test_an_embedding_model_is_served(serving_owner: Owner) -> None:
+    """Embeddings as floats and as base64, and scores, through the same stream."""
+    lines = serving_owner.read_until("answer ", count=3)
+    words = [line.split(" ", 3) for line in lines if line.startswith("answer ")]
+    bodies = {int(tag): json.loads(body) for _, tag, status, body in words if status == "200"}
+
+    floats = bodies[0]["data"][1]["embedding"]
+    packed = base64.b64decode(bodies[1]["data"][1]["embedding"])
+    assert struct.unpack(f"<{len(floats)}f", packed) == pytest.approx(floats, abs=1e-6)
+    assert len(bodies[2]["data"]) == 2
+
+
+def test_killing_the_owner_of_a_serving_engine_leaves_no_process(serving_owner: Owner) -> None:
+    """API server, engine core and worker die with the process that started them."""
+    commands = processes_of(serving_owner.session).values()
+    assert {"VLLM::EngineCor", "VLLM::Worker"} <= set(commands)
+
+    serving_owner.kill()
+
+    assert gone_within(serving_owner.session, 5)
+
+
+@in_session_loop
+async def test_the_engines_death_in_mid_stream_is_noticed_at_once(
+    session_vllm: VllmEngine,
+) -> None:
+    """EngineLost within a second of the core's SIGKILL, and no answer that only says so.
+
+    The last test of the file: the shared engine is dead afterwards.
+    """
+    killed_at = 0.0
+    answers: list[EngineAnswer] = []
+
+    async def kill_soon() -> None:
+        nonlocal killed_at
+        assert await Subject(session_vllm, lambda: vllm_running(session_vllm)).runs(8)
+        running = session_vllm._running
+        assert running is not None
+        processes = processes_of(running.process.session)
+        core = next(pid for pid, name in processes.items() if name == "VLLM::EngineCor")
+        killed_at = time.monotonic()
+        os.kill(core, signal.SIGKILL)
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        for tag in range(8):
+            yield request(tag, slow_body(tag))
+        await asyncio.Event().wait()
+
+    async def read() -> None:
+        async for answer in session_vllm.stream(requests(), timeout_seconds=60):
+            answers.append(answer)  # noqa: PERF401 - what came before the failure counts
+
+    killer = asyncio.create_task(kill_soon())
+    with pytest.raises(EngineLost, match="tiny-chat"):
+        await read()
+    lost_at = time.monotonic()
+    await killer
+
+    assert answers == []
+    assert lost_at - killed_at < 1.0

@@ -1,0 +1,38 @@
+"""``python owner.py PYTHON LOG_PATH MODE``: starts an engine in a thread, says so, and waits."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchyard.engine.vllm import VllmEngine
+from batchyard.engine.vllm_options import CPU
+
+if TYPE_CHECKING:
+    from batchyard.engine.base import StartProgress
+
+
+async def own_engine(python: Path, log_path: Path, mode: str) -> None:
+    engine = VllmEngine(
+        "fake", python=python, log_path=log_path, profile=CPU, environment={"FAKE_VLLM": mode}
+    )
+
+    def show(progress: StartProgress) -> None:
+        assert engine._running is not None
+        running = engine._running
+        sys.stdout.write(f"{running.process.session} {running.folder} {progress.message}\n")
+        sys.stdout.flush()
+
+    await engine.start(show)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    given = (Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    # Not in the main thread: a flow's engine is not started there either.
+    thread = threading.Thread(target=lambda: asyncio.run(own_engine(*given)))
+    thread.start()
+    thread.join()

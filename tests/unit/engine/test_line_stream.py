@@ -1,0 +1,289 @@
+"""The frames, and the middleware between a hand-made server and a hand-made application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchyard.engine.middleware import line_stream
+from batchyard.engine.middleware.line_stream import (
+    ENGINE_DEAD,
+    TIMED_OUT,
+    FrameError,
+    FrameParser,
+    LineStream,
+    answer_frame,
+    request_frame,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    Message = MutableMapping[str, Any]
+
+words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
+frames = st.tuples(st.integers(0, 2**63), words, st.binary(max_size=200), words)
+
+
+def slices(data: bytes, sizes: list[int]) -> list[bytes]:
+    """``data`` cut into pieces of ``sizes``, round and round."""
+    pieces, position, turn = [], 0, 0
+    while position < len(data):
+        size = sizes[turn % len(sizes)]
+        pieces.append(data[position : position + size])
+        position, turn = position + size, turn + 1
+    return pieces
+
+
+@given(st.lists(frames, max_size=8), st.lists(st.integers(1, 50), min_size=1, max_size=5))
+def test_frames_survive_any_slicing(
+    sent: list[tuple[int, str, bytes, str]], sizes: list[int]
+) -> None:
+    """What goes in comes out, however the bytes are cut, newlines in bodies and all."""
+    parser = FrameParser()
+    data = b"".join(request_frame(tag, url, body, name) for tag, url, body, name in sent)
+
+    got = [frame for piece in slices(data, sizes) for frame in parser.feed(piece)]
+
+    assert got == [
+        ([str(tag).encode(), url.encode(), str(len(body)).encode(), name.encode()], body)
+        for tag, url, body, name in sent
+    ]
+    assert parser.is_between_frames
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_refused_or_awaited_but_never_breaks_the_parser(data: bytes) -> None:
+    """The only exception is FrameError."""
+    parser = FrameParser()
+    with contextlib.suppress(FrameError):
+        list(parser.feed(data))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"1 /v1 2\n",
+        b"1 /v1 -2 x\n",
+        b"x /v1 2 x\n",
+        b"1 /v1 " + b"9" * 5000 + b" x\n",
+        b"a" * 20000,
+    ],
+)
+def test_a_line_that_is_no_header_is_refused(line: bytes) -> None:
+    """Too few words, a negative length, a tag that is no number, a line without end."""
+    with pytest.raises(FrameError):
+        list(FrameParser().feed(line))
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("/v1/a b", "x"), ("/v1", "x\ny"), ("", "x"), ("/é", "x")]
+)
+def test_a_url_or_id_that_would_break_the_header_is_refused(url: str, name: str) -> None:
+    """Nothing that a caller passes can smuggle a second frame in."""
+    with pytest.raises(FrameError):
+        request_frame(1, url, b"", name)
+
+
+def test_a_frame_cut_short_is_known_as_such() -> None:
+    """The stream may only end between frames."""
+    parser = FrameParser()
+    assert list(parser.feed(request_frame(1, "/v1", b"body", "x")[:-1])) == []
+    assert not parser.is_between_frames
+
+
+def test_the_middleware_needs_nothing_but_the_standard_library() -> None:
+    """It is imported in vLLM's process, where nothing of ours is installed."""
+    folder = line_stream.__file__.rsplit("/", 1)[0]
+    code = f"import sys; sys.path.insert(0, {folder!r}); import line_stream; print(*sys.modules)"
+
+    modules = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+    assert "line_stream" in modules
+    assert not {"batchyard", "aiohttp", "msgspec"} & set(modules)
+
+
+class Connection:
+    """One POST to the stream's path, driven by hand."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]], *, timeout_seconds: float = 5) -> None:
+        self.to_server: asyncio.Queue[Message] = asyncio.Queue()
+        self.sent: list[Message] = []
+        scope: Message = {
+            "type": "http",
+            "method": "POST",
+            "path": line_stream.PATH,
+            "headers": [(line_stream.TIMEOUT_HEADER.encode(), str(timeout_seconds).encode())],
+        }
+        self.task = asyncio.create_task(LineStream(app)(scope, self.to_server.get, self._send))
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def send(self, *requests: bytes, is_last: bool = False) -> None:
+        body = b"".join(requests)
+        self.to_server.put_nowait({"type": "http.request", "body": body, "more_body": not is_last})
+
+    def disconnect(self) -> None:
+        self.to_server.put_nowait({"type": "http.disconnect"})
+
+    async def answers(self) -> dict[int, tuple[int, bytes, bytes]]:
+        """Once the stream has ended: tag → status, body, Retry-After."""
+        await asyncio.wait_for(self.task, 5)
+        data = b"".join(message.get("body", b"") for message in self.sent)
+        return {
+            int(tag): (int(status), body, retry_after)
+            for (tag, status, _, retry_after), body in FrameParser().feed(data)
+        }
+
+
+async def application(
+    scope: Message,
+    receive: Callable[[], Awaitable[Message]],
+    send: Callable[[Message], Awaitable[None]],
+) -> None:
+    """An echo with a few bad habits."""
+    message = await receive()
+    status, headers = 200, []
+    match scope["path"]:
+        case "/raise":
+            raise ZeroDivisionError
+        case "/hang":
+            assert (await receive())["type"] == "http.disconnect"
+            application.disconnected += 1  # type: ignore[attr-defined]
+            return
+        case "/hang-on":
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                application.cancelled += 1  # type: ignore[attr-defined]
+                raise
+        case "/busy":
+            status, headers = 429, [(b"Retry-After", b"7")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": message["body"], "more_body": True})
+    await send({"type": "http.response.body", "body": scope["query_string"]})
+
+
+@pytest.fixture(autouse=True)
+def _fresh_counts() -> None:
+    application.disconnected = application.cancelled = 0  # type: ignore[attr-defined]
+
+
+async def test_an_exception_in_the_application_is_that_requests_500() -> None:
+    """The others are answered as ever."""
+    connection = Connection(application)
+    connection.send(
+        request_frame(1, "/raise", b"a", "r1"),
+        request_frame(2, "/echo?x=1", b"b", "r2"),
+        is_last=True,
+    )
+
+    answers = await connection.answers()
+
+    assert answers[1][0] == 500
+    assert b"ZeroDivisionError" in answers[1][1]
+    assert answers[2] == (200, b"bx=1", b"-")
+
+
+async def test_retry_after_is_handed_on() -> None:
+    """The header's own text is the frame's last word."""
+    connection = Connection(application)
+    connection.send(request_frame(1, "/busy", b"", "r1"), is_last=True)
+
+    assert await connection.answers() == {1: (429, b"", b"7")}
+
+
+async def test_a_request_that_outlasts_its_time_is_told_that_its_client_is_gone() -> None:
+    """First a disconnect, on which vLLM aborts; a cancellation only for who does not listen."""
+    connection = Connection(application, timeout_seconds=0.05)
+    connection.send(
+        request_frame(1, "/hang", b"", "r1"), request_frame(2, "/hang-on", b"", "r2"), is_last=True
+    )
+
+    assert await connection.answers() == {1: (TIMED_OUT, b"", b"-"), 2: (TIMED_OUT, b"", b"-")}
+    assert application.disconnected == 1  # type: ignore[attr-defined]
+    await asyncio.sleep(line_stream.ABORT_GRACE_SECONDS + 0.1)
+    assert application.cancelled == 1  # type: ignore[attr-defined]
+
+
+async def test_a_dropped_connection_ends_everything_in_flight() -> None:
+    """The stream returns when its requests have ended, those that do not listen too."""
+    connection = Connection(application)
+    connection.send(request_frame(1, "/hang", b"", "r1"), request_frame(2, "/hang-on", b"", "r2"))
+    await asyncio.sleep(0.05)
+
+    connection.disconnect()
+    await asyncio.wait_for(connection.task, 5)
+
+    assert application.disconnected == 1  # type: ignore[attr-defined]
+    assert application.cancelled == 1  # type: ignore[attr-defined]
+
+
+async def test_a_dying_engines_500s_are_not_answers() -> None:
+    """Once ``/health`` says 503 the stream says that the engine is dead, and ends."""
+
+    async def dying(scope: Message, _: Any, send: Callable[[Message], Awaitable[None]]) -> None:
+        status = 503 if scope["path"] == "/health" else 500
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"dead"})
+
+    connection = Connection(dying)
+    connection.send(*(request_frame(tag, "/v1", b"", "r") for tag in range(1, 4)))
+
+    assert await connection.answers() == {0: (ENGINE_DEAD, b"", b"-")}
+
+
+async def test_an_engine_that_dies_in_silence_is_noticed() -> None:
+    """A death that no answer tells of is found by asking, within a second."""
+    health = [200]
+
+    async def silent(scope: Message, receive: Any, send: Any) -> None:
+        if scope["path"] != "/health":
+            await receive()
+            await receive()
+        await send({"type": "http.response.start", "status": health[0], "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    connection = Connection(silent)
+    connection.send(request_frame(1, "/v1", b"", "r"))
+    await asyncio.sleep(0.05)
+    health[0] = 503
+
+    async with asyncio.timeout(3):
+        assert (await connection.answers())[0][0] == ENGINE_DEAD
+
+
+async def test_other_paths_are_left_alone() -> None:
+    """What is not a stream goes to the application untouched, lifespan included."""
+    seen = []
+
+    async def remember(scope: Any, *_: Any) -> None:
+        seen.append(scope)
+
+    scopes = [
+        {"type": "lifespan"},
+        {"type": "http", "path": "/v1", "method": "POST"},
+        {"type": "http", "path": line_stream.PATH, "method": "GET"},
+    ]
+    for scope in scopes:
+        await LineStream(remember)(scope, None, None)  # type: ignore[arg-type]
+
+    assert seen == scopes
+
+
+def test_an_answer_frame_reads_as_the_parser_expects() -> None:
+    """Tag, status, length, Retry-After."""
+    assert list(FrameParser().feed(answer_frame(3, 429, b"no", b"7"))) == [
+        ([b"3", b"429", b"2", b"7"], b"no")
+    ]

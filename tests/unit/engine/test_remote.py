@@ -1,0 +1,214 @@
+"""The engine that is not ours: what can go wrong on the way to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+
+from batchyard.engine.base import EngineRequest, NoAnswer
+from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.retry_after import retry_after_seconds
+from batchyard.engine.routes import STANDARD_ROUTES, post_routes
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
+from tests.contract.engine.stub_server import API_KEY, serve
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from batchyard.engine.base import EngineAnswer
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"model": "stub-model"}'
+
+
+async def ask(engine: RemoteEngine, *bodies: bytes) -> list[EngineAnswer]:
+    async def requests() -> AsyncIterator[EngineRequest]:
+        for tag, body in enumerate(bodies):
+            yield EngineRequest(tag, CHAT, body, f"r{tag}")
+
+    answers = [answer async for answer in engine.stream(requests(), timeout_seconds=5)]
+    return sorted(answers, key=lambda answer: answer.tag)
+
+
+async def started_stub(*faults: Fault) -> StubEngine:
+    stub = StubEngine(faults=faults)
+    await stub.start()
+    return stub
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_a_server_that_is_not_there_fails_the_start() -> None:
+    """The message has the address and what to look at."""
+    engine = RemoteEngine(f"http://127.0.0.1:{free_port()}/v1", "m")
+
+    with pytest.raises(EngineStartFailed, match=r"cannot reach .* at http://127\.0\.0\.1.*URL"):
+        await engine.start()
+
+
+async def test_a_server_that_refuses_our_key_fails_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And the key is nowhere: not in the message, the log or the representation."""
+    caplog.set_level(logging.DEBUG)
+    async with serve(await started_stub()) as url:
+        engine = RemoteEngine(url, "stub-model", api_key="sk-wrong-77")
+        with pytest.raises(EngineStartFailed, match="refuses our API key") as failure:
+            await engine.start()
+
+    assert "sk-wrong-77" not in f"{failure.value} {caplog.text} {engine!r}"
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+async def test_the_base_url_may_end_in_v1_or_not(suffix: str) -> None:
+    """Request URLs begin with it either way."""
+    async with serve(await started_stub()) as url:
+        engine = RemoteEngine(url.removesuffix("/v1") + suffix, "stub-model", api_key=API_KEY)
+        await engine.start()
+        answers = await ask(engine, BODY)
+        await engine.stop()
+
+    assert answers[0].status == 200
+
+
+async def test_a_unix_socket_is_an_address_too(tmp_path: Path) -> None:
+    """``unix:///path.sock``."""
+    async with serve(await started_stub(), tmp_path / "s") as url:
+        engine = RemoteEngine(url, "stub-model", api_key=API_KEY)
+        await engine.start()
+        answers = await ask(engine, BODY)
+        await engine.stop()
+
+    assert answers[0].status == 200
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "localhost:8000", "http://", "http://u:p@h", "unix://"])
+def test_any_other_address_is_refused(url: str) -> None:
+    """When it is built, not when it is first used."""
+    with pytest.raises(SettingsError, match="base_url"):
+        RemoteEngine(url, "m")
+
+
+async def test_the_body_goes_out_and_comes_back_as_it_is() -> None:
+    """Byte for byte, whatever the spacing, order and escapes."""
+    odd = b' {"messages" : [ "\\u00e9\xc3\xa9", 1.10, 1e2 ],\n"model":"stub-model" }\n'
+    stub = await started_stub(Fault(FaultKind.ANSWER, status=418, body=b'{ "odd" : 1.0 }\r\n'))
+    async with serve(stub) as url:
+        engine = RemoteEngine(url, "stub-model", api_key=API_KEY)
+        await engine.start()
+        answers = await ask(engine, odd)
+        await engine.stop()
+
+    assert stub.log[0].body == odd
+    assert stub.log[0].request_id == "r0"
+    assert (answers[0].status, answers[0].body) == (418, b'{ "odd" : 1.0 }\r\n')
+
+
+async def test_a_lost_connection_is_that_requests_alone() -> None:
+    """The others go on."""
+    lost = Fault(FaultKind.CONNECTION_LOST, lambda body: b"lost" in body)
+    async with serve(await started_stub(lost)) as url:
+        engine = RemoteEngine(url, "stub-model", api_key=API_KEY)
+        await engine.start()
+        answers = await ask(engine, BODY, b'{"model": "stub-model", "user": "lost"}', BODY)
+        await engine.stop()
+
+    assert [answer.no_answer for answer in answers] == [None, NoAnswer.CONNECTION_LOST, None]
+
+
+async def test_a_server_that_has_gone_is_lost() -> None:
+    """Where nothing can be connected to, no request is to blame."""
+    async with serve(await started_stub()) as url:
+        engine = RemoteEngine(url, "stub-model", api_key=API_KEY)
+        await engine.start()
+
+    with pytest.raises(EngineLost, match="lost the engine"):
+        await ask(engine, BODY)
+    await engine.stop()
+
+
+async def test_retry_after_is_read() -> None:
+    """As a number of seconds."""
+    busy = Fault(FaultKind.ANSWER, status=429, retry_after_seconds=3.0)
+    async with serve(await started_stub(busy)) as url:
+        engine = RemoteEngine(url, "stub-model", api_key=API_KEY)
+        await engine.start()
+        answers = await ask(engine, BODY)
+        await engine.stop()
+
+    assert answers[0].retry_after_seconds == 3.0
+
+
+async def test_redirects_are_not_followed_and_proxies_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The redirect is the answer; the environment's proxy is never contacted."""
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    visited: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        visited.append(request.path)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = RemoteEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", "m")
+    await engine.start()
+    answers = await ask(engine, BODY)
+    routes = await engine.routes()
+    await engine.stop()
+    await runner.cleanup()
+
+    assert answers[0].status == 307
+    assert "/elsewhere" not in visited
+    assert routes == STANDARD_ROUTES
+
+
+async def test_many_requests_travel_at_once() -> None:
+    """The connector's own limit (100) is not ours."""
+    stub = StubEngine(latency=0.3, max_num_seqs=500)
+    await stub.start()
+    async with serve(stub) as url:
+        engine = RemoteEngine(url, "stub-model", api_key=API_KEY)
+        await engine.start()
+        await asyncio.wait_for(ask(engine, *[BODY] * 300), 10)
+        await engine.stop()
+
+    assert stub.peak_running == 300
+
+
+def test_retry_after_may_be_a_date_or_nonsense() -> None:
+    """Seconds from now, never negative; nonsense is nothing."""
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+
+    assert 55 < (retry_after_seconds(soon) or 0) <= 60
+    assert retry_after_seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert retry_after_seconds("1.5") == 1.5
+    assert (
+        retry_after_seconds("soon") is retry_after_seconds("-") is retry_after_seconds(None) is None
+    )
+
+
+def test_routes_are_the_post_paths() -> None:
+    """What is no OpenAPI document has none."""
+    document = b'{"paths": {"/a": {"post": {}}, "/b": {"get": {}}, "/c": {"get": {}, "post": {}}}}'
+
+    assert post_routes(document) == frozenset({"/a", "/c"})
+    assert post_routes(b"[]") is post_routes(b"<html>") is None

@@ -1,0 +1,212 @@
+"""The stub's own abilities: faults, restarts, the log; the rest is the contract's."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.engine.base import EngineRequest, NoAnswer
+from batchyard.engine.stub import Fault, FaultKind, StubEngine, heavy_tailed_latency
+from batchyard.errors import EngineLost, EngineStartFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from batchyard.engine.base import EngineAnswer
+
+
+def body(**more: Any) -> bytes:
+    return json.dumps({"model": "stub-model", **more}).encode()
+
+
+async def ask(
+    engine: StubEngine,
+    *bodies: bytes,
+    url: str = "/v1/chat/completions",
+    timeout: float = 5,  # noqa: ASYNC109
+) -> list[EngineAnswer]:
+    async def requests() -> AsyncIterator[EngineRequest]:
+        for tag, one in enumerate(bodies):
+            yield EngineRequest(tag, url, one, f"r{tag}")
+
+    answers = [answer async for answer in engine.stream(requests(), timeout_seconds=timeout)]
+    return sorted(answers, key=lambda answer: answer.tag)
+
+
+async def started(**options: Any) -> StubEngine:
+    engine = StubEngine(**options)
+    await engine.start()
+    return engine
+
+
+async def test_the_same_bytes_get_the_same_answer() -> None:
+    """Whenever and in whichever process they are asked."""
+    first = await ask(await started(), body(messages=["a"]), body(messages=["b"]))
+    again = await ask(await started(), body(messages=["a"]), body(messages=["b"]))
+
+    assert first == again
+    assert first[0].body != first[1].body
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "kind"),
+    [
+        ("/v1/chat/completions", {"messages": []}, "chat.completion"),
+        ("/v1/completions", {"prompt": "x"}, "text_completion"),
+        ("/v1/responses", {"input": "x"}, "response"),
+        ("/v1/embeddings", {"input": "x"}, "list"),
+        ("/v1/score", {"text_1": "x", "text_2": ["y", "z"]}, "list"),
+    ],
+)
+async def test_every_endpoint_has_its_shape(url: str, more: dict[str, Any], kind: str) -> None:
+    """The object's kind, the model and the usage are there."""
+    answer = json.loads((await ask(await started(), body(**more), url=url))[0].body)
+
+    assert (answer["object"], answer["model"]) == (kind, "stub-model")
+    assert answer["usage"]["total_tokens"] > 0
+
+
+async def test_base64_embeddings_are_the_floats() -> None:
+    """Little-endian float32, one for each input."""
+    engine = await started()
+    floats, packed = await ask(
+        engine,
+        body(input=["a", "b"]),
+        body(input=["a", "b"], encoding_format="base64"),
+        url="/v1/embeddings",
+    )
+
+    expected = json.loads(floats.body)["data"][1]["embedding"]
+    data = base64.b64decode(json.loads(packed.body)["data"][1]["embedding"])
+    assert list(struct.unpack(f"<{len(expected)}f", data)) == expected
+
+
+async def test_rerank_sorts_by_relevance() -> None:
+    """Best first, each with its index."""
+    engine = await started()
+    answer = (await ask(engine, body(documents=["a", "b", "c"]), url="/v1/rerank"))[0]
+
+    results = json.loads(answer.body)["results"]
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True)
+    assert {result["index"] for result in results} == {0, 1, 2}
+
+
+async def test_a_fault_ends_after_its_times() -> None:
+    """Two 429s with a Retry-After, then well."""
+    fault = Fault(FaultKind.ANSWER, status=429, retry_after_seconds=2.0, times=2)
+    engine = await started(faults=[fault])
+
+    answers = [(await ask(engine, body()))[0] for _ in range(3)]
+
+    assert [answer.status for answer in answers] == [429, 429, 200]
+    assert answers[0].retry_after_seconds == 2.0
+
+
+async def test_a_fault_strikes_only_what_it_matches() -> None:
+    """By the body."""
+    engine = await started(faults=[Fault(FaultKind.ANSWER, lambda one: b"bad" in one)])
+
+    answers = await ask(engine, body(messages=["good"]), body(messages=["bad"]))
+
+    assert [answer.status for answer in answers] == [200, 500]
+
+
+async def test_a_body_can_be_malformed() -> None:
+    """What comes back is exactly what the fault says."""
+    engine = await started(faults=[Fault(FaultKind.ANSWER, status=200, body=b'{"cut')])
+
+    assert (await ask(engine, body()))[0].body == b'{"cut'
+
+
+async def test_a_hanging_request_times_out_and_a_lost_one_has_no_answer() -> None:
+    """Both are no answers; the engine lives."""
+    faults = [
+        Fault(FaultKind.HANG, lambda one: b"hang" in one),
+        Fault(FaultKind.CONNECTION_LOST, lambda one: b"lost" in one),
+    ]
+    engine = await started(faults=faults)
+
+    answers = await ask(engine, body(messages=["hang"]), body(messages=["lost"]), timeout=0.05)
+
+    reasons = [answer.no_answer for answer in answers]
+    assert reasons == [NoAnswer.TIMEOUT, NoAnswer.CONNECTION_LOST]
+    assert engine.is_alive
+
+
+async def test_a_poison_request_kills_it_until_it_is_started_again() -> None:
+    """Each time it is executed."""
+    poison = body(messages=["poison"])
+    engine = await started(faults=[Fault(FaultKind.DEATH, lambda one: one == poison)])
+
+    for _ in range(2):
+        with pytest.raises(EngineLost):
+            await ask(engine, poison)
+        with pytest.raises(EngineLost):
+            await ask(engine, body())
+        await engine.start()
+    assert (await ask(engine, body()))[0].status == 200
+
+
+async def test_it_can_die_after_so_many_requests() -> None:
+    """``skip`` lets the first ones pass."""
+    engine = await started(faults=[Fault(FaultKind.DEATH, skip=3, times=1)])
+
+    assert len(await ask(engine, *[body()] * 3)) == 3
+    with pytest.raises(EngineLost):
+        await ask(engine, body())
+
+
+async def test_death_takes_other_streams_too() -> None:
+    """Everything in flight is lost, at once."""
+    engine = await started(latency=30.0)
+    stream = asyncio.create_task(ask(engine, body(), timeout=60))
+    await asyncio.sleep(0.02)
+
+    engine.kill()
+
+    with pytest.raises(EngineLost):
+        await asyncio.wait_for(stream, 1)
+
+
+async def test_no_more_than_its_sequences_run_at_once() -> None:
+    """The rest wait for a slot."""
+    engine = await started(latency=0.001, max_num_seqs=4)
+    await ask(engine, *(body(messages=[n]) for n in range(40)))
+
+    assert engine.peak_running == 4
+
+
+async def test_the_log_is_a_witness_of_every_execution(tmp_path: Path) -> None:
+    """In memory and, for whoever outlives the process, in a file."""
+    engine = await started(log_path=tmp_path / "witness")
+    await ask(engine, body(messages=["a"]), body(messages=["a"]), body(messages=["b"]))
+
+    hashes = [line.split()[1] for line in (tmp_path / "witness").read_text().splitlines()]
+    assert [request.tag for request in engine.log] == [0, 1, 2]
+    assert (engine.executed, len(hashes), len(set(hashes))) == (3, 3, 2)
+
+
+async def test_a_start_can_fail() -> None:
+    """As often as it is told to."""
+    engine = StubEngine(start_failures=1)
+    with pytest.raises(EngineStartFailed):
+        await engine.start()
+    await engine.start()
+    assert engine.is_alive
+
+
+def test_heavy_tailed_latencies_belong_to_the_bytes() -> None:
+    """Reproducible, around the median, with a tail."""
+    latency = heavy_tailed_latency(0.1)
+    seconds = sorted(latency(str(n).encode()) for n in range(1001))
+
+    assert seconds == sorted(latency(str(n).encode()) for n in range(1001))
+    assert 0.08 < seconds[500] < 0.12
+    assert seconds[-1] > 1.0

@@ -1,0 +1,331 @@
+"""How the engine is started, watched and ended, with a stand-in for vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.engine import vllm
+from batchyard.engine.base import EngineRequest, StartProgress
+from batchyard.engine.middleware import line_stream
+from batchyard.errors import EngineLost, EngineStartFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from batchyard.engine.base import EngineAnswer
+    from batchyard.engine.vllm import VllmEngine
+
+    MakeEngine = Callable[..., VllmEngine]
+
+ROOT = Path(__file__).parents[3]
+
+
+def processes_of(session: int) -> list[int]:
+    """Everything alive in a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            after = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it has just ended
+            continue
+        if int(after[3]) == session and after[0] != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+async def gone(session: int, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while processes_of(session):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+def taken(log_path: Path) -> str:
+    """The text of a log, which is then removed with its folder."""
+    text = log_path.read_text()
+    log_path.unlink()
+    log_path.parent.rmdir()
+    return text
+
+
+def own_engine(python: Path, log_path: Path, mode: str) -> subprocess.Popen[str]:
+    """``owner.py`` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("owner.py"), python, log_path, mode],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def session_of(engine: VllmEngine) -> int:
+    assert engine._running is not None
+    return engine._running.process.session
+
+
+async def ask(engine: VllmEngine, *paths: str, then_wait: bool = False) -> list[EngineAnswer]:
+    async def requests() -> AsyncIterator[EngineRequest]:
+        for tag, path in enumerate(paths):
+            yield EngineRequest(tag, path, b"body", f"r{tag}")
+        if then_wait:
+            await asyncio.Event().wait()
+
+    return [answer async for answer in engine.stream(requests(), timeout_seconds=30)]
+
+
+async def test_it_starts_answers_and_stops(make_engine: MakeEngine) -> None:
+    """After ``stop`` no process is left, not even one that ignores SIGTERM, and no folder."""
+    engine = make_engine()
+    await engine.start()
+    session, running = session_of(engine), engine._running
+    assert running is not None
+
+    answers = await ask(engine, "/echo")
+    await engine.stop()
+    await engine.stop()
+
+    assert [(answer.status, answer.body) for answer in answers] == [(200, b"body")]
+    assert not processes_of(session)
+    assert not running.folder.exists()
+
+
+async def test_the_start_tells_how_far_it_has_come(make_engine: MakeEngine) -> None:
+    """From the engine's own log, ending with "ready"."""
+    seen: list[StartProgress] = []
+    engine = make_engine()
+    await engine.start(seen.append)
+    await engine.stop()
+
+    assert seen[0].message == "starting vLLM"
+    assert StartProgress("loading weights 1/2", 0.5) in seen
+    assert seen[-1] == StartProgress("ready", 1.0)
+
+
+async def test_the_socket_and_the_log_are_ours_alone(make_engine: MakeEngine) -> None:
+    """0600, in a folder of 0700."""
+    engine = make_engine()
+    await engine.start()
+    running = engine._running
+    assert running is not None
+    paths = [running.socket_path, running.folder, running.log_path]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
+    await engine.stop()
+
+    assert modes == [0o600, 0o700, 0o600]
+
+
+async def test_a_long_temporary_folder_does_not_break_the_socket(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Unix socket's path may have 107 bytes; beyond that it goes to /tmp."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    engine = make_engine()
+    await engine.start()
+    await engine.stop()
+
+    assert list(long.iterdir()) == []
+
+
+async def test_the_engine_sees_nothing_of_ours(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No secrets in its environment, nothing of Batchyard to import, no usage reports."""
+    monkeypatch.setenv("BATCHYARD_DATABASE_URL", "postgresql://u:secret@h/d")
+    monkeypatch.setenv("PREFECT_API_KEY", "secret")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    engine = make_engine()
+    await engine.start()
+    answers = await ask(engine, "/env")
+    await engine.stop()
+
+    environment = json.loads(answers[0].body)
+    assert "secret" not in json.dumps(environment)
+    assert environment["PYTHONPATH"] == str(Path(line_stream.__file__).parent)
+    assert environment["PYTHONSAFEPATH"] == "1"
+    assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
+
+
+async def test_a_failed_start_says_why(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """Model, exit code, the engine's own words, and where its log is."""
+    with pytest.raises(EngineStartFailed) as failure:
+        await make_engine(mode="fail").start()
+
+    message = str(failure.value)
+    assert "'fake' ended with exit code 1" in message
+    assert "ValueError: no such thing" in message
+    assert str(tmp_path / "engine.log") in message
+
+
+async def test_without_a_log_path_a_failed_starts_log_is_kept(make_engine: MakeEngine) -> None:
+    """It is the only evidence."""
+    with pytest.raises(EngineStartFailed) as failure:
+        await make_engine(mode="fail", log_path=None).start()
+
+    log_path = Path(str(failure.value).split("from its log ")[1].split(":")[0])
+    assert "no such thing" in taken(log_path)
+
+
+async def test_an_interpreter_that_does_not_exist_fails_the_start(
+    make_engine: MakeEngine,
+) -> None:
+    """The path is in the message."""
+    with pytest.raises(EngineStartFailed, match="/no/such/python"):
+        await make_engine(python=Path("/no/such/python")).start()
+
+
+async def test_an_engine_that_never_gets_ready_is_killed(make_engine: MakeEngine) -> None:
+    """After the start time-out, with the last lines of its log."""
+    sessions: list[int] = []
+    engine = make_engine(mode="hang", start_timeout_seconds=1.0)
+
+    with pytest.raises(EngineStartFailed, match="not ready after 1 s"):
+        await engine.start(lambda _: sessions.append(session_of(engine)))
+
+    assert await gone(sessions[0])
+
+
+async def test_a_cancelled_start_leaves_nothing(make_engine: MakeEngine) -> None:
+    """Nothing that nobody waits for goes on loading."""
+    engine = make_engine(mode="hang")
+    task = asyncio.create_task(engine.start())
+    while engine._running is None:  # noqa: ASYNC110 - the test looks from outside
+        await asyncio.sleep(0.02)
+    session = session_of(engine)
+    await asyncio.sleep(0.3)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert await gone(session)
+
+
+@pytest.mark.parametrize(
+    ("mode", "moment"),
+    [("", "starting vLLM"), ("hang", "starting the engine"), ("", "ready")],
+    ids=["launching", "loading", "serving"],
+)
+async def test_nothing_outlives_the_owners_sigkill(
+    fake_python: Path, tmp_path: Path, mode: str, moment: str
+) -> None:
+    """Not the engine, not its child that ignores SIGTERM, not the guardian, at any moment."""
+    owner = own_engine(fake_python, tmp_path / "log", mode)
+    assert owner.stdout is not None
+    for line in owner.stdout:
+        session, folder, message = line.rstrip("\n").split(" ", 2)
+        if message == moment:
+            break
+    assert processes_of(int(session))
+
+    owner.kill()
+    owner.wait()
+
+    assert await gone(int(session))
+    assert not list(Path(folder).parent.glob(Path(folder).name))
+
+
+async def test_the_guardians_own_death_takes_the_engine_down(make_engine: MakeEngine) -> None:
+    """We notice, and do its work."""
+    engine = make_engine()
+    await engine.start()
+    session = session_of(engine)
+
+    os.kill(session, signal.SIGKILL)
+
+    assert await gone(session)
+    with pytest.raises(EngineLost):
+        await ask(engine, "/echo")
+
+
+@pytest.mark.parametrize("paths", [(), ("/hang", "/hang")], ids=["idle", "busy"])
+async def test_the_servers_death_in_mid_stream_is_noticed_at_once(
+    make_engine: MakeEngine, paths: tuple[str, ...]
+) -> None:
+    """EngineLost within a second of SIGKILL, with the exit code."""
+    engine = make_engine()
+    await engine.start()
+    reader = asyncio.create_task(ask(engine, *paths, then_wait=True))
+    await asyncio.sleep(0.3)
+    server = min(set(processes_of(session_of(engine))) - {session_of(engine)})
+
+    os.kill(server, signal.SIGKILL)
+    killed_at = time.monotonic()
+    with pytest.raises(EngineLost, match="exit code -9"):
+        await reader
+
+    assert time.monotonic() - killed_at < 1.0
+
+
+async def test_the_death_of_the_engine_below_the_server_is_no_answer(
+    make_engine: MakeEngine,
+) -> None:
+    """The 500s and 503s of a server whose engine has died are EngineLost."""
+    engine = make_engine()
+    await engine.start()
+
+    with pytest.raises(EngineLost):
+        await ask(engine, "/hang", "/die", then_wait=True)
+    await engine.stop()
+
+
+async def test_it_can_be_started_again_after_it_was_lost(make_engine: MakeEngine) -> None:
+    """A poison request costs a restart, not the runner."""
+    engine = make_engine()
+    await engine.start()
+    first = session_of(engine)
+    with pytest.raises(EngineLost):
+        await ask(engine, "/die")
+
+    await engine.start()
+    answers = await ask(engine, "/echo")
+    await engine.stop()
+
+    assert answers[0].status == 200
+    assert not processes_of(first)
+
+
+async def test_a_server_that_falls_silent_is_lost(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen process closes no connection: the missing signs of life tell."""
+    monkeypatch.setattr("batchyard.engine.line_client.SILENCE_SECONDS", 0.5)
+    engine = make_engine()
+    await engine.start()
+    reader = asyncio.create_task(ask(engine, "/hang"))
+    await asyncio.sleep(0.2)
+    for process in set(processes_of(session_of(engine))) - {session_of(engine)}:
+        os.kill(process, signal.SIGSTOP)
+
+    with pytest.raises(EngineLost, match="imeout"):
+        await reader
+    monkeypatch.setattr(vllm, "STOP_GRACE_SECONDS", 0.2)
+    session = session_of(engine)
+    await engine.stop()
+
+    assert not processes_of(session)
+
+
+async def test_an_engine_that_is_not_running_is_lost(make_engine: MakeEngine) -> None:
+    """Before ``start`` and after ``stop``, whatever is asked of it."""
+    engine = make_engine()
+
+    with pytest.raises(EngineLost, match="not running"):
+        await ask(engine, "/echo")
+    with pytest.raises(EngineLost, match="not running"):
+        await engine.routes()

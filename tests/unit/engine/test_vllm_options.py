@@ -1,0 +1,158 @@
+"""What we add to the engine's command line and environment, and what we leave alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchyard.engine.vllm import VllmEngine
+from batchyard.engine.vllm_options import (
+    CPU,
+    CUDA_LARGE,
+    CUDA_SMALL,
+    DeviceProfile,
+    EngineOptions,
+    added_options,
+    detect_profile,
+    engine_environment,
+    profile_of_gpu,
+)
+
+PYTHON = Path("/engine/bin/python")
+
+
+def added(*options: str, weights: str = "org/m", profile: DeviceProfile = CUDA_LARGE) -> list[str]:
+    return added_options("m", weights, EngineOptions(options), profile)
+
+
+def test_a_bare_engine_gets_the_devices_batch_limits() -> None:
+    """vLLM's server defaults are for live traffic."""
+    assert added() == [
+        *("--model", "org/m", "--served-model-name", "m"),
+        *("--max-num-seqs", "1024", "--max-num-batched-tokens", "16384"),
+        *("--performance-mode", "throughput"),
+        "--enable-prompt-tokens-details",
+        *("--disable-uvicorn-access-log", "--no-enable-log-requests"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "option", ["--max-num-seqs=8", "--max_num_seqs=8", "--max-num-batched-tokens=1k"]
+)
+def test_what_the_operator_gave_is_not_given_again(option: str) -> None:
+    """In either spelling; the operator's options win."""
+    name = option.split("=", maxsplit=1)[0].replace("_", "-")
+
+    assert name not in added(option)
+
+
+def test_more_sequences_than_tokens_would_be_refused() -> None:
+    """vLLM wants at least a token per sequence."""
+    options = added("--max-num-seqs", "20000")
+
+    assert options[options.index("--max-num-batched-tokens") + 1] == "20000"
+
+
+@pytest.mark.parametrize(
+    "options", [["--runner", "pooling"], ["--convert=embed"], ["--no-enable-chunked-prefill"]]
+)
+def test_no_token_limit_where_a_prompt_must_fit_in_one_step(options: list[str]) -> None:
+    """vLLM refuses one that is smaller than the context, and knows better by itself."""
+    assert "--max-num-batched-tokens" not in added(*options)
+
+
+def test_logging_of_requests_is_the_operators_own_decision() -> None:
+    """Off unless asked for."""
+    assert "--no-enable-log-requests" not in added("--enable-log-requests")
+
+
+def test_a_config_file_is_not_overruled(tmp_path: Path) -> None:
+    """An option would win over it, so we give none that it has."""
+    config = tmp_path / "engine.yaml"
+    config.write_text("# ours\nmax-num-seqs: 64  # small\nserved_model_name: 'm'\n")
+    engine = VllmEngine("m", ["--config", str(config)], python=PYTHON, profile=CPU)
+
+    options = added("--config", str(config))
+
+    assert engine.max_num_seqs == 64
+    assert not {"--max-num-seqs", "--served-model-name"} & set(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sequences"),
+    [
+        ([], 256),
+        (["--max-num-seqs", "48"], 48),
+        (["--max-num-seqs=1k"], 1000),
+        (["-dp", "2"], 512),
+        (["--max-num-seqs", "48", "--data-parallel-size", "2"], 96),
+    ],
+)
+def test_the_engine_knows_how_much_it_runs_at_once(options: list[str], sequences: int) -> None:
+    """The operator's number or the device's, for every data-parallel rank."""
+    engine = VllmEngine("m", options, python=PYTHON, profile=CPU)
+
+    assert engine.max_num_seqs == sequences
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "name", "profile"),
+    [
+        (81_559, " NVIDIA H100 80GB HBM3", CUDA_LARGE),
+        (143_771, " NVIDIA H200", CUDA_LARGE),
+        (81_920, " NVIDIA A100-SXM4-80GB", CUDA_SMALL),
+        (23_034, " NVIDIA L4", CUDA_SMALL),
+    ],
+)
+def test_a_gpus_profile_follows_its_memory(
+    memory_mib: int, name: str, profile: DeviceProfile
+) -> None:
+    """As in vLLM: an A100 gets the small one in spite of its memory."""
+    assert profile_of_gpu(memory_mib, name) is profile
+
+
+def test_the_first_visible_gpu_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``nvidia-smi`` is asked about the one that the engine will see."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *"--id 1"*) echo "143771, H200";; *) exit 1;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    assert detect_profile({"CUDA_VISIBLE_DEVICES": "1,2"}) is CUDA_LARGE
+    assert detect_profile({"CUDA_VISIBLE_DEVICES": ""}) is CPU
+
+
+def environment(
+    weights: str, *options: str, own: dict[str, str] | None = None, **inherited: str
+) -> dict[str, str]:
+    return engine_environment(
+        inherited,
+        own or {},
+        weights=weights,
+        options=EngineOptions(options),
+        profile=CPU,
+        python_path=Path("/middleware"),
+    )
+
+
+def test_a_local_model_never_goes_out(tmp_path: Path) -> None:
+    """The hub is off for a folder, on for a repository, and on if another option names one."""
+    assert environment(str(tmp_path))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in environment("org/model")
+    assert "HF_HUB_OFFLINE" not in environment(str(tmp_path), "--tokenizer", "org/tokenizer")
+
+
+def test_what_the_operator_set_stays_set() -> None:
+    """Our values are defaults; the engine's own environment wins over the inherited one."""
+    got = environment(
+        "org/m",
+        own={"VLLM_CPU_KVCACHE_SPACE": "9"},
+        VLLM_CPU_KVCACHE_SPACE="7",
+        VLLM_NO_USAGE_STATS="0",
+        HF_TOKEN="t",
+    )
+
+    assert got["VLLM_CPU_KVCACHE_SPACE"] == "9"
+    assert got["VLLM_NO_USAGE_STATS"] == "0"
+    assert got["HF_TOKEN"] == "t"
