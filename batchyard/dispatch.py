@@ -7,41 +7,60 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
 from batchyard.errors import DispatchFailed, EngineStartFailed, SettingsError
+from batchyard.lifecycle import BatchStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchyard.store import Store
 
+logger = logging.getLogger(__name__)
+
 RUN_CHUNKS = "run-chunks/default"
 PROCESS_BATCH = "process-batch/default"
 
-_STARTING = ["SCHEDULED", "PENDING"]
 _TIMEOUT_SECONDS = 30
 _POLL_SECONDS = 0.5
 _LOOK_SECONDS = 5.0
-_RUNNER_SILENT_SECONDS = 120.0
-"""A runner without a heartbeat for so long is not counted on."""
+_BEGIN_SECONDS = 60.0
+"""A flow run that began so recently may not have announced itself in the database yet."""
+_ENDS_WITHOUT_ANSWER = 3
+"""So many runners in a row may end without one answer before the wait is given up."""
 
 
 @dataclass(frozen=True, slots=True)
-class FlowRunState:
-    """``type`` is Prefect's: ``SCHEDULED``, ``RUNNING``, ``COMPLETED``, ``FAILED`` …"""
+class FlowRun:
+    """``state`` is Prefect's type: ``SCHEDULED``, ``PENDING``, ``RUNNING``, ``COMPLETED`` …"""
 
-    type: str
-    message: str
+    id: str
+    state: str
+    message: str = ""
+    running_seconds: float = 0.0
+    """How long it has been running, by the server's clock."""
+
+    @property
+    def is_starting(self) -> bool:
+        """It will be in the database soon, if it is not."""
+        if self.state == "RUNNING":
+            return self.running_seconds < _BEGIN_SECONDS
+        return self.state in {"SCHEDULED", "PENDING"}
 
 
 class PrefectApi:
-    """The few calls that Batchyard needs. Use as an async context manager."""
+    """The few calls that Batchyard needs. Use as an async context manager.
+
+    Raises :class:`~batchyard.errors.DispatchFailed` when the server does not do as asked, and
+    :class:`~batchyard.errors.SettingsError` where asking again cannot help.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self._url = url.rstrip("/")
@@ -52,7 +71,7 @@ class PrefectApi:
         )
 
     @classmethod
-    def from_environment(cls) -> PrefectApi:
+    def from_environment(cls) -> Self:
         """The server that ``PREFECT_API_URL`` names, as Prefect's own clients find it."""
         url = os.environ.get("PREFECT_API_URL")
         if not url:
@@ -67,91 +86,184 @@ class PrefectApi:
             headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         return cls(url, headers)
 
-    async def __aenter__(self) -> PrefectApi:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def start(self, deployment: str, parameters: Mapping[str, Any], *, tag: str) -> str:
-        """Start ``flow/deployment``; the flow run's id."""
-        found = await self._call("GET", f"/deployments/name/{deployment}")
-        run = await self._call(
-            "POST",
-            f"/deployments/{found['id']}/create_flow_run",
-            {"parameters": dict(parameters), "tags": [tag], "state": {"type": "SCHEDULED"}},
-        )
-        return str(run["id"])
+    async def start(
+        self,
+        deployment: str,
+        parameters: Mapping[str, Any],
+        *,
+        name: str,
+        key: str | None = None,
+    ) -> FlowRun:
+        """Start ``flow/deployment`` under ``name``, which is its tag as well.
 
-    async def starting(self, deployment: str, *, tag: str) -> list[str]:
-        """The flow runs with ``tag`` that have not begun yet."""
-        found = await self._call("GET", f"/deployments/name/{deployment}")
-        runs = await self._call(
-            "POST",
-            "/flow_runs/filter",
-            {
-                "flow_runs": {
-                    "deployment_id": {"any_": [found["id"]]},
-                    "state": {"type": {"any_": _STARTING}},
-                    "tags": {"all_": [tag]},
-                },
-                "limit": 10,
+        Whoever asks with the same ``key`` gets the same flow run.
+        """
+        body = {
+            "name": name,
+            "tags": [name],
+            "parameters": dict(parameters),
+            "state": {"type": "SCHEDULED"},
+            "idempotency_key": key,
+        }
+        deployment_id = await self._deployment_id(deployment)
+        return _flow_run(
+            await self._call("POST", f"/deployments/{deployment_id}/create_flow_run", body)
+        )
+
+    async def latest(self, deployment: str, *, tag: str) -> FlowRun | None:
+        """The newest flow run of ``flow/deployment`` that has ``tag``."""
+        body = {
+            "flow_runs": {
+                "deployment_id": {"any_": [await self._deployment_id(deployment)]},
+                "tags": {"all_": [tag]},
             },
-        )
-        return [str(run["id"]) for run in runs]
+            "sort": "EXPECTED_START_TIME_DESC",
+            "limit": 1,
+        }
+        runs = await self._call("POST", "/flow_runs/filter", body)
+        return _flow_run(runs[0]) if runs else None
 
-    async def state(self, flow_run_id: str) -> FlowRunState:
-        run = await self._call("GET", f"/flow_runs/{flow_run_id}")
-        state = run.get("state") or {}
-        return FlowRunState(str(state.get("type")), str(state.get("message") or ""))
+    async def mark_crashed(self, flow_run_id: str, message: str) -> None:
+        """End a flow run whose process is gone, so that it frees its place in the work pool."""
+        state = {"type": "CRASHED", "message": message}
+        await self._call(
+            "POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": True}
+        )
+
+    async def _deployment_id(self, deployment: str) -> str:
+        return str((await self._call("GET", f"/deployments/name/{deployment}"))["id"])
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
         try:
             async with self._session.request(method, self._url + path, json=body) as response:
+                if response.status in {401, 403}:
+                    raise SettingsError(
+                        f"The Prefect server at {self._url} refuses us (HTTP {response.status}): "
+                        "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
+                    )
                 if response.status == 404:
-                    raise DispatchFailed(
-                        f"Prefect knows nothing at {path}: run `prefect deploy --all` first."
+                    raise SettingsError(
+                        f"The Prefect server at {self._url} has no {path}: run "
+                        "`prefect --no-prompt deploy --all`, and see that PREFECT_API_URL "
+                        "ends in /api."
                     )
                 if not response.ok:
                     raise DispatchFailed(f"Prefect answered {response.status} to {path}.")
                 return await response.json()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise DispatchFailed(
                 f"The Prefect server at {self._url} did not answer: {reason}."
             ) from error
 
 
-async def wake_runner(api: PrefectApi, store: Store, model: str) -> str | None:
-    """See to it that a runner serves ``model``; the flow run that was started or is starting.
+def _flow_run(found: Mapping[str, Any]) -> FlowRun:
+    state = found.get("state") or {}
+    return FlowRun(
+        id=str(found["id"]),
+        state=str(state.get("type")),
+        message=str(state.get("message") or ""),
+        running_seconds=float(found.get("estimated_run_time") or 0.0),
+    )
 
-    None when one is alive already. Two callers at once may start two runners: that costs a slot
-    for a while, never a chunk, for chunks are leased.
+
+async def wake_runner(
+    api: PrefectApi, store: Store, model: str, *, silent_seconds: float
+) -> FlowRun | None:
+    """See to it that a runner serves ``model``; the flow run that is about to be one.
+
+    None when one is alive already: it gave a sign of life in the last ``silent_seconds``. Of
+    callers at once all get the same flow run, so that a GPU is never asked for two engines.
     """
-    if await store.runners.live(model, _RUNNER_SILENT_SECONDS):
+    if await store.runners.live(model, silent_seconds):
         return None
-    starting = await api.starting(RUN_CHUNKS, tag=model)
-    return starting[0] if starting else await api.start(RUN_CHUNKS, {"model": model}, tag=model)
+    last = await api.latest(RUN_CHUNKS, tag=model)
+    if last is not None and last.is_starting:
+        return last
+    return await _succeed(api, model, last)
 
 
-async def await_chunks_done(api: PrefectApi, store: Store, batch_id: str) -> int:
-    """Return the requests answered once runners have done every chunk of the batch.
+async def _succeed(api: PrefectApi, model: str, last: FlowRun | None) -> FlowRun:
+    """The one flow run that comes after ``last``."""
+    if last is not None and last.state == "RUNNING":
+        await api.mark_crashed(last.id, "The runner gives no sign of life: its process is gone.")
+    key = f"run-chunks {model} after {last.id if last else 'none'}"
+    return await api.start(RUN_CHUNKS, {"model": model}, name=model, key=key)
 
-    Looks after the runner on the way: one that died is replaced, and one whose engine cannot be
-    started ends the wait. Raises :class:`~batchyard.errors.EngineStartFailed` then.
+
+class RunnerWatch:
+    """Keeps a runner at work for somebody who waits for its answers.
+
+    A runner that has gone is replaced. One that failed, or three in a row that ended without a
+    single answer, end the wait with :class:`~batchyard.errors.EngineStartFailed`.
+    """
+
+    def __init__(
+        self, api: PrefectApi, store: Store, model: str, *, silent_seconds: float
+    ) -> None:
+        self._api = api
+        self._store = store
+        self._model = model
+        self._silent_seconds = silent_seconds
+        self._awaited: FlowRun | None = None
+        self._answered = 0
+        self._ends = 0
+
+    async def look(self, answered: int) -> None:
+        """Look once. ``answered`` is how many requests have their answer by now."""
+        if await self._store.runners.live(self._model, self._silent_seconds):
+            return
+        last = await self._api.latest(RUN_CHUNKS, tag=self._model)
+        if last is not None and last.is_starting:
+            self._awaited = last
+            return
+        if last is not None and self._awaited is not None and last.id == self._awaited.id:
+            self._count_end(last, answered)
+        self._awaited = await _succeed(self._api, self._model, last)
+        logger.info("runner.started model=%s flow_run=%s", self._model, self._awaited.id)
+
+    def _count_end(self, ended: FlowRun, answered: int) -> None:
+        if ended.state == "FAILED":
+            raise EngineStartFailed(ended.message)
+        self._ends = 1 if answered > self._answered else self._ends + 1
+        self._answered = answered
+        how = f"{ended.state.lower()}: {ended.message}" if ended.message else ended.state.lower()
+        logger.warning("runner.ended model=%s flow_run=%s %s", self._model, ended.id, how)
+        if self._ends >= _ENDS_WITHOUT_ANSWER:
+            raise EngineStartFailed(
+                f"{self._ends} runners of the model {self._model} ended one after the other "
+                f"without an answer. The last one, flow run {ended.id}, is {how}. "
+                "Do the workers of the GPU pool use the database of this batch?"
+            )
+
+
+async def await_chunks_done(
+    api: PrefectApi, store: Store, batch_id: str, *, silent_seconds: float
+) -> int:
+    """The requests answered, once runners have done every chunk of the batch.
+
+    Returns early when the batch is no longer in progress (cancelled, overdue, failed). That
+    Prefect's API is away for a while ends nothing: runners work without it.
     """
     model = str((await store.batches.get(batch_id)).model)
-    started: str | None = None
-    looked_at = 0.0
+    watch = RunnerWatch(api, store, model, silent_seconds=silent_seconds)
+    looked_at = float("-inf")
     while True:
+        batch = await store.batches.get(batch_id)
         chunks = await store.chunks.summary(batch_id)
-        if chunks.pending == 0 and chunks.leased == 0:
-            return chunks.completed + chunks.failed
+        answered = chunks.completed + chunks.failed
+        if batch.status is not BatchStatus.IN_PROGRESS or not (chunks.pending or chunks.leased):
+            return answered
         if chunks.pending and time.monotonic() - looked_at >= _LOOK_SECONDS:
             looked_at = time.monotonic()
-            if started is not None:
-                state = await api.state(started)
-                if state.type == "FAILED":
-                    raise EngineStartFailed(state.message)
-            started = await wake_runner(api, store, model) or started
+            try:
+                await watch.look(answered)
+            except DispatchFailed as error:
+                logger.warning("runner.unknown model=%s %s", model, error)
         await asyncio.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The request lines of a batch file: cutting, parsing, validating. Pure; reads a local file.
+"""The request lines of a batch file, validated. Pure; reads a local file.
 
 Rules and codes are those of the OpenAI Batch input file (``custom_id``, ``method``, ``url``,
 ``body``; one JSON object per line, UTF-8, lines end at byte 0x0A alone). Where OpenAI's own
@@ -17,12 +17,11 @@ import msgspec
 import numpy as np
 
 from batchyard.errors import InputRefused
+from batchyard.framing import PhysicalLine, read_lines
 from batchyard.wire import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_BOM = b"\xef\xbb\xbf"
 
 REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
     "/v1/chat/completions": ("messages",),
@@ -75,17 +74,6 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class PhysicalLine:
-    """A line of the file. ``data`` is without line end and BOM, ``None`` if it is too long."""
-
-    number: int
-    """1-based."""
-    offset: int
-    """Of the first byte of ``data`` in the file."""
-    data: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
 class RequestLine:
     """A valid request line, parsed."""
 
@@ -98,38 +86,7 @@ class RequestLine:
     body: dict[str, Any]
 
 
-class Envelope(msgspec.Struct, frozen=True):
-    """A request line as the runner needs it: the body stays the bytes that the user wrote."""
-
-    custom_id: str
-    url: str
-    body: msgspec.Raw
-
-
-parse_envelope = msgspec.json.Decoder(Envelope).decode
-"""``bytes`` of a line that has passed validation to its :class:`Envelope`."""
-
 _parse_json = msgspec.json.Decoder().decode
-
-
-def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[PhysicalLine]:
-    """Cut ``file``, read from its start, at 0x0A; at most one line is in memory."""
-    offset = 0
-    number = 0
-    while raw := file.readline(max_line_bytes + 2):
-        number += 1
-        start, length = offset, len(raw)
-        if number == 1 and raw.startswith(_BOM):
-            raw = raw[len(_BOM) :]
-            start += len(_BOM)
-        data: bytes | None = raw.rstrip(b"\r\n") if raw.endswith((b"\n", b"\r")) else raw
-        if data is not None and len(data) > max_line_bytes:
-            data = None
-        while not raw.endswith(b"\n") and (raw := file.readline(1 << 20)):
-            length += len(raw)
-            data = None
-        offset += length
-        yield PhysicalLine(number, start, data)
 
 
 class Validator:

@@ -16,11 +16,12 @@ import tempfile
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
+from batchyard.prompt import expected_output_tokens, prompt_key
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import numpy.typing as npt
@@ -42,8 +43,6 @@ RECORD = np.dtype(
 
 _RECORD = struct.Struct("<QIIIIII")
 _BYTES_PER_TOKEN = 4
-_DEFAULT_OUTPUT_TOKENS = 256
-_KEY_BYTES = 64 * 1024
 _MAX_RUNS = 64
 _RUN_HEADER = struct.Struct("<I")
 
@@ -81,16 +80,18 @@ class Planner:
     def __init__(
         self, *, order: str, spool: Path, chunk_requests: int, memory_bytes: int = 24 * 1024**2
     ) -> None:
-        self._prompt_key = _prompt_key if order == "prefix" else _no_key
+        self._sorts_by_prefix = order == "prefix"
         self._sorter = _Sorter(spool, memory_bytes)
         self._chunk_requests = chunk_requests
         self._count = 0
         self._tokens = 0
 
     def add(self, line: RequestLine) -> None:
-        key, prompt_bytes = self._prompt_key(line.url, line.body)
+        key, prompt_bytes = prompt_key(line.url, line.body)
+        if not self._sorts_by_prefix:
+            key = b""
         prompt_tokens = prompt_bytes // _BYTES_PER_TOKEN + 1
-        output_tokens = _expected_output_tokens(line.url, line.body)
+        output_tokens = expected_output_tokens(line.url, line.body)
         record = _RECORD.pack(
             line.offset, line.length, self._count, prompt_tokens, output_tokens, 0, 0
         )
@@ -233,103 +234,3 @@ def _common_prefix(left: bytes, right: bytes) -> int:
         else:
             high = middle
     return low
-
-
-# -- what a request's prompt begins with ----------------------------------------------------------
-
-_encode = msgspec.json.encode
-
-
-def _no_key(url: str, body: dict[str, Any]) -> tuple[bytes, int]:
-    return b"", _prompt_key(url, body)[1]
-
-
-def _prompt_key(url: str, body: dict[str, Any]) -> tuple[bytes, int]:
-    """``(key, prompt length in bytes)``.
-
-    The key orders requests as an engine's prefix cache sees them: what a chat template renders
-    first comes first (tools, then the messages in turn), and nothing that is not rendered.
-    """
-    prompt = bytearray()
-    _PROMPTS.get(url, _any_prompt)(body, prompt)
-    size = len(prompt)
-    del prompt[_KEY_BYTES:]
-    return url.encode() + b"\0" + bytes(prompt), size
-
-
-def _chat_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    _add_tools(body, prompt)
-    _add_messages(body.get("messages"), prompt)
-
-
-def _responses_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    _add_tools(body, prompt)
-    if isinstance(body.get("instructions"), str):
-        prompt += b"\x1esystem\x1f" + body["instructions"].encode()
-    if isinstance(body.get("input"), str):
-        prompt += b"\x1euser\x1f" + body["input"].encode()
-    else:
-        _add_messages(body.get("input"), prompt)
-
-
-def _completions_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    _add_text(body.get("prompt"), prompt)
-
-
-def _any_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    for field in ("input", "query", "text_1", "messages", "prompt"):
-        if field in body:
-            _add_text(body[field], prompt)
-
-
-_PROMPTS: dict[str, Callable[[dict[str, Any], bytearray], None]] = {
-    "/v1/chat/completions": _chat_prompt,
-    "/v1/responses": _responses_prompt,
-    "/v1/completions": _completions_prompt,
-}
-
-
-def _add_tools(body: dict[str, Any], prompt: bytearray) -> None:
-    if body.get("tools"):
-        prompt += _encode(body["tools"])
-
-
-def _add_messages(messages: Any, prompt: bytearray) -> None:
-    if not isinstance(messages, list):
-        return
-    for message in messages:
-        if not isinstance(message, dict):
-            _add_text(message, prompt)
-            continue
-        prompt += b"\x1e" + str(message.get("role", "")).encode() + b"\x1f"
-        _add_text(message.get("content"), prompt)
-        if message.get("tool_calls"):
-            prompt += _encode(message["tool_calls"])
-
-
-def _add_text(value: Any, prompt: bytearray) -> None:
-    """Text as it is; a list (parts, several inputs) in turn; token ids and the rest as JSON."""
-    if isinstance(value, str):
-        prompt += value.encode()
-    elif isinstance(value, list) and value and not isinstance(value[0], int | float):
-        for part in value:
-            text = part.get("text") if isinstance(part, dict) else part
-            _add_text(part if text is None else text, prompt)
-    elif value is not None:
-        prompt += _encode(value)
-
-
-def _expected_output_tokens(url: str, body: dict[str, Any]) -> int:
-    """The request's own bound on its output, the only hint there is before it runs."""
-    if url not in _PROMPTS:
-        return 0
-    for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
-        bound = body.get(field)
-        if isinstance(bound, int) and bound > 0:
-            return min(bound * _samples(body), 2**31)
-    return _DEFAULT_OUTPUT_TOKENS * _samples(body)
-
-
-def _samples(body: dict[str, Any]) -> int:
-    n = body.get("n")
-    return n if isinstance(n, int) and 0 < n <= 1024 else 1

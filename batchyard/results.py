@@ -7,13 +7,17 @@ never got an answer has ``response`` null and ``error`` ``{code, message}``.
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from batchyard.wire import NO_USAGE, TokenUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Outcome(IntEnum):
@@ -86,12 +90,23 @@ def unanswered(custom_id: str, code: NoAnswerCode) -> ResultLine:
 
 def new_request_id() -> str:
     """``req_`` and 32 hex digits; sent to the engine and written to the file."""
-    return f"req_{secrets.token_hex(16)}"
+    return f"req_{next(_RANDOM_HEX)}"
+
+
+def _random_hex() -> Iterator[str]:
+    """32 hex digits at a time; the kernel is asked once for many, which halves a line's cost."""
+    while True:
+        digits = os.urandom(4096).hex()
+        for start in range(0, len(digits), 32):
+            yield digits[start : start + 32]
+
+
+_RANDOM_HEX = _random_hex()
 
 
 def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
     return b'{"id":"batch_req_%s","custom_id":%s,"response":%s,"error":%s}\n' % (
-        secrets.token_hex(16).encode(),
+        next(_RANDOM_HEX).encode(),
         _line_safe(msgspec.json.encode(custom_id)),
         response,
         error,

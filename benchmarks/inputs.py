@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-_WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system", "program", "question", "work", "government", "number", "night", "point", "home", "water", "room", "mother", "area", "money", "story", "fact", "month", "lot", "right", "study", "book"]
+_WORDS = tuple(
+    f"{first}{second}"
+    for first in ("ba", "ko", "li", "mu", "re", "sa")
+    for second in ("ber", "con", "dal", "fen", "gor", "lim", "nas", "pit", "rug", "tov")
+)
 
 
 def words(rng: random.Random, count: int) -> str:

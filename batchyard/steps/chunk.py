@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchyard.errors import LeaseLost
-from batchyard.lines import parse_envelope
+from batchyard.framing import parse_envelope
 from batchyard.plan import RECORD, read_records
 from batchyard.results import Outcome
 from batchyard.steps.keys import segment_key
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
-    from batchyard.lines import Envelope
+    from batchyard.framing import Envelope
     from batchyard.results import ResultLine
     from batchyard.steps.services import Services
     from batchyard.steps.window import Window

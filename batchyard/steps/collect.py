@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from batchyard.framing import parse_envelope, read_lines
 from batchyard.lifecycle import BatchStatus
-from batchyard.lines import parse_envelope, read_lines
 from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.steps.keys import file_key, segments_prefix
 from batchyard.steps.segments import decode_entries, read_object

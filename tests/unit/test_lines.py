@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.errors import InputRefused
-from batchyard.lines import (
-    Limits,
-    RequestLine,
-    Rules,
-    Validator,
-    embedding_inputs,
-    parse_envelope,
-    read_lines,
-)
+from batchyard.framing import parse_envelope, read_lines
+from batchyard.lines import Limits, RequestLine, Rules, Validator, embedding_inputs
 
 CHAT = "/v1/chat/completions"
 
