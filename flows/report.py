@@ -6,15 +6,19 @@ No prompt, answer, URL query or key is in either.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from httpx import HTTPError
 from prefect.artifacts import (
     acreate_markdown_artifact,
     acreate_progress_artifact,
     aupdate_progress_artifact,
 )
+from prefect.exceptions import PrefectException
 
+from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.storage.location import parse_location
 
@@ -25,7 +29,11 @@ if TYPE_CHECKING:
     from batchyard.steps.services import Services
     from batchyard.store import BatchRecord
 
+logger = logging.getLogger(__name__)
+
 _PROGRESS_SECONDS = 3.0
+_NOT_SHOWN = (PrefectException, HTTPError, OSError, StoreError)
+"""What keeps something from being shown, and is no reason to fail a batch."""
 
 
 @asynccontextmanager
@@ -35,63 +43,92 @@ async def watch_progress(services: Services, batch_id: str) -> AsyncIterator[Non
     if batch.status is not BatchStatus.IN_PROGRESS:
         yield
         return
-    artifact = await acreate_progress_artifact(
-        progress=0.0, description=f"Requests answered of {batch.counts.total:,}"
-    )
-    watcher = asyncio.create_task(_follow(services, batch, artifact))
+    bar = _ProgressBar(services, batch)
+    watcher = asyncio.create_task(bar.follow())
     try:
         yield
     finally:
         watcher.cancel()
         await asyncio.wait([watcher])
-        await _show(services, batch, artifact)
+        await bar.show()
 
 
 async def report_batch(
     services: Services, batch: BatchRecord, undelivered: Sequence[str] = ()
 ) -> None:
     """The batch as a Markdown artifact, keyed by its id."""
-    await acreate_markdown_artifact(
-        markdown=await _report(services, batch, undelivered),
-        key=batch.id.replace("_", "-"),
-        description=f"{batch.status.value}: {batch.counts.completed:,} of {batch.counts.total:,}",
-    )
+    try:
+        await acreate_markdown_artifact(
+            markdown=await _report(services, batch, undelivered),
+            key=batch.id.replace("_", "-"),
+            description=_headline(batch),
+        )
+    except _NOT_SHOWN as error:
+        logger.warning("report.not_shown batch=%s %s", batch.id, error)
 
 
-async def _follow(services: Services, batch: BatchRecord, artifact: UUID) -> None:
-    while True:
-        await asyncio.sleep(_PROGRESS_SECONDS)
-        await _show(services, batch, artifact)
+def _headline(batch: BatchRecord) -> str:
+    counts = batch.counts
+    if not counts.total:
+        return batch.status.value
+    return f"{batch.status.value}: {counts.completed:,} of {counts.total:,} requests succeeded"
 
 
-async def _show(services: Services, batch: BatchRecord, artifact: UUID) -> None:
-    chunks = await services.store.chunks.summary(batch.id)
-    answered = chunks.completed + chunks.failed
-    await aupdate_progress_artifact(artifact, progress=100.0 * answered / batch.counts.total)
+class _ProgressBar:
+    """The progress artifact of one batch, written only when there is news."""
+
+    def __init__(self, services: Services, batch: BatchRecord) -> None:
+        self._chunks = services.store.chunks
+        self._batch = batch
+        self._artifact: UUID | None = None
+        self._percent = -1.0
+
+    async def follow(self) -> None:
+        while True:
+            await self.show()
+            await asyncio.sleep(_PROGRESS_SECONDS)
+
+    async def show(self) -> None:
+        total = self._batch.counts.total
+        try:
+            chunks = await self._chunks.summary(self._batch.id)
+            percent = 100.0 * (chunks.completed + chunks.failed) / total
+            if percent == self._percent:
+                return
+            if self._artifact is None:
+                self._artifact = await acreate_progress_artifact(
+                    progress=percent, description=f"Requests answered of {total:,}"
+                )
+            else:
+                await aupdate_progress_artifact(self._artifact, progress=percent)
+            self._percent = percent
+        except _NOT_SHOWN as error:
+            logger.warning("progress.not_shown batch=%s %s", self._batch.id, error)
 
 
 async def _report(services: Services, batch: BatchRecord, undelivered: Sequence[str]) -> str:
     counts, usage = batch.counts, batch.usage
     rows = [
         ("Status", f"**{batch.status.value}**"),
-        ("Model", batch.model or "–"),
+        ("Model", _cell(batch.model or "–")),
         ("Endpoint", batch.endpoint),
         ("Requests", f"{counts.total:,}"),
         ("Succeeded", f"{counts.completed:,}"),
         ("Failed", f"{counts.failed:,}"),
         ("Input tokens", f"{usage.input_tokens:,}"),
-        ("of these, from cache", f"{usage.input_tokens_details.cached_tokens:,}"),
+        ("– of these from cache", f"{usage.input_tokens_details.cached_tokens:,}"),
         ("Output tokens", f"{usage.output_tokens:,}"),
         *_speed(batch),
     ]
-    lines = [f"# {batch.id}", "", "| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows)]
-    lines += ["", "## Files", "", *await _files(services, batch)]
+    lines = [f"# {_headline(batch).capitalize()}", ""]
+    lines += ["| Batch | " + batch.id + " |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows)]
     if undelivered:
-        lines += ["", "## Not delivered", "", *(f"- {text}" for text in undelivered)]
+        lines += ["", "## Not delivered", "", *(f"- {_cell(text)}" for text in undelivered)]
     if batch.errors:
         lines += ["", "## Errors", "", "| Line | Code | Message |", "|---|---|---|"]
-        lines += [f"| {e.line or '–'} | `{e.code}` | {_cell(e.message)} |" for e in batch.errors]
-    return "\n".join(lines)
+        lines += [f"| {e.line or '–'} | {e.code} | {_cell(e.message)} |" for e in batch.errors]
+    lines += ["", "## Files", "", "| File | Id | Where |", "|---|---|---|"]
+    return "\n".join([*lines, *await _files(services, batch)])
 
 
 def _speed(batch: BatchRecord) -> list[tuple[str, str]]:
@@ -101,7 +138,7 @@ def _speed(batch: BatchRecord) -> list[tuple[str, str]]:
     seconds = max(1, batch.finalizing_at - batch.in_progress_at)
     counts = batch.counts
     return [
-        ("Time running, engine start included", f"{seconds:,} s"),
+        ("Time running, with any wait for an engine", f"{seconds:,} s"),
         ("Requests per second", f"{(counts.completed + counts.failed) / seconds:,.1f}"),
         ("Output tokens per second", f"{batch.usage.output_tokens / seconds:,.1f}"),
     ]
@@ -109,15 +146,17 @@ def _speed(batch: BatchRecord) -> list[tuple[str, str]]:
 
 async def _files(services: Services, batch: BatchRecord) -> list[str]:
     wanted = await services.store.batches.locations(batch.id)
-    lines = [f"- Input: `{batch.input_file_id}`"]
+    rows = []
     for name, file_id, location in (
+        ("Input", batch.input_file_id, wanted.input),
         ("Output", batch.output_file_id, wanted.output),
         ("Errors", batch.error_file_id, wanted.error),
     ):
         if file_id is not None:
-            delivered = f", written to {parse_location(location)}" if location else ""
-            lines.append(f"- {name}: `{file_id}`{delivered}")
-    return lines
+            # As text, a location leaves out what makes a presigned URL a secret.
+            where = _cell(str(parse_location(location))) if location else "Batchyard's store"
+            rows.append(f"| {name} | {file_id} | {where} |")
+    return rows
 
 
 def _cell(text: str) -> str:

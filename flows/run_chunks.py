@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -13,30 +14,44 @@ from batchyard.steps.run import Runner
 from flows.worker import worker_services
 from tasks.run_chunk import RUNNER, run_chunk
 
+if TYPE_CHECKING:
+    from batchyard.steps.services import Services
+
 
 @flow(name="run-chunks", flow_run_name="{model}", persist_result=False)
-async def run_chunks(model: str, batch_id: str | None = None) -> State:
-    """Serve the chunks of a model.
+async def run_chunks(model: str) -> State:
+    """Serve the chunks of a model, of whichever batch, until nothing has come for a while.
 
     Args:
         model: The name that request bodies carry; its engine block is named after it.
-        batch_id: Serve this batch alone and end with it. Empty: whatever is leased next, until
-            nothing has come for a while.
     """
-    failure: BatchyardError | None = None
     async with worker_services() as services:
-        runner = Runner(services, model, batch_id=batch_id, flow_run_id=flow_run.id)
         try:
-            async with runner:
-                RUNNER.set(runner)
-                async with asyncio.TaskGroup() as chunks:
-                    async for lease in runner.leases():
-                        chunks.create_task(run_chunk(lease.batch_id, lease.index))
-        except* BatchyardError as errors:
-            failure = _first(errors)
-    if failure is not None:
-        return Failed(message=str(failure), data=failure)
-    return Completed(message=f"{runner.answered:,} requests answered")
+            answered = await serve(services, model)
+        except BatchyardError as error:
+            return Failed(message=str(error), data=error)
+    return Completed(message=f"{answered:,} requests answered")
+
+
+async def serve(services: Services, model: str, *, batch_id: str | None = None) -> int:
+    """Lease and run chunks, each a task run of the current flow run; the requests answered.
+
+    With ``batch_id``: those of this batch alone, to its last.
+    """
+    runner = Runner(services, model, batch_id=batch_id, flow_run_id=str(flow_run.id))
+    try:
+        async with runner:
+            RUNNER.set(runner)
+            async with asyncio.TaskGroup() as chunks:
+                async for lease in runner.leases():
+                    chunks.create_task(run_chunk(lease.batch_id, lease.index))
+    except BaseExceptionGroup as group:
+        # One reason is enough: the first chunk's end ended the others.
+        ours = group.subgroup(BatchyardError)
+        if ours is None:
+            raise
+        raise _first(ours) from None
+    return runner.answered
 
 
 def _first(group: BaseExceptionGroup[BatchyardError]) -> BatchyardError:

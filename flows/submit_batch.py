@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
 from prefect.states import Failed, State
+from pydantic import Field
 
 from batchyard.errors import BatchyardError, RequestRefused
+from batchyard.lines import REQUIRED_FIELDS
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.location import LocalFile, WebUrl, parse_location
 from flows.process_batch import process_batch
 from flows.worker import worker_services
 
+# The server checks these before it records a flow run, the UI while the form is filled in.
+_NO_SECRET = {"pattern": r"^(?![Hh]\w+://(.*\?|[^/]*@))"}
+_ENDPOINTS = {"enum": ["", *REQUIRED_FIELDS]}
+
+Place = Annotated[str, Field(json_schema_extra=_NO_SECRET)]
+Endpoint = Annotated[str, Field(json_schema_extra=_ENDPOINTS)]
+
 
 @flow(name="submit-batch", flow_run_name="{input}", persist_result=False)
 async def submit_batch(
-    input: str,  # noqa: A002 - the name that people fill in
-    output: str | None = None,
-    errors: str | None = None,
-    model: str | None = None,
-    endpoint: str | None = None,
+    input: Place,  # noqa: A002 - the name that people fill in
+    output: Place = "",
+    errors: Place = "",
+    model: str = "",
+    endpoint: Endpoint = "",
     completion_window: str = "24h",
-    metadata: dict[str, str] | None = None,
+    metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
 ) -> State:
-    """Create a batch and run it to its end, in this flow run.
+    """Run a file of requests to its result file.
 
     Args:
-        input: The JSONL file of requests: an absolute path on the workers' file system,
-            s3://bucket/key, or a public http(s) URL.
-        output: Where the results go: an absolute path or s3://bucket/key. Empty: they are kept in
-            the object store.
-        errors: Where the lines that failed go; empty as above.
+        input: The JSONL file of requests: an absolute path that the workers can read,
+            s3://bucket/key, or a public http(s) URL. A URL with a signature belongs to the
+            command `batchyard submit`, which does not show it to Prefect.
+        output: Where the answers go: an absolute path or s3://bucket/key. Empty: they stay in
+            Batchyard's own store, under their file id.
+        errors: Where the lines that failed go, in the same way.
         model: The model that every line must name. Empty: the one that the first line names.
-        endpoint: The endpoint that every line must name, for example /v1/chat/completions.
-            Empty: lines may name different ones.
+        endpoint: The endpoint that every line must name. Empty: lines may name different ones.
         completion_window: How long the batch may take: a number and m, h or d.
-        metadata: Up to 16 pairs of text, kept with the batch.
+        metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
     try:
         for name, text in (("input", input), ("output", output), ("errors", errors)):
@@ -46,12 +56,12 @@ async def submit_batch(
                 services,
                 BatchRequest(
                     input=input,
-                    output=output,
-                    error=errors,
-                    endpoint=endpoint,
+                    output=output or None,
+                    error=errors or None,
+                    endpoint=endpoint or None,
                     models=(model,) if model else (),
                     completion_window=completion_window,
-                    metadata=metadata,
+                    metadata=metadata or None,
                 ),
             )
     except BatchyardError as error:
@@ -59,9 +69,9 @@ async def submit_batch(
     return await process_batch(batch_id, return_state=True)
 
 
-def _check_recordable(name: str, text: str | None) -> None:
+def _check_recordable(name: str, text: str) -> None:
     """Prefect records parameters: a presigned URL would stay there, a relative path mislead."""
-    if text is None:
+    if not text and name != "input":
         return
     location = parse_location(text)
     if isinstance(location, WebUrl) and str(location) != text:
