@@ -20,7 +20,7 @@ ENGINE := .venv-engine/.made-$(DEVICE)
 MODELS := .models/.made
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check lock clean
+.PHONY: help setup demo test test-slow check bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,9 @@ check: setup ## format, lint, types, import contracts, tests: what a change must
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/pytest -m "not slow" $(ARGS)
+
+bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about ten minutes
+	.venv/bin/python -m benchmarks
 
 lock: $(INSTALLED) ## resolve every pinned list anew (CONTRIBUTING.md)
 	.venv/bin/python requirements/lock.py

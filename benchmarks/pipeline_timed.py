@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from flows.run_command import quiet_prefect
+from flows.foreground import quiet
 
-quiet_prefect()
+quiet()
 
 from batchyard.engine.vllm import VllmEngine  # noqa: E402 - Prefect reads its settings on import
 from batchyard.engine.warm import WarmEngine  # noqa: E402

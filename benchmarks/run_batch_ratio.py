@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).parents[1]
-MODEL = str(ROOT / ".models" / "tiny-chat")
+TINY = str(ROOT / ".models" / "tiny-chat")
+SMALL = str(ROOT / ".models" / "small-chat")
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 FILES = 3
 _ENGINE_ENVIRONMENT = {
@@ -58,22 +59,24 @@ class Comparison:
         return self.ours / self.run_batch
 
 
-_COMMON = ("--model", MODEL, "--max-num-batched-tokens", "4096", "--enable-prompt-tokens-details")
+_COMMON = (
+    *("--max-num-batched-tokens", "4096", "--performance-mode", "throughput"),
+    "--enable-prompt-tokens-details",
+)
 
 OVERHEAD = Workload(
     "5,000 short requests, nothing shared",
-    lambda path, seed: short_requests(path, count=5000, model=MODEL, seed=seed),
-    (*_COMMON, "--max-model-len", "1024", "--max-num-seqs", "256"),
+    lambda path, seed: short_requests(path, count=5000, model=TINY, seed=seed),
+    ("--model", TINY, "--max-model-len", "1024", "--max-num-seqs", "256", *_COMMON),
 )
 PLAN_GAIN = Workload(
-    "40 documents × 25 questions, shuffled, KV cache of 15,360 tokens",
+    "40 documents × 10 questions, shuffled, KV cache of 16,384 tokens",
     lambda path, seed: document_questions(
-        path, documents=40, questions=25, words_each=300, model=MODEL, seed=seed
+        path, documents=40, questions=10, words_each=300, model=SMALL, seed=seed
     ),
     (
-        *_COMMON,
-        *("--max-model-len", "4096", "--max-num-seqs", "32"),
-        *("--block-size", "128", "--num-gpu-blocks-override", "120"),
+        *("--model", SMALL, "--max-model-len", "2048", "--max-num-seqs", "32"),
+        *("--block-size", "128", "--num-gpu-blocks-override", "128", *_COMMON),
     ),
 )
 
@@ -133,7 +136,7 @@ def _spread(rates: list[float]) -> float:
 
 
 def main() -> None:
-    for workload in (OVERHEAD, PLAN_GAIN):
+    for workload in (PLAN_GAIN, OVERHEAD):
         with tempfile.TemporaryDirectory() as folder:
             print(compare(workload, Path(folder)), flush=True)
 

@@ -5,8 +5,10 @@ Run with the engine environment's Python (it has torch, transformers and tokeniz
     .venv-engine/bin/python infra/engine/make_tiny_models.py .models
 
 ``OUT_DIR/tiny-chat`` is a two-layer Llama with a chat template (chat, completions, responses);
-``OUT_DIR/tiny-embed`` is a two-layer BERT with mean pooling (embeddings, score). Their weights
-are random, so their answers mean nothing; they are there to be fast. A model that is complete is
+``OUT_DIR/small-chat`` the same with four wider layers, so that a prompt costs more to read than to
+parse, as it does on real models (benchmarks); ``OUT_DIR/tiny-embed`` is a two-layer BERT with mean
+pooling (embeddings, score). Their weights are random, so their answers mean nothing; they are
+there to be fast. A model that is complete is
 left alone, an interrupted run leaves nothing half-written.
 """
 
@@ -18,6 +20,7 @@ import re
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +82,8 @@ def main() -> int:
         print(__doc__, file=sys.stderr)  # noqa: T201 - a command-line script
         return 2
     out = Path(sys.argv[1])
-    make(out / "tiny-chat", write_chat_model)
+    make(out / "tiny-chat", partial(write_chat_model, hidden=HIDDEN, layers=2))
+    make(out / "small-chat", partial(write_chat_model, hidden=4 * HIDDEN, layers=4))
     make(out / "tiny-embed", write_embedding_model)
     return 0
 
@@ -102,17 +106,17 @@ def make(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def write_chat_model(folder: Path) -> None:
+def write_chat_model(folder: Path, *, hidden: int, layers: int) -> None:
     tokenizer = train_byte_tokenizer()
     tokenizer.save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=HIDDEN // 2,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 32,
+        head_dim=32,
         max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id,

@@ -1,0 +1,69 @@
+"""`make bench`: measure everything and write ``docs/benchmarks.md``. About ten minutes."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import rss_flat
+from benchmarks.run_batch_ratio import OVERHEAD, PLAN_GAIN, compare
+
+if TYPE_CHECKING:
+    from benchmarks.rss_flat import Peak
+    from benchmarks.run_batch_ratio import Comparison
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
+
+
+def main() -> None:
+    comparisons = []
+    for workload in (OVERHEAD, PLAN_GAIN):
+        print(f"{workload.name} …", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            comparisons.append(compare(workload, Path(folder)))
+    print("memory …", flush=True)
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(before + BEGIN + _tables(comparisons, rss_flat.measure()) + END + after)
+    print(f"written: {PAGE}")
+
+
+def _tables(comparisons: list[Comparison], peaks: list[Peak]) -> str:
+    lines = [
+        f"On {_machine()}.",
+        "",
+        "| workload | `run_batch`, requests/s | Batchyard, requests/s | ratio | spread |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {c.name} | {c.run_batch:.0f} | {c.ours:.0f} | **{c.ratio:.2f}×** "
+            f"| {100 * c.spread:.0f} % |"
+            for c in comparisons
+        ),
+        "",
+        f"In the second row {100 * comparisons[1].cached:.0f} % of Batchyard's prompt tokens came "
+        "from the engine's cache.",
+        "",
+        "| requests | peak resident memory |",
+        "|---|---|",
+        *(f"| {peak.requests:,} | {peak.mebibytes:.0f} MiB |" for peak in peaks),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _machine() -> str:
+    cpu = "an unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    cores = sum(1 for row in Path("/proc/cpuinfo").read_text().splitlines() if "processor" in row)
+    return f"{cpu}, {cores} cores, no GPU, Python {platform.python_version()}, vLLM 0.32.0 (CPU)"
+
+
+if __name__ == "__main__":
+    main()
