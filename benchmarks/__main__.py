@@ -33,6 +33,7 @@ def main() -> None:
 
 
 def _tables(comparisons: list[Comparison], peaks: list[Peak]) -> str:
+    cached = 100 * comparisons[1].cached
     lines = [
         f"On {_machine()}.",
         "",
@@ -44,8 +45,7 @@ def _tables(comparisons: list[Comparison], peaks: list[Peak]) -> str:
             for c in comparisons
         ),
         "",
-        f"In the second row {100 * comparisons[1].cached:.0f} % of Batchyard's prompt tokens came "
-        "from the engine's cache.",
+        f"In the second row {cached:.0f} % of our prompt tokens came from the engine's cache.",
         "",
         "| requests | peak resident memory |",
         "|---|---|",
