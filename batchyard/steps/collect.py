@@ -73,7 +73,7 @@ async def collect_results(services: Services, batch_id: str) -> Collected:
             await asyncio.to_thread(lines.add_segment, await read_object(services.storage, key))
         counts = lines.counts()
         target = _target(batch.status, counts)
-        if target in _UNFINISHED:
+        if target in _UNFINISHED and counts.total:
             await _add_unfinished(services, batch, lines, _UNFINISHED[target])
         return Collected(
             target=target,

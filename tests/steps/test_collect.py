@@ -1,0 +1,120 @@
+"""Collecting: one line per request, whatever segments hold and however the batch ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.results import NoAnswerCode, answered, unanswered
+from batchyard.steps.collect import collect_results
+from batchyard.steps.keys import segment_key
+from batchyard.steps.publish import publish_results
+from batchyard.steps.run import run_chunks
+from batchyard.steps.segments import decode_entries, encode_entry, put_bytes
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from batchyard.store import BatchRecord
+
+
+def lines(count: int) -> list[dict[str, Any]]:
+    return [chat_line(f"id-{n}", f"question {n}") for n in range(count)]
+
+
+def answer(number: int, text: str = "x") -> bytes:
+    body = b'{"text":"%s","usage":{"prompt_tokens":1,"total_tokens":1}}' % text.encode()
+    return encode_entry(number, answered(f"id-{number}", "req_x", 200, body))
+
+
+async def write_segment(yard: Yard, batch_id: str, epoch: int, *entries: bytes) -> None:
+    await put_bytes(yard.services.storage, segment_key(batch_id, 0, epoch, 0), entries)
+
+
+async def end(yard: Yard, batch_id: str) -> BatchRecord:
+    collected = await collect_results(yard.services, batch_id)
+    return (await publish_results(yard.services, batch_id, collected)).batch
+
+
+async def test_a_cancelled_batch_keeps_what_is_finished_and_names_the_rest(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(6))
+    await write_segment(yard, batch_id, 1, answer(1), answer(4))
+    batches = yard.services.store.batches
+    await batches.advance(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
+    batch = await end(yard, batch_id)
+    output = await yard.results(batch.output_file_id)
+    errors = await yard.results(batch.error_file_id)
+    assert batch.status is BatchStatus.CANCELLED
+    assert [line["custom_id"] for line in output] == ["id-1", "id-4"]
+    assert [line["custom_id"] for line in errors] == ["id-0", "id-2", "id-3", "id-5"]
+    assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
+    assert all(line["response"] is None for line in errors)
+    assert (batch.counts.total, batch.counts.completed, batch.counts.failed) == (6, 2, 0)
+    assert batch.finalizing_at is None
+
+
+async def test_a_batch_that_is_cancelled_before_its_plan_has_no_files(yard: Yard) -> None:
+    batch_id = await yard.create(lines(3))
+    batches = yard.services.store.batches
+    await batches.advance(batch_id, BatchStatus.VALIDATING, BatchStatus.CANCELLING)
+    batch = await end(yard, batch_id)
+    assert batch.status is BatchStatus.CANCELLED
+    assert (batch.output_file_id, batch.error_file_id, batch.counts.total) == (None, None, 0)
+
+
+async def test_a_batch_that_is_finalized_unfinished_has_expired(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(4))
+    await write_segment(yard, batch_id, 1, answer(0))
+    batch = await end(yard, batch_id)
+    errors = await yard.results(batch.error_file_id)
+    assert batch.status is BatchStatus.EXPIRED
+    assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+    assert (batch.counts.completed, batch.counts.failed) == (1, 0)
+    assert batch.finalizing_at is not None
+
+
+async def test_an_expired_batch_with_nothing_finished_has_no_output_file(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(3))
+    batch = await end(yard, batch_id)
+    assert batch.output_file_id is None
+    assert len(await yard.results(batch.error_file_id)) == 3
+
+
+async def test_of_two_epochs_that_finished_a_line_the_earlier_one_counts(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(2))
+    await write_segment(yard, batch_id, 2, answer(0, "late"), answer(1, "late"))
+    await write_segment(yard, batch_id, 1, answer(0, "early"))
+    batch = await end(yard, batch_id)
+    results = await yard.results(batch.output_file_id)
+    assert [line["response"]["body"]["text"] for line in results] == ["early", "late"]
+    assert batch.counts.completed == 2
+    assert batch.usage.input_tokens == 2
+
+
+async def test_lines_without_an_answer_count_as_failed_only_if_the_engine_was_to_blame(
+    yard: Yard,
+) -> None:
+    batch_id = await yard.prepared(lines(3))
+    crashed = encode_entry(2, unanswered("id-2", NoAnswerCode.ENGINE_CRASH))
+    await write_segment(yard, batch_id, 1, answer(0), crashed)
+    batch = await end(yard, batch_id)
+    assert (batch.counts.completed, batch.counts.failed) == (1, 1)
+
+
+async def test_collecting_twice_gives_the_same_files(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(5))
+    await run_chunks(yard.services, "stub-model", batch_id=batch_id)
+    first = await collect_results(yard.services, batch_id)
+    second = await collect_results(yard.services, batch_id)
+    assert first == second
+
+
+async def test_a_segment_is_read_back_as_it_was_written() -> None:
+    one = answered("a", "req_1", 200, b'{"usage":{"prompt_tokens":3,"total_tokens":3}}')
+    two = unanswered("b", NoAnswerCode.TIMEOUT)
+    segment = encode_entry(7, one) + encode_entry(4_000_000_000, two)
+    entries = list(decode_entries(segment))
+    assert [entry.ordinal for entry in entries] == [7, 4_000_000_000]
+    assert [entry.outcome for entry in entries] == [one.outcome, two.outcome]
+    assert entries[0].usage == one.usage
+    for entry, result in zip(entries, (one, two), strict=True):
+        assert segment[entry.position : entry.position + entry.length] == result.line
