@@ -10,7 +10,7 @@ import base64
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
@@ -30,7 +30,7 @@ PROCESS_BATCH = "process-batch/default"
 
 _TIMEOUT_SECONDS = 30
 _POLL_SECONDS = 0.5
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 2.0
 _BEGIN_SECONDS = 60.0
 """A flow run that began so recently may not have announced itself in the database yet."""
 _ENDS_WITHOUT_ANSWER = 3
@@ -48,11 +48,13 @@ class FlowRun:
     """How long it has been running, by the server's clock."""
 
     @property
-    def is_starting(self) -> bool:
-        """It will be in the database soon, if it is not."""
-        if self.state == "RUNNING":
-            return self.running_seconds < _BEGIN_SECONDS
-        return self.state in {"SCHEDULED", "PENDING"}
+    def has_ended(self) -> bool:
+        return self.state not in {"SCHEDULED", "PENDING", "RUNNING"}
+
+    @property
+    def is_late(self) -> bool:
+        """It has been running for so long that it must be in the database."""
+        return self.state == "RUNNING" and self.running_seconds >= _BEGIN_SECONDS
 
 
 class PrefectApi:
@@ -184,15 +186,13 @@ async def wake_runner(
     if await store.runners.live(model, silent_seconds):
         return None
     last = await api.latest(RUN_CHUNKS, tag=model)
-    if last is not None and last.is_starting:
+    if last is not None and not last.has_ended:
         return last
-    return await _succeed(api, model, last)
+    return await _start_after(api, model, last)
 
 
-async def _succeed(api: PrefectApi, model: str, last: FlowRun | None) -> FlowRun:
-    """The one flow run that comes after ``last``."""
-    if last is not None and last.state == "RUNNING":
-        await api.mark_crashed(last.id, "The runner gives no sign of life: its process is gone.")
+async def _start_after(api: PrefectApi, model: str, last: FlowRun | None) -> FlowRun:
+    """The one flow run that comes after ``last``, whoever asks for it."""
     key = f"run-chunks {model} after {last.id if last else 'none'}"
     return await api.start(RUN_CHUNKS, {"model": model}, name=model, key=key)
 
@@ -204,14 +204,13 @@ class RunnerWatch:
     single answer, end the wait with :class:`~batchyard.errors.EngineStartFailed`.
     """
 
-    def __init__(
-        self, api: PrefectApi, store: Store, model: str, *, silent_seconds: float
-    ) -> None:
+    def __init__(self, api: PrefectApi, store: Store, model: str, *, silent_seconds: float) -> None:
         self._api = api
         self._store = store
         self._model = model
         self._silent_seconds = silent_seconds
-        self._awaited: FlowRun | None = None
+        self._awaited: str | None = None
+        self._silent: str | None = None
         self._answered = 0
         self._ends = 0
 
@@ -220,20 +219,36 @@ class RunnerWatch:
         if await self._store.runners.live(self._model, self._silent_seconds):
             return
         last = await self._api.latest(RUN_CHUNKS, tag=self._model)
-        if last is not None and last.is_starting:
-            self._awaited = last
+        if last is not None and last.is_late:
+            last = await self._bury(last)
+        if last is not None and not last.has_ended:
+            self._awaited = last.id
             return
-        if last is not None and self._awaited is not None and last.id == self._awaited.id:
+        if last is not None and last.id == self._awaited:
             self._count_end(last, answered)
-        self._awaited = await _succeed(self._api, self._model, last)
-        logger.info("runner.started model=%s flow_run=%s", self._model, self._awaited.id)
+        self._awaited = (await _start_after(self._api, self._model, last)).id
+        logger.info("runner.started model=%s flow_run=%s", self._model, self._awaited)
+
+    async def _bury(self, run: FlowRun) -> FlowRun:
+        """Prefect believes that it runs, and keeps its place in the pool; its process is gone.
+
+        Only at the second look: one that has just retired is about to tell Prefect.
+        """
+        if self._silent != run.id:
+            self._silent = run.id
+            return run
+        message = "The runner gives no sign of life: its process is gone."
+        await self._api.mark_crashed(run.id, message)
+        return replace(run, state="CRASHED", message=message)
 
     def _count_end(self, ended: FlowRun, answered: int) -> None:
         if ended.state == "FAILED":
-            raise EngineStartFailed(ended.message)
+            raise EngineStartFailed(
+                ended.message or f"The runner of {self._model}, flow run {ended.id}, failed."
+            )
         self._ends = 1 if answered > self._answered else self._ends + 1
         self._answered = answered
-        how = f"{ended.state.lower()}: {ended.message}" if ended.message else ended.state.lower()
+        how = f"{ended.state.lower()} ({ended.message or 'no message'})"
         logger.warning("runner.ended model=%s flow_run=%s %s", self._model, ended.id, how)
         if self._ends >= _ENDS_WITHOUT_ANSWER:
             raise EngineStartFailed(

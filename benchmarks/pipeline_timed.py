@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from flows.foreground import quiet
+from flows.foreground import prepare_prefect
 
-quiet()
+prepare_prefect()
 
 from batchyard.engine.vllm import VllmEngine  # noqa: E402 - Prefect reads its settings on import
 from batchyard.engine.warm import WarmEngine  # noqa: E402

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from prefect.blocks.core import Block
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.vllm import VllmEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_MODEL = (
+    "The name that request bodies carry. The block's own name is the same in lower case, with "
+    "hyphens: org/Model-3.1-8B is org-model-3-1-8b."
+)
 
 
 def block_name(model: str) -> str:
@@ -26,24 +33,32 @@ class VllmEngineBlock(Block):
     _block_type_name = "Batchyard vLLM engine"
     _block_type_slug = "batchyard-vllm-engine"
 
-    model: str = Field(description="The name that request bodies carry.")
-    weights: str | None = Field(
-        default=None, description="Path or hub id to load; empty: the same as the name."
+    model: str = Field(description=_MODEL)
+    weights: str = Field(
+        default="",
+        description="The folder or hub id to load. Empty: the model's name is one.",
     )
-    options: list[str] = Field(
-        default_factory=list,
-        description="Options of `vllm serve`, one word each, for example --max-model-len, 8192.",
+    options: str = Field(
+        default="",
+        description="Options of `vllm serve`, as in a shell: --max-model-len 8192 --dtype half.",
     )
     environment: dict[str, str] = Field(
-        default_factory=dict, description="Environment variables for the engine's process."
+        default_factory=dict,
+        description='Environment variables of the engine, such as {"CUDA_VISIBLE_DEVICES": "0"}.',
     )
+
+    @field_validator("options")
+    @classmethod
+    def _is_a_command_line(cls, options: str) -> str:
+        shlex.split(options)
+        return options
 
     def build(self, *, python: Path, log_path: Path | None = None) -> VllmEngine:
         return VllmEngine(
             self.model,
-            self.options,
+            shlex.split(self.options),
             python=python,
-            weights=self.weights,
+            weights=self.weights or None,
             environment=self.environment,
             log_path=log_path,
         )
@@ -55,15 +70,15 @@ class RemoteEngineBlock(Block):
     _block_type_name = "Batchyard remote engine"
     _block_type_slug = "batchyard-remote-engine"
 
-    model: str = Field(description="The name that request bodies carry.")
+    model: str = Field(description=_MODEL)
     base_url: str = Field(description="For example http://10.0.0.5:8000/v1.")
-    api_key: SecretStr | None = Field(default=None, description="Sent as a Bearer token.")
+    api_key: SecretStr = Field(default=SecretStr(""), description="Sent as a Bearer token.")
     max_num_seqs: int = Field(default=256, ge=1, description="Requests that it runs at once.")
 
     def build(self) -> RemoteEngine:
         return RemoteEngine(
             self.base_url,
             self.model,
-            api_key=self.api_key.get_secret_value() if self.api_key else None,
+            api_key=self.api_key.get_secret_value() or None,
             max_num_seqs=self.max_num_seqs,
         )

@@ -14,18 +14,17 @@ class S3CredentialsBlock(Block):
     _block_type_name = "Batchyard S3 credentials"
     _block_type_slug = "batchyard-s3-credentials"
 
-    endpoint_url: str | None = Field(default=None, description="For servers other than AWS.")
-    region: str | None = Field(default=None)
-    access_key_id: str | None = Field(default=None)
-    secret_access_key: SecretStr | None = Field(default=None)
-    session_token: SecretStr | None = Field(default=None)
+    endpoint_url: str = Field(default="", description="For servers other than AWS.")
+    region: str = Field(default="")
+    access_key_id: str = Field(default="")
+    secret_access_key: SecretStr = Field(default=SecretStr(""))
+    session_token: SecretStr = Field(default=SecretStr(""))
 
     def build(self) -> S3Credentials:
-        secret, token = self.secret_access_key, self.session_token
         return S3Credentials(
             endpoint_url=self.endpoint_url,
             region=self.region,
             access_key_id=self.access_key_id,
-            secret_access_key=secret.get_secret_value() if secret else None,
-            session_token=token.get_secret_value() if token else None,
+            secret_access_key=self.secret_access_key.get_secret_value(),
+            session_token=self.session_token.get_secret_value(),
         )

@@ -22,13 +22,16 @@ HOME.mkdir(parents=True, exist_ok=True)
 os.environ.setdefault("BATCHYARD_HOME", str(HOME))
 os.environ.setdefault("PREFECT_HOME", str(HOME / "prefect"))
 
-from batchyard.cli.progress import ProgressDisplay  # noqa: E402 - the homes come first
+from flows.foreground import prepare_prefect, run_to_end  # noqa: E402 - the homes come first
+
+OWN_PREFECT = prepare_prefect()
+
+from batchyard.cli.progress import ProgressDisplay  # noqa: E402 - Prefect is prepared first
 from batchyard.engine.vllm import VllmEngine  # noqa: E402
 from batchyard.engine.warm import WarmEngine  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
 from batchyard.steps.services import open_services  # noqa: E402
-from flows.run_command import quiet_prefect, run_to_end  # noqa: E402
 from flows.worker import engine_log, engine_python, s3_credentials_from_block  # noqa: E402
 
 CHAT_NAMES = ("meta-llama/Meta-Llama-3-8B-Instruct", "tiny-chat")
@@ -79,7 +82,12 @@ async def main() -> int:
                         error=str(RESULTS / f"{name}.errors.jsonl"),
                         metadata={"example": name},
                     )
-                    status |= await run_to_end(services, await create_batch(services, request))
+                    batch_id = await create_batch(services, request)
+                    ending = await run_to_end(services, batch_id, OWN_PREFECT)
+                    if ending.status:
+                        display.fail()
+            print(ending.text)
+            status |= ending.status
     finally:
         await chat.close()
         await embed.close()
@@ -89,5 +97,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    quiet_prefect()
     sys.exit(asyncio.run(main()))

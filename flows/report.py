@@ -109,7 +109,6 @@ class _ProgressBar:
 async def _report(services: Services, batch: BatchRecord, undelivered: Sequence[str]) -> str:
     counts, usage = batch.counts, batch.usage
     rows = [
-        ("Status", f"**{batch.status.value}**"),
         ("Model", _cell(batch.model or "–")),
         ("Endpoint", batch.endpoint),
         ("Requests", f"{counts.total:,}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +35,8 @@ async def worker_services() -> AsyncIterator[Services]:
         yield services
         return
     settings = read_settings()
+    # Prefect hands on what its extra loggers let through, by default no more than warnings.
+    logging.getLogger("batchyard").setLevel(logging.INFO)
 
     async def engine_for(model: str) -> Engine:
         return await engine_from_block(settings, model)
@@ -47,16 +50,35 @@ async def worker_services() -> AsyncIterator[Services]:
 async def engine_from_block(settings: Settings, model: str) -> Engine:
     """The engine of the block document that is named after the model."""
     name = block_name(model)
-    vllm = await _load(VllmEngineBlock, name)
-    if vllm is not None:
+    if (vllm := await _load(VllmEngineBlock, name)) is not None:
+        _check_model(name, vllm.model, model)
+        _check_weights(name, vllm.weights or vllm.model)
         return vllm.build(python=engine_python(settings), log_path=engine_log(settings, name))
-    remote = await _load(RemoteEngineBlock, name)
-    if remote is not None:
+    if (remote := await _load(RemoteEngineBlock, name)) is not None:
+        _check_model(name, remote.model, model)
         return remote.build()
     raise SettingsError(
         f"No engine is set up for the model {model}: create a block named {name} of the type "
         f"{VllmEngineBlock.get_block_type_slug()} or {RemoteEngineBlock.get_block_type_slug()}."
     )
+
+
+def _check_model(name: str, served: str, wanted: str) -> None:
+    """Two names may have the same slug, and an engine refuses requests for another model."""
+    if served != wanted:
+        raise SettingsError(
+            f"The engine block {name} serves the model {served}, but the requests name {wanted}: "
+            "correct its field `model`, or the requests."
+        )
+
+
+def _check_weights(name: str, weights: str) -> None:
+    """vLLM would take a path that is not there for the name of a repository on the hub."""
+    if weights.startswith(("/", "./", "../", "~")) and not Path(weights).exists():
+        raise SettingsError(
+            f"The engine block {name} has its weights at {weights}, and there is nothing there "
+            "on the machine of this GPU worker."
+        )
 
 
 async def s3_credentials_from_block() -> S3Credentials:

@@ -6,7 +6,10 @@ under the entry point group ``batchyard.commands``: this package does not know P
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
+import traceback
 from importlib.metadata import entry_points
 
 import typer
@@ -39,3 +42,16 @@ def main() -> None:
         make_app()()
     except BatchyardError as error:
         sys.exit(f"batchyard: {error}")
+    except Exception as error:  # noqa: BLE001 - the last resort; the traceback is in the file
+        sys.exit(f"batchyard: {_unexpected(error)}")
+
+
+def _unexpected(error: Exception) -> str:
+    """One sentence; not the error's own text, which might hold a presigned URL."""
+    descriptor, path = tempfile.mkstemp(prefix="batchyard-defect-", suffix=".txt")
+    with os.fdopen(descriptor, "w") as file:
+        traceback.print_exception(error, file=file)
+    return (
+        f"This should not happen ({type(error).__name__}). Please report it, with {path}, "
+        "after a look whether there is anything in it that nobody else may see."
+    )

@@ -10,7 +10,9 @@ import typer
 from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.offline import offline_services
 from batchyard.dispatch import PROCESS_BATCH, PrefectApi
+from batchyard.errors import BatchyardError
 from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.publish import fail_batch
 
 
 def submit(
@@ -51,5 +53,10 @@ def submit(
 async def _submit(request: BatchRequest) -> str:
     async with PrefectApi.from_environment() as api, offline_services() as services:
         batch_id = await create_batch(services, request)
-        await api.start(PROCESS_BATCH, {"batch_id": batch_id}, tag=batch_id)
+        try:
+            await api.start(PROCESS_BATCH, {"batch_id": batch_id}, name=batch_id, key=batch_id)
+        except BatchyardError as error:
+            # Nobody would ever run it, and the user will submit again.
+            await fail_batch(services, batch_id, error)
+            raise
     return batch_id

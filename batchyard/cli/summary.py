@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchyard.lifecycle import BatchStatus
 from batchyard.steps.keys import file_key
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.location import parse_location
@@ -13,13 +14,21 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 _ERRORS_SHOWN = 20
+_HINTS = {
+    "model_not_found": "Lines must name the model as it is served: give the name that they have "
+    "with --served-model-name, or change the lines.",
+    "invalid_json_line": "The input must be JSONL: one JSON object per line, each a request.",
+}
 
 
-async def summarise(services: Services, batch: BatchRecord) -> str:
-    """Status, counts, where each file is, and what was wrong with the input."""
+async def summarise(services: Services, batch: BatchRecord, *, is_undelivered: bool = False) -> str:
+    """Status, counts, where each file is, and what was wrong with the input.
+
+    ``is_undelivered``: not all files are where the user wanted them, so say where they are kept.
+    """
     counts, usage = batch.counts, batch.usage
-    lines = [f"{batch.id} is {batch.status.value}."]
-    if counts.total:
+    lines = [f"{batch.id} {_ended(batch)}."]
+    if counts.completed or counts.failed or batch.output_file_id:
         lines.append(
             f"  requests  {counts.completed:,} succeeded, {counts.failed:,} failed, "
             f"{counts.total:,} in all"
@@ -36,16 +45,34 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
         ("errors", batch.error_file_id, wanted.error),
     ):
         if file_id is not None:
-            lines.append(f"  {name:<9} {await _place(services, file_id, location)}")
+            place = await _place(services, file_id, None if is_undelivered else location)
+            lines.append(f"  {name:<9} {place}")
     if batch.flow_run_id is not None:
         lines.append(f"  flow run  {batch.flow_run_id}")
-    for error in (batch.errors or ())[:_ERRORS_SHOWN]:
+    return "\n".join([*lines, *_errors(batch)])
+
+
+def _ended(batch: BatchRecord) -> str:
+    match batch.status:
+        case BatchStatus.EXPIRED:
+            return f"expired: its {batch.completion_window} are over"
+        case BatchStatus.FAILED:
+            return "failed"
+        case status:
+            return f"is {status.value}"
+
+
+def _errors(batch: BatchRecord) -> list[str]:
+    errors = batch.errors or ()
+    lines = []
+    for error in errors[:_ERRORS_SHOWN]:
         where = f"line {error.line}: " if error.line is not None else ""
         lines.append(f"  {where}{error.code}: {error.message}")
-    hidden = len(batch.errors or ()) - _ERRORS_SHOWN
+    hidden = len(errors) - _ERRORS_SHOWN
     if hidden > 0:
         lines.append(f"  and {hidden} more: batchyard show {batch.id}")
-    return "\n".join(lines)
+    hints = dict.fromkeys(_HINTS[error.code] for error in errors if error.code in _HINTS)
+    return lines + [f"  {hint}" for hint in hints]
 
 
 async def _place(services: Services, file_id: str, location: str | None) -> str:

@@ -60,6 +60,7 @@ async def create_batch(services: Services, request: BatchRequest) -> str:
     for destination in (request.output, request.error):
         if destination is not None:
             await check_output(parse_location(destination))
+    _check_distinct(request)
     batch = NewBatch(
         endpoint=request.endpoint or MIXED_ENDPOINTS,
         completion_window=request.completion_window,
@@ -87,6 +88,24 @@ def parse_window(text: str) -> int:
             code="invalid_value",
         )
     return int(match.group(1)) * _WINDOW_SECONDS[match.group(2)]
+
+
+def _check_distinct(request: BatchRequest) -> None:
+    """Results must not replace the input, nor the error file the results."""
+    names: dict[str, str] = {}
+    for name in ("input", "output", "error"):
+        text = getattr(request, name)
+        if text is None:
+            continue
+        location = parse_location(text)
+        place = str(location.path.resolve()) if isinstance(location, LocalFile) else text
+        if place in names:
+            raise RequestRefused(
+                f"{names[place]} and {name} are the same place, {location}: give another one.",
+                param=name,
+                code="invalid_value",
+            )
+        names[place] = name
 
 
 def _absolute(text: str | None) -> str | None:

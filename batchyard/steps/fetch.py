@@ -37,6 +37,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
     wanted = (await services.store.batches.locations(batch_id)).input
     if wanted is None:
         raise RecordNotFound(f"Cannot find file {batch.input_file_id}: upload it first.")
+    services.on_progress(Progress(batch_id, "fetching"))
     location = parse_location(wanted)
     s3 = await services.s3_for(location)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from typing import TYPE_CHECKING, Self
 
-from batchyard.errors import LeaseLost
+from batchyard.errors import LeaseLost, StoreError
 from batchyard.steps.chunk import ChunkRun
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.services import Progress
@@ -55,9 +56,12 @@ class Runner:
         self.model = model
         self.batch_id = batch_id
         self._flow_run_id = flow_run_id
-        self._owner = ""
+        self._owner = f"runner_{secrets.token_hex(16)}"
+        self._is_announced = False
         self.answered = 0
         """Requests answered by this runner."""
+        self._answered_before = 0
+        self._total = 0
         self._engine: Engine
         self._window: Window
         self._held: dict[tuple[str, int], ChunkLease] = {}
@@ -66,36 +70,37 @@ class Runner:
         # Held by the one chunk that is being admitted: chunks enter the window in their order,
         # and none is leased before there is room for its first request.
         self._admission = asyncio.Lock()
-        self._background: asyncio.Task[None] | None = None
+        self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
         settings = self.services.settings
-        self._engine = await self.services.engine_for(self.model)
-        await self._engine.start(self._show_start)
-        self._window = Window(
-            self._engine,
-            timeout_seconds=settings.request_timeout_seconds,
-            retry=RetryPolicy(settings.request_attempts, settings.retry_pause_seconds),
-            on_restart=self._show_start,
-        )
-        await self._window.__aenter__()
-        runner = await self.services.store.runners.register(
-            model=self.model, flow_run_id=self._flow_run_id
-        )
-        self._owner = runner.id
-        self._background = asyncio.create_task(self._keep_leases(), name="leases")
+        async with contextlib.AsyncExitStack() as stack:
+            self._engine = await self.services.engine_for(self.model)
+            if self.batch_id is None:
+                # Before the model loads, which may take minutes: nobody starts another runner.
+                await self._announce(stack)
+            else:
+                counts = (await self.services.store.batches.get(self.batch_id)).counts
+                self._answered_before = counts.completed + counts.failed
+                self._total = counts.total
+            await stack.enter_async_context(self._leases_kept())
+            stack.push_async_callback(self._engine.stop)
+            self.services.on_progress(Progress(self.batch_id or "", "loading"))
+            await self._engine.start(self._show_start)
+            self._window = await stack.enter_async_context(
+                Window(
+                    self._engine,
+                    timeout_seconds=settings.request_timeout_seconds,
+                    retry=RetryPolicy(settings.request_attempts, settings.retry_pause_seconds),
+                    on_restart=self._show_start,
+                )
+            )
+            self._closing = stack.pop_all()
+        self._show_answers()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._background is not None  # noqa: S101 - entered
-        self._background.cancel()
-        await asyncio.wait([self._background])
-        await self._window.__aexit__(*error)
-        await self._engine.stop()
-        for lease in self._held.values():
-            with contextlib.suppress(LeaseLost):
-                await self.services.store.chunks.release(lease)
-        await self.services.store.runners.retire(self._owner)
+        await self._closing.aclose()
 
     async def leases(self) -> AsyncIterator[ChunkLease]:
         """Claim chunks, the most urgent first, each as the one before is wholly in the window."""
@@ -110,6 +115,8 @@ class Runner:
                 idle_since = time.monotonic()
                 continue
             self._admission.release()
+            if self._held:
+                idle_since = time.monotonic()
             if await self._is_over(idle_since):
                 return
             await asyncio.sleep(_CLAIM_PAUSE_SECONDS)
@@ -148,6 +155,14 @@ class Runner:
         del self._held[batch_id, index]
         return tally
 
+    async def _announce(self, stack: contextlib.AsyncExitStack) -> None:
+        """Be counted on for every batch of the model, until the stack is closed."""
+        runners = self.services.store.runners
+        record = await runners.register(model=self.model, flow_run_id=self._flow_run_id)
+        self._owner = record.id
+        self._is_announced = True
+        stack.push_async_callback(runners.retire, record.id)
+
     # -- leases -----------------------------------------------------------------------------
 
     async def _claim(self) -> ChunkLease | None:
@@ -167,16 +182,34 @@ class Runner:
             return False
         return time.monotonic() - idle_since >= self.services.settings.runner_idle_seconds
 
+    @contextlib.asynccontextmanager
+    async def _leases_kept(self) -> AsyncIterator[None]:
+        """Renew what is held while the block runs; give it back at the end."""
+        keeper = asyncio.create_task(self._keep_leases(), name="leases")
+        try:
+            yield
+        finally:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+            for lease in self._held.values():
+                with contextlib.suppress(LeaseLost):
+                    await self.services.store.chunks.release(lease)
+
     async def _keep_leases(self) -> None:
         """Renew every lease that is held, in one statement, and tell that this runner lives."""
         store, settings = self.services.store, self.services.settings
         while True:
             await asyncio.sleep(settings.lease_seconds / 3)
-            renewed = set(await store.chunks.renew(self._owner, settings.lease_seconds))
-            for place, lease in self._held.items():
-                if lease.key not in renewed and place in self._running:
-                    self._running[place].lose()
-            await store.runners.heartbeat(self._owner)
+            try:
+                renewed = set(await store.chunks.renew(self._owner, settings.lease_seconds))
+                for place, lease in self._held.items():
+                    if lease.key not in renewed and place in self._running:
+                        self._running[place].lose()
+                if self._is_announced:
+                    await store.runners.heartbeat(self._owner)
+            except StoreError as error:
+                # There is another try before the leases end; to stop here would lose them all.
+                logger.warning("leases.not_renewed runner=%s %s", self._owner, error)
 
     # -- what chunks need -------------------------------------------------------------------
 
@@ -194,13 +227,17 @@ class Runner:
 
     def _count_answer(self) -> None:
         self.answered += 1
+        self._show_answers()
+
+    def _show_answers(self) -> None:
         if self.batch_id is not None:
-            self.services.on_progress(Progress(self.batch_id, "running", self.answered))
+            done = min(self._answered_before + self.answered, self._total)
+            self.services.on_progress(Progress(self.batch_id, "running", done, self._total))
 
     def _show_start(self, start: StartProgress) -> None:
-        done = int((start.fraction or 0) * 100)
+        done, total = (0, None) if start.fraction is None else (int(start.fraction * 100), 100)
         self.services.on_progress(
-            Progress(self.batch_id or "", "loading", done, 100, start.message)
+            Progress(self.batch_id or "", "loading", done, total, start.message)
         )
 
 

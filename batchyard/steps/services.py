@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchyard.errors import SettingsError
 from batchyard.steps.secret_key import read_secret_keys
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.location import Location, S3Object
@@ -75,17 +76,15 @@ async def open_services(
     Within the block, :func:`current_services` gives them to whatever runs in its context.
     """
     home = settings.home_folder
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (home / "spool").mkdir(exist_ok=True)
     database_url = (
         settings.database_url.get_secret_value()
         if settings.database_url
         else f"sqlite:///{home / 'batchyard.db'}"
     )
     storage = _open_storage(settings)
-    spool = Path(tempfile.mkdtemp(dir=home / "spool"))
+    spool, keys = _open_home(settings)
     try:
-        async with open_store(database_url, keys=read_secret_keys(settings), migrate=True) as store:
+        async with open_store(database_url, keys=keys, migrate=True) as store:
             services = Services(
                 settings, store, storage, spool, engine_for, s3_credentials, on_progress
             )
@@ -105,6 +104,20 @@ _CURRENT: ContextVar[Services] = ContextVar("services")
 def current_services() -> Services:
     """The services of the innermost :func:`open_services`; LookupError outside of one."""
     return _CURRENT.get()
+
+
+def _open_home(settings: Settings) -> tuple[Path, list[str]]:
+    """A scratch folder in the home, and the keys that seal locations."""
+    home = settings.home_folder
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (home / "spool").mkdir(exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=home / "spool")), read_secret_keys(settings)
+    except OSError as error:
+        raise SettingsError(
+            f"BATCHYARD_HOME, {home}, cannot be used ({error.strerror}): "
+            "name a folder that you may write to and that has room."
+        ) from error
 
 
 def _open_storage(settings: Settings) -> Storage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,8 +79,16 @@ def web_errors_as_ours(name: str) -> Iterator[None]:
         raise LocationRefused(f"{name} is no URL: check host and port") from None
     except TimeoutError:
         raise StorageUnavailable(f"{name}: the server is too slow or does not answer") from None
+    except aiohttp.ClientConnectorDNSError as error:
+        if error.os_error.errno == socket.EAI_NONAME:
+            # Not a name server that is away for a moment: a typing error, which no retry mends.
+            raise LocationRefused(f"{name}: no host has this name, check the URL") from None
+        raise StorageUnavailable(f"{name} cannot be reached (no answer from DNS)") from None
     except aiohttp.ClientConnectorError as error:
-        raise StorageUnavailable(f"{name} cannot be reached ({type(error).__name__})") from None
+        raise StorageUnavailable(
+            f"{name} cannot be reached ({type(error).__name__}): check the URL, and that the "
+            "server runs"
+        ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise StorageUnavailable(f"{name}: the connection broke ({type(error).__name__})") from None
 

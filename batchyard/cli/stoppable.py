@@ -1,0 +1,69 @@
+"""Work that Ctrl-C and SIGTERM stop in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_stoppable(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """The exit status of ``work``; 128 and the signal's number when a signal stopped it.
+
+    The first signal cancels the work, which has all the time it wants to clean up. The second
+    one leaves it where it is.
+
+    The event loop runs in a thread of its own. While a flow runs, Prefect takes SIGTERM over and
+    raises from wherever the program is then; in a thread other than the main one it cannot.
+    """
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work())
+    status: Future[int] = Future()
+    thread = threading.Thread(target=_run, args=(loop, task, status), daemon=True)
+    received: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt
+        with contextlib.suppress(RuntimeError):  # it has ended just now
+            loop.call_soon_threadsafe(task.cancel)
+
+    with _handled_by(stop):
+        thread.start()
+        try:
+            return status.result()
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            return 128 + received[0]
+
+
+def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[int], status: Future[int]) -> None:
+    async def join() -> int:
+        return await task
+
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            result = runner.run(join())
+    except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+        status.set_exception(error)
+    else:
+        status.set_result(result)
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

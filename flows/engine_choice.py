@@ -1,0 +1,72 @@
+"""Which engine a command line asks for: a vLLM of its own, or a server that runs already."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchyard.cli.engine_words import served_names
+from batchyard.engine.vllm_options import EngineOptions
+from batchyard.errors import RequestRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchyard.engine.base import Engine
+    from batchyard.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """The engine of one batch. ``models`` are the names that lines may carry; empty for any."""
+
+    models: tuple[str, ...]
+    weights: str
+    options: tuple[str, ...]
+    url: str | None
+
+    @classmethod
+    def of(cls, model: str | None, options: Sequence[str], url: str | None) -> EngineChoice:
+        """Raises :class:`~batchyard.errors.RequestRefused` for what cannot be meant."""
+        if url is not None and options:
+            raise _refused(
+                f"{shlex.join(options)} would have no effect: the server at --engine-url runs "
+                "already. Leave one of the two out.",
+                "engine options",
+            )
+        if url is not None:
+            return cls((model,) if model else (), "", (), url)
+        model = model or EngineOptions(options).value("model")
+        if not model:
+            raise _refused("Say which model to load: --model.", "model")
+        if model.startswith(("/", ".", "~")) and not Path(model).exists():
+            raise _refused(
+                f"--model {model} does not exist: give a folder, or a name on the hub.", "model"
+            )
+        return cls(served_names(model, options), model, tuple(options), None)
+
+    def make(self, settings: Settings, model: str) -> Engine:
+        """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
+        from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415 - `--help` stays quick
+        from batchyard.engine.vllm import VllmEngine  # noqa: PLC0415
+        from blocks.engines import block_name  # noqa: PLC0415
+        from flows.worker import engine_log, engine_python  # noqa: PLC0415
+
+        name = self.models[0] if self.models else model
+        if self.url is not None:
+            api_key = os.environ.get("BATCHYARD_ENGINE_API_KEY")
+            return RemoteEngine(self.url, name, api_key=api_key)
+        return VllmEngine(
+            name,
+            self.options,
+            python=engine_python(settings),
+            weights=self.weights,
+            log_path=engine_log(settings, block_name(name)),
+        )
+
+
+def _refused(message: str, param: str) -> RequestRefused:
+    return RequestRefused(message, param=param, code="invalid_value")

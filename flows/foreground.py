@@ -1,0 +1,101 @@
+"""A batch that runs in this process while a person watches: for `batchyard run` and the demo."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.cli.summary import summarise
+from batchyard.errors import DispatchFailed
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.steps.publish import fail_batch
+from batchyard.steps.services import Progress
+from flows.own_prefect import OwnPrefect
+
+if TYPE_CHECKING:
+    from batchyard.steps.services import Services
+
+# Prefect's log is for its server; the terminal has the progress display.
+_QUIET_PREFECT = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLI_PROMPT": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a batch ended: an exit status, and what to tell."""
+
+    status: int
+    text: str
+
+
+def prepare_prefect() -> OwnPrefect:
+    """Keep every log off the terminal. To be called before Prefect is imported."""
+    for name, value in _QUIET_PREFECT.items():
+        os.environ.setdefault(name, value)
+    # Without any handler, Python itself prints warnings.
+    logging.getLogger().addHandler(logging.NullHandler())
+    return OwnPrefect()
+
+
+async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect) -> Ending:
+    """Run the process-batch flow in this process, on the Prefect API that is configured or ours.
+
+    Raises :class:`~batchyard.errors.DispatchFailed` where Prefect fails a batch that has begun.
+    """
+    from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: PLC0415 - a second
+
+    services.on_progress(Progress(batch_id, "connecting"))
+    try:
+        log_path = services.settings.home_folder / "logs" / "prefect.log"
+        url = PREFECT_API_URL.value() or await own_prefect.start(log_path)
+        with temporary_settings({PREFECT_API_URL: url}):
+            await _check_prefect(url)
+            return await _run_flow(services, batch_id)
+    except DispatchFailed as error:
+        batch = await services.store.batches.get(batch_id)
+        if batch.status is not BatchStatus.VALIDATING:
+            raise DispatchFailed(f"{error} {how_to_resume(batch_id)}") from error
+        # Nothing has begun, and nobody else would ever take the batch up.
+        return Ending(1, await summarise(services, await fail_batch(services, batch_id, error)))
+
+
+def how_to_resume(batch_id: str) -> str:
+    """For whoever stopped or lost a batch."""
+    return f"What is finished is kept: the same command with --resume {batch_id} goes on with it."
+
+
+async def _check_prefect(url: str) -> None:
+    from prefect import get_client  # noqa: PLC0415
+
+    try:
+        async with get_client() as client:
+            await client.raise_for_api_version_mismatch()
+    except Exception as error:  # RuntimeError, httpx's and Prefect's own
+        raise DispatchFailed(
+            f"Prefect's API at {url} does not answer ({type(error).__name__}): see that the server "
+            "runs, or unset PREFECT_API_URL to use one that lives as long as this command."
+        ) from error
+
+
+async def _run_flow(services: Services, batch_id: str) -> Ending:
+    from flows.process_batch import UNDELIVERED, process_batch  # noqa: PLC0415
+
+    try:
+        state = await process_batch(batch_id, return_state=True)
+    except Exception as error:
+        raise DispatchFailed(f"Prefect's API was lost ({type(error).__name__}).") from error
+    batch = await services.store.batches.get(batch_id)
+    is_undelivered = state.name == UNDELIVERED
+    text = await summarise(services, batch, is_undelivered=is_undelivered)
+    if batch.status is BatchStatus.COMPLETED and not is_undelivered:
+        return Ending(0, text)
+    if is_undelivered:
+        text += f"\nbatchyard: {state.message}"
+    elif batch.status not in TERMINAL:
+        text += f"\nbatchyard: {state.message}\n{how_to_resume(batch_id)}"
+    return Ending(1, text)

@@ -1,0 +1,214 @@
+"""The real command in a process of its own, with stub servers around it and one Prefect API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.engine.stub import StubEngine
+from batchyard.storage.bucket import S3Credentials
+from flows.own_prefect import OwnPrefect
+from tests.contract.engine.stub_server import API_KEY, serve
+from tests.services.swift import swift_for_session
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+CHAT = "/v1/chat/completions"
+BUCKET = "batches"
+_COMMAND_SECONDS = 60.0
+
+
+@pytest.fixture(scope="session")
+def prefect_home() -> Iterator[Path]:
+    """Not under pytest's own folders, which are kept: Prefect's database is large."""
+    folder = Path(tempfile.mkdtemp(prefix="prefect-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def prefect_api_url(prefect_home: Path) -> Iterator[str]:
+    """One API for all: each command alone would need seconds to start its own."""
+    server = OwnPrefect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(prefect_home))
+        url = asyncio.run(server.start(prefect_home / "server.log"))
+    yield url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Credentials]:
+    """A running Swift with one empty bucket."""
+    root = Path(tempfile.mkdtemp(prefix="swift-"))
+    try:
+        with swift_for_session(root) as server:
+            credentials = S3Credentials(
+                endpoint_url=server.endpoint_url,
+                region=server.region,
+                access_key_id=server.access_key_id,
+                secret_access_key=server.secret_access_key,
+            )
+            credentials.client().create_bucket(Bucket=BUCKET)
+            yield credentials
+    finally:
+        shutil.rmtree(root)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended and what it said."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def batch_id(self) -> str:
+        """The batch that it speaks of."""
+        return next(word.strip(".") for word in self.stderr.split() if word.startswith("batch_"))
+
+
+@dataclass
+class Terminal:
+    """A folder, a home and an environment in which to run ``batchyard``."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    def start(self, *words: str, **environment: str | None) -> subprocess.Popen[str]:
+        """A command in a process group of its own, as a shell starts it. None removes."""
+        changed = self.environment | environment
+        return subprocess.Popen(
+            [sys.executable, "-m", "batchyard.cli", *words],
+            cwd=self.folder,
+            env={name: value for name, value in changed.items() if value is not None},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self, process: subprocess.Popen[str]) -> Ended:
+        try:
+            stdout, stderr = process.communicate(timeout=_COMMAND_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert "Traceback" not in stderr, stderr
+        return Ended(process.returncode, stdout, stderr)
+
+    def batchyard(self, *words: str, **environment: str | None) -> Ended:
+        return self.finish(self.start(*words, **environment))
+
+    def write(self, name: str, lines: list[dict[str, Any]]) -> Path:
+        path = self.folder / name
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+    def show(self, batch_id: str) -> dict[str, Any]:
+        """The batch as `batchyard show` prints it."""
+        shown: dict[str, Any] = json.loads(self.batchyard("show", batch_id).stdout)
+        return shown
+
+    def names(self) -> set[str]:
+        """What lies in the folder."""
+        return {path.name for path in self.folder.iterdir()} - {"home"}
+
+
+def chat_line(custom_id: str, text: str = "hello", model: str = "stub-model") -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, prefect_api_url: str, prefect_home: Path) -> Terminal:
+    """A folder with an ``in.jsonl`` of three chat requests."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "BATCHYARD_", "AWS_"))
+    }
+    ours = {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "BATCHYARD_HOME": str(tmp_path / "home"),
+        "BATCHYARD_ENGINE_API_KEY": API_KEY,
+        "BATCHYARD_RETRY_PAUSE_SECONDS": "0.01",
+        "PREFECT_HOME": str(prefect_home),
+        "PREFECT_API_URL": prefect_api_url,
+    }
+    made = Terminal(tmp_path, inherited | ours)
+    made.write("in.jsonl", [chat_line(f"id-{n}", f"question {n}") for n in range(3)])
+    return made
+
+
+@dataclass
+class Background:
+    """An event loop in a thread, for servers that answer while a command runs."""
+
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    def enter(self, manager: AbstractAsyncContextManager[Any]) -> Any:
+        return self.wait(self.stack.enter_async_context(manager))
+
+    def wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    made = Background()
+    thread = threading.Thread(target=made.loop.run_forever)
+    thread.start()
+    yield made
+    made.wait(made.stack.aclose())
+    made.loop.call_soon_threadsafe(made.loop.stop)
+    thread.join()
+    made.loop.close()
+
+
+@pytest.fixture
+def serve_stub(background: Background) -> Callable[..., str]:
+    """Serve a stub engine over HTTP; its base URL."""
+
+    @contextlib.asynccontextmanager
+    async def running(stub: dict[str, Any]) -> AsyncIterator[str]:
+        engine = StubEngine(**stub)
+        await engine.start()
+        async with serve(engine) as url:
+            yield url
+
+    def serve_it(**stub: Any) -> str:
+        return str(background.enter(running(stub)))
+
+    return serve_it
+
+
+@pytest.fixture
+def engine_url(serve_stub: Callable[..., str]) -> str:
+    """A server with the model ``stub-model`` that answers everything at once."""
+    return serve_stub()

@@ -1,0 +1,326 @@
+"""``batchyard run`` as users run it, from input to results, in every form that they may write."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from batchyard.engine.stub import Fault, FaultKind
+from blocks import S3CredentialsBlock
+from tests.cli.conftest import BUCKET, Background, Terminal, chat_line
+from tests.unit.storage.web_server import gives, running_web_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchyard.storage.bucket import S3Credentials
+
+ALL = ["id-0", "id-1", "id-2"]
+
+
+def ids(lines: list[dict[str, Any]]) -> list[str]:
+    return [line["custom_id"] for line in lines]
+
+
+def test_a_local_file_becomes_a_local_file(terminal: Terminal, engine_url: str) -> None:
+    """Results are in input order; what is said goes to standard error; no error file is made."""
+    ended = terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl"),
+        *("--model", "stub-model", "--engine-url", engine_url),
+    )
+    assert ended.status == 0, ended.stderr
+    assert ended.stdout == ""
+    assert ids(terminal.read("out.jsonl")) == ALL
+    assert terminal.names() == {"in.jsonl", "out.jsonl"}
+    summary = ended.stderr[ended.stderr.index("batch_") :].splitlines()
+    assert summary[0] == f"{ended.batch_id} is completed."
+    assert summary[1] == "  requests  3 succeeded, 0 failed, 3 in all"
+    assert summary[3] == f"  output    {terminal.folder / 'out.jsonl'}"
+
+
+def test_in_a_pipe_each_phase_is_a_line(terminal: Terminal, engine_url: str) -> None:
+    """No control characters, none of Prefect's log, and the number of requests at the end."""
+    ended = terminal.batchyard(
+        "run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url
+    )
+    assert "\x1b" not in ended.stderr
+    said = ended.stderr.splitlines()
+    titles = [line for line in said[: said.index("Publishing files")] if not line.startswith("✓")]
+    assert titles == [
+        "Connecting to Prefect",
+        "Fetching the input",
+        "Validating and planning",
+        "Loading the model",
+        "Loading the model: ready",
+        "Running requests: 0/3",
+        "Collecting results",
+    ]
+    assert any(line.startswith("✓ Running requests") and "3/3" in line for line in said)
+
+
+def test_in_a_terminal_no_bar_outlives_its_phase(terminal: Terminal, engine_url: str) -> None:
+    """What stays on the screen is a line for each phase, then the summary."""
+    screen = _screen(
+        terminal, "run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url
+    )
+    phases = [line for line in screen if line.startswith("✓")]
+    assert [line[2:26].strip() for line in phases] == [
+        "Connecting to Prefect",
+        "Fetching the input",
+        "Validating and planning",
+        "Loading the model",
+        "Running requests",
+        "Collecting results",
+        "Publishing files",
+    ]
+    assert phases[4].endswith("3/3")
+    assert "━" not in "".join(screen)
+    assert screen.index(phases[-1]) + 1 == next(
+        number for number, line in enumerate(screen) if line.startswith("batch_")
+    )
+
+
+def test_a_refused_request_is_a_line_of_the_error_file(
+    terminal: Terminal, serve_stub: Callable[..., str]
+) -> None:
+    """The others are answered, and the command has done its job: status 0."""
+    refused = Fault(FaultKind.ANSWER, lambda body: b"question 1" in body, status=400)
+    ended = terminal.batchyard(
+        "run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", serve_stub(faults=[refused])
+    )
+    assert ended.status == 0, ended.stderr
+    assert ids(terminal.read("out.jsonl")) == ["id-0", "id-2"]
+    (line,) = terminal.read("out.errors.jsonl")
+    assert (line["custom_id"], line["response"]["status_code"]) == ("id-1", 400)
+    assert f"errors    {terminal.folder / 'out.errors.jsonl'}" in ended.stderr
+
+
+def test_e_says_where_the_error_file_goes(
+    terminal: Terminal, serve_stub: Callable[..., str]
+) -> None:
+    """With -e, nothing is written beside the output."""
+    refused = Fault(FaultKind.ANSWER, status=422)
+    terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "-e", "bad.jsonl"),
+        *("--engine-url", serve_stub(faults=[refused])),
+    )
+    assert ids(terminal.read("bad.jsonl")) == ALL
+    assert terminal.names() == {"in.jsonl", "bad.jsonl"}
+
+
+def test_the_input_may_be_a_url(
+    terminal: Terminal, engine_url: str, background: Background
+) -> None:
+    """A plain http URL is read; its query stays out of what is said."""
+    web = background.enter(running_web_server())
+    web.answers = [gives((terminal.folder / "in.jsonl").read_bytes())]
+    url = web.url("/in.jsonl?sig=canary")
+    ended = terminal.batchyard("run", "-i", url, "-o", "out.jsonl", "--engine-url", engine_url)
+    assert ended.status == 0, ended.stderr
+    assert ids(terminal.read("out.jsonl")) == ALL
+    assert "canary" not in ended.stderr
+
+
+def test_presigned_urls_on_both_sides(
+    terminal: Terminal, engine_url: str, s3: S3Credentials
+) -> None:
+    """A presigned GET is read, and the results are PUT to a presigned URL, on real S3."""
+    client = s3.client()
+    client.upload_file(str(terminal.folder / "in.jsonl"), BUCKET, "presigned/in.jsonl")
+    source, target = (
+        client.generate_presigned_url(method, {"Bucket": BUCKET, "Key": f"presigned/{name}"})
+        for method, name in (("get_object", "in.jsonl"), ("put_object", "out.jsonl"))
+    )
+    ended = terminal.batchyard("run", "-i", source, "-o", target, "--engine-url", engine_url)
+    assert ended.status == 0, ended.stderr
+    body = client.get_object(Bucket=BUCKET, Key="presigned/out.jsonl")["Body"].read()
+    assert ids([json.loads(line) for line in body.splitlines()]) == ALL
+    assert "ignature" not in ended.stderr
+
+
+def test_s3_locations_use_the_credentials_of_the_block(
+    terminal: Terminal, engine_url: str, s3: S3Credentials, prefect_api_url: str
+) -> None:
+    """``s3://`` on both sides, with the S3 block that Prefect keeps under the name default."""
+    with temporary_settings({PREFECT_API_URL: prefect_api_url}):
+        S3CredentialsBlock(
+            endpoint_url=s3.endpoint_url,
+            region=s3.region,
+            access_key_id=s3.access_key_id,
+            secret_access_key=s3.secret_access_key,
+        ).save("default", overwrite=True)
+    client = s3.client()
+    client.upload_file(str(terminal.folder / "in.jsonl"), BUCKET, "block/in.jsonl")
+    ended = terminal.batchyard(
+        *("run", "-i", f"s3://{BUCKET}/block/in.jsonl", "-o", f"s3://{BUCKET}/block/out.jsonl"),
+        *("--engine-url", engine_url),
+    )
+    assert ended.status == 0, ended.stderr
+    body = client.get_object(Bucket=BUCKET, Key="block/out.jsonl")["Body"].read()
+    assert ids([json.loads(line) for line in body.splitlines()]) == ALL
+
+
+def test_without_a_prefect_server_the_command_brings_its_own(
+    terminal: Terminal, engine_url: str
+) -> None:
+    """An API is started for the time of the command, and is gone afterwards."""
+    ended = terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url),
+        PREFECT_API_URL=None,
+        PREFECT_HOME=str(terminal.folder / "home" / "prefect"),
+    )
+    assert ended.status == 0, ended.stderr
+    assert ids(terminal.read("out.jsonl")) == ALL
+    assert _processes_that_know(str(terminal.home / "prefect")) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_a_signal_stops_can_be_resumed(
+    terminal: Terminal, serve_stub: Callable[..., str], number: int, status: int
+) -> None:
+    """The whole process group gets the signal, as from a terminal; --resume does the rest."""
+    terminal.write("in.jsonl", [chat_line(f"id-{n}", f"question {n}") for n in range(12)])
+    slow = serve_stub(latency=lambda body: 600.0 if b"question 1" in body else 0.0)
+    process = terminal.start(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", slow),
+        BATCHYARD_FLUSH_SECONDS="0.1",
+    )
+    _wait_for_segments(terminal.home)
+    os.killpg(process.pid, number)
+    stopped = terminal.finish(process)
+    assert stopped.status == status
+    assert stopped.stderr.splitlines()[-1] == (
+        "Stopped. What is finished is kept: the same command with "
+        f"--resume {stopped.batch_id} goes on with it."
+    )
+    assert terminal.names() == {"in.jsonl"}
+    assert _processes_that_know(str(terminal.home)) == []
+
+    ended = terminal.batchyard("run", "--resume", stopped.batch_id, "--engine-url", serve_stub())
+    assert ended.status == 0, ended.stderr
+    assert "Running requests: 9/12" in ended.stderr
+    assert ids(terminal.read("out.jsonl")) == [f"id-{n}" for n in range(12)]
+
+
+def test_a_resumed_batch_keeps_its_model(terminal: Terminal, engine_url: str) -> None:
+    """Another model would refuse every line that is left."""
+    ended = terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl"),
+        *("--model", "stub-model", "--engine-url", engine_url),
+    )
+    words = ("run", "--resume", ended.batch_id, "--model", "other", "--engine-url", engine_url)
+    again = terminal.batchyard(*words)
+    assert again.status == 1
+    assert f"{ended.batch_id} is for stub-model: give the same --model" in again.stderr
+
+
+def test_engine_options_reach_the_engine_unchanged(terminal: Terminal) -> None:
+    """In their order, short ones, ones with ``=`` and values that look like options of ours."""
+    _fake_engine(terminal, 'printf "%s\\n" "$@" > words.txt; exit 1')
+    options = ["-ep", "-tp", "2", '--hf-overrides={"a": "-i"}', "--seed", "-1", "--enforce-eager"]
+    terminal.write("in.jsonl", [chat_line("id-0", model="served")])
+    ended = terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-ep", "-tp", "2", *options[3:], "-o", "out.jsonl"),
+        *("--served-model-name", "served", "also", "--model", "org/weights"),
+        BATCHYARD_ENGINE_PYTHON=str(terminal.folder / "python"),
+    )
+    assert ended.status == 1
+    words = (terminal.folder / "words.txt").read_text().splitlines()
+    start = words.index("-ep")
+    assert words[start : start + 10] == [*options, "--served-model-name", "served", "also"]
+    assert words[words.index("--model") + 1] == "org/weights"
+
+
+def test_options_of_run_batch_that_mean_nothing_here_are_left_out(
+    terminal: Terminal, engine_url: str
+) -> None:
+    """A command line for ``vllm run-batch`` works as it is, with a word about each."""
+    ended = terminal.batchyard(
+        *("run", "--input_file=in.jsonl", "--output_file", "out.jsonl", "--enable-metrics"),
+        *("--output-tmp-dir", "/nowhere", "--engine-url", engine_url),
+    )
+    assert ended.status == 0, ended.stderr
+    assert "--enable-metrics has no meaning here and is left out." in ended.stderr
+    assert ids(terminal.read("out.jsonl")) == ALL
+
+
+# -- what the tests above look with ---------------------------------------------------------------
+
+
+def _fake_engine(terminal: Terminal, script: str) -> None:
+    program = terminal.folder / "python"
+    program.write_text(f"#!/bin/bash\ncd {terminal.folder}\n{script}\n")
+    program.chmod(0o755)
+
+
+def _wait_for_segments(home: Path) -> None:
+    """Until finished lines are durable."""
+    deadline = time.monotonic() + 30
+    while not list(home.glob("objects/batches/*/segments/*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _processes_that_know(text: str) -> list[str]:
+    """Command lines of processes whose environment holds ``text``."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and text.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text())
+    return found
+
+
+def _screen(terminal: Terminal, *words: str) -> list[str]:
+    """The lines that a terminal of 100 columns shows in the end."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchyard.cli", *words],
+        cwd=terminal.folder,
+        env=terminal.environment | {"TERM": "xterm-256color", "COLUMNS": "100"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written = b""
+    with suppress(OSError):  # the other end was closed
+        while part := os.read(ours, 65536):
+            written += part
+    os.close(ours)
+    assert process.wait() == 0
+    return drawn(written.decode())
+
+
+def drawn(text: str) -> list[str]:
+    """What is left of ``text`` on a screen: knows only the control sequences that rich uses."""
+    import re
+
+    lines, row, column = [""], 0, 0
+    for match in re.finditer(r"\x1b\[([0-9;?]*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)", text):
+        parameter, command, carriage_return, line_feed, words = match.groups()
+        if command == "A":
+            row = max(0, row - int(parameter or 1))
+        elif command == "K":
+            lines[row] = "" if parameter == "2" else lines[row][:column]
+        elif carriage_return:
+            column = 0
+        elif line_feed:
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif words:
+            before = lines[row].ljust(column)
+            column += len(words)
+            lines[row] = before[: column - len(words)] + words + before[column:]
+    return [line.rstrip() for line in lines]

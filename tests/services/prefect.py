@@ -1,0 +1,178 @@
+"""A Prefect server with its workers, as an operator runs them: real processes, real commands.
+
+It has a home, a port and work pools of its own, and everything it started is gone afterwards,
+flow runs too, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).parents[2]
+POOLS = ("control", "gpu")
+
+_BIN = Path(sys.executable).parent
+_START_TIMEOUT_SECONDS = 90.0
+_COMMAND_TIMEOUT_SECONDS = 60.0
+_STOP_TIMEOUT_SECONDS = 20.0
+
+_QUICK_AND_QUIET = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_ENABLED": "false",
+    "PREFECT_WORKER_QUERY_SECONDS": "1",
+}
+
+
+@dataclass
+class PrefectServer:
+    """A running server with a worker on each pool. ``environment`` is what its clients need."""
+
+    folder: Path
+    api_url: str
+    environment: dict[str, str]
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def command(self, *words: str) -> list[str]:
+        """A command line, its first word a program of our own environment."""
+        return [str(_BIN / words[0]), *words[1:]]
+
+    def run(self, *words: str) -> str:
+        """Run a command as an operator does in the project's folder; what it printed."""
+        done = subprocess.run(
+            self.command(*words),
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def start_server(self, port: int) -> None:
+        self._start("server", "prefect", "server", "start", "--port", str(port))
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        while not _is_healthy(self.api_url):
+            if time.monotonic() > deadline or self._processes["server"].poll() is not None:
+                raise RuntimeError(f"The Prefect server did not start:\n{self._log('server')}")
+            time.sleep(0.1)
+
+    def start_worker(self, pool: str) -> None:
+        self._start(pool, "prefect", "worker", "start", "--pool", pool, "--type", "process")
+
+    def stop(self, name: str) -> None:
+        """SIGTERM, as a service manager does; a worker ends its flow runs."""
+        process = self._processes.pop(name)
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def stop_all(self) -> None:
+        """Stop what runs, the server last; kill whatever still calls this server its own."""
+        for name in sorted(self._processes, key="server".__eq__):
+            self.stop(name)
+        for pid in self.process_ids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def process_ids(self) -> list[int]:
+        """Every process that was started with our environment, flow runs included."""
+        mark = f"PREFECT_API_URL={self.api_url}".encode()
+        return [pid for pid in _process_ids() if mark in _read(pid, "environ").split(b"\0")]
+
+    def _start(self, name: str, *words: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                self.command(*words),
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # What a shell starts with `&` ignores SIGINT, and a worker then SIGTERM too.
+                preexec_fn=_default_interrupt,  # noqa: PLW1509 - one thread starts it
+            )
+
+    def _log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
+
+
+@contextlib.contextmanager
+def prefect_for_session(folder: Path, more: Mapping[str, str]) -> Iterator[PrefectServer]:
+    """A server with this project's pools, deployments and block types; workers with ``more``."""
+    port = _free_port()
+    api_url = f"http://127.0.0.1:{port}/api"
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "BATCHYARD_"))
+    }
+    environment = inherited | _QUICK_AND_QUIET | dict(more)
+    environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": api_url}
+    server = PrefectServer(folder, api_url, environment)
+    try:
+        server.start_server(port)
+        for pool in POOLS:
+            server.run("prefect", "work-pool", "create", pool, "--type", "process")
+            server.start_worker(pool)
+        server.run("prefect", "--no-prompt", "deploy", "--all")
+        yield server
+    finally:
+        server.stop_all()
+
+
+def engine_processes(model: str) -> list[int]:
+    """Processes of an engine that we started for ``model``."""
+    wanted = {b"--served-model-name", model.encode()}
+    return [pid for pid in _process_ids() if wanted <= set(_read(pid, "cmdline").split(b"\0"))]
+
+
+def _process_ids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _default_interrupt() -> Any:
+    return signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _is_healthy(api_url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{api_url}/health", timeout=5) as answer:  # noqa: S310 - our own
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
