@@ -9,11 +9,13 @@ import asyncio
 import base64
 import logging
 import os
+import secrets
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
+import stamina
 
 from batchyard.errors import DispatchFailed, EngineStartFailed, SettingsError
 from batchyard.lifecycle import BatchStatus
@@ -55,6 +57,10 @@ class FlowRun:
     def is_late(self) -> bool:
         """It has been running for so long that it must be in the database."""
         return self.state == "RUNNING" and self.running_seconds >= _BEGIN_SECONDS
+
+
+class _Busy(DispatchFailed):
+    """Prefect did nothing, and says that it will later."""
 
 
 class PrefectApi:
@@ -111,7 +117,7 @@ class PrefectApi:
             "tags": [name],
             "parameters": dict(parameters),
             "state": {"type": "SCHEDULED"},
-            "idempotency_key": key,
+            "idempotency_key": key or secrets.token_hex(16),
         }
         deployment_id = await self._deployment_id(deployment)
         return _flow_run(
@@ -142,6 +148,13 @@ class PrefectApi:
         return str((await self._call("GET", f"/deployments/name/{deployment}"))["id"])
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
+        """One call; a server that is busy (its SQLite is locked) is asked again for a while."""
+        async for attempt in stamina.retry_context(on=_Busy, attempts=8, timeout=_TIMEOUT_SECONDS):
+            with attempt:
+                return await self._call_once(method, path, body)
+        raise AssertionError("a retry context returns or raises")
+
+    async def _call_once(self, method: str, path: str, body: Any) -> Any:
         try:
             async with self._session.request(method, self._url + path, json=body) as response:
                 if response.status in {401, 403}:
@@ -155,6 +168,8 @@ class PrefectApi:
                         "`prefect --no-prompt deploy --all`, and see that PREFECT_API_URL "
                         "ends in /api."
                     )
+                if response.status in {429, 503}:
+                    raise _Busy(f"Prefect is too busy: it answers {response.status} to {path}.")
                 if not response.ok:
                     raise DispatchFailed(f"Prefect answered {response.status} to {path}.")
                 return await response.json()

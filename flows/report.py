@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from httpx import HTTPError
@@ -44,13 +44,14 @@ async def watch_progress(services: Services, batch_id: str) -> AsyncIterator[Non
         yield
         return
     bar = _ProgressBar(services, batch)
-    watcher = asyncio.create_task(bar.follow())
+    over = asyncio.Event()
+    # Not cancelled: a call that is cut short may still reach Prefect, after the last one.
+    watcher = asyncio.create_task(bar.follow(until=over))
     try:
         yield
     finally:
-        watcher.cancel()
-        await asyncio.wait([watcher])
-        await bar.show()
+        over.set()
+        await watcher
 
 
 async def report_batch(
@@ -83,12 +84,15 @@ class _ProgressBar:
         self._artifact: UUID | None = None
         self._percent = -1.0
 
-    async def follow(self) -> None:
-        while True:
-            await self.show()
-            await asyncio.sleep(_PROGRESS_SECONDS)
+    async def follow(self, *, until: asyncio.Event) -> None:
+        while not until.is_set():
+            await self._show()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PROGRESS_SECONDS):
+                    await until.wait()
+        await self._show()
 
-    async def show(self) -> None:
+    async def _show(self) -> None:
         total = self._batch.counts.total
         try:
             chunks = await self._chunks.summary(self._batch.id)

@@ -112,3 +112,8 @@ async def _load(block_type: type[B], name: str) -> B | None:
     except ValueError:
         # Prefect says ValueError for a document, and for a type, that nobody has made.
         return None
+    except RuntimeError as error:
+        raise SettingsError(
+            f"The fields of the block {block_type.get_block_type_slug()}/{name} are not those of "
+            "this version: save it again."
+        ) from error

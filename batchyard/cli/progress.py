@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from typing import TYPE_CHECKING, Self
@@ -13,6 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from batchyard.steps.services import Progress as StepProgress
 
 _TITLES = {
@@ -25,7 +28,7 @@ _TITLES = {
     "publishing": "Publishing files",
 }
 _TITLE_WIDTH = max(map(len, _TITLES.values()))
-_LINE_EVERY_SECONDS = 10.0
+_LINE_EVERY_SECONDS = 30.0
 _LEFT_AFTER_SECONDS = 2.0
 _NUMBERS = re.compile(r"\d+")
 
@@ -38,8 +41,15 @@ class ProgressDisplay:
     :meth:`fail` was called or an exception passes.
     """
 
-    def __init__(self, *, title: str = "", console: Console | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        title: str = "",
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._title = title
+        self._clock = clock
         self._console = console or Console(stderr=True, highlight=False)
         self._is_live = self._console.is_terminal
         self._bars = Progress(
@@ -57,7 +67,7 @@ class ProgressDisplay:
         self._task: TaskID | None = None
         self._began_at = 0.0
         self._done_before = 0
-        self._said_at = 0.0
+        self._said_at = -math.inf
         self._said = ""
         self._stage = ""
         self._log = _ToConsole(self._console)
@@ -91,9 +101,9 @@ class ProgressDisplay:
     # -- phases -----------------------------------------------------------------------------
 
     def _begin_phase(self, progress: StepProgress) -> None:
-        self._began_at = time.monotonic()
+        self._began_at = self._clock()
         self._done_before = progress.done
-        self._said_at = 0.0
+        self._said_at = -math.inf
         if self._is_live:
             title = _title(progress).ljust(_TITLE_WIDTH)
             self._task = self._bars.add_task(title, total=None, amount="", message="")
@@ -113,7 +123,7 @@ class ProgressDisplay:
         self._console.print(f"{mark} {escape(line)}", soft_wrap=True)
 
     def _elapsed(self) -> float:
-        return time.monotonic() - self._began_at
+        return self._clock() - self._began_at
 
     # -- one phase --------------------------------------------------------------------------
 
@@ -139,7 +149,7 @@ class ProgressDisplay:
         parts = (_amount(progress), progress.message or self._left(progress))
         line = ": ".join(filter(None, (_title(progress), ", ".join(filter(None, parts)))))
         stage = _NUMBERS.sub("", progress.message)
-        now = time.monotonic()
+        now = self._clock()
         is_due = stage != self._stage or now - self._said_at >= _LINE_EVERY_SECONDS
         if line != self._said and is_due:
             self._console.print(line, markup=False, soft_wrap=True)

@@ -20,6 +20,7 @@ from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.steps.keys import file_key, segments_prefix
 from batchyard.steps.segments import decode_entries, read_object
 from batchyard.steps.services import Progress
+from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
 from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
 
@@ -67,7 +68,10 @@ async def collect_results(services: Services, batch_id: str) -> Collected:
             batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
         )
     services.on_progress(Progress(batch_id, "collecting"))
-    with tempfile.TemporaryFile(dir=services.spool, prefix="collect-") as spool:
+    with (
+        os_errors_as_ours(str(services.spool)),
+        tempfile.TemporaryFile(dir=services.spool, prefix="collect-") as spool,
+    ):
         lines = _Lines(spool, batch.counts.total)
         async for key in services.storage.list(segments_prefix(batch_id)):
             await asyncio.to_thread(lines.add_segment, await read_object(services.storage, key))

@@ -14,6 +14,7 @@ from batchyard.lines import Rules, Validator
 from batchyard.plan import Planner, PlanSummary
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.services import Progress
+from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewChunk
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
     folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="plan-"))
     try:
         input_path = await services.storage.local_path(file_key(batch.input_file_id), folder)
-        prepared = await asyncio.to_thread(_prepare, services, batch, input_path, folder)
+        with os_errors_as_ours(str(services.spool)):
+            prepared = await asyncio.to_thread(_prepare, services, batch, input_path, folder)
         await services.storage.put(plan_key(batch_id), _file_parts(folder / "plan"))
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -70,6 +70,7 @@ class Runner:
         # Held by the one chunk that is being admitted: chunks enter the window in their order,
         # and none is leased before there is room for its first request.
         self._admission = asyncio.Lock()
+        self._background: asyncio.Task[None]
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
@@ -185,12 +186,12 @@ class Runner:
     @contextlib.asynccontextmanager
     async def _leases_kept(self) -> AsyncIterator[None]:
         """Renew what is held while the block runs; give it back at the end."""
-        keeper = asyncio.create_task(self._keep_leases(), name="leases")
+        self._background = asyncio.create_task(self._keep_leases(), name="leases")
         try:
             yield
         finally:
-            keeper.cancel()
-            await asyncio.wait([keeper])
+            self._background.cancel()
+            await asyncio.wait([self._background])
             for lease in self._held.values():
                 with contextlib.suppress(LeaseLost):
                     await self.services.store.chunks.release(lease)

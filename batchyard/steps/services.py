@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.errors import SettingsError
+from batchyard.errors import SettingsError, StorageFull
 from batchyard.steps.secret_key import read_secret_keys
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.location import Location, S3Object
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from batchyard.storage.base import Storage
     from batchyard.storage.bucket import S3Credentials
     from batchyard.store import Store
+
+_LEAST_ROOM_BYTES = 1024**2
+"""Enough for the database; what files need is found out as they are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,11 @@ def _open_home(settings: Settings) -> tuple[Path, list[str]]:
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         (home / "spool").mkdir(exist_ok=True)
+        if shutil.disk_usage(home).free < _LEAST_ROOM_BYTES:
+            # SQLite would call it an I/O error.
+            raise StorageFull(
+                f"BATCHYARD_HOME, {home}, has no room: free some space, or name another folder."
+            )
         return Path(tempfile.mkdtemp(dir=home / "spool")), read_secret_keys(settings)
     except OSError as error:
         raise SettingsError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from batchyard.errors import ObjectNotFound
@@ -34,9 +35,10 @@ class LocalStorage:
 
     async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
         path = self._path(key)
-        with os_errors_as_ours(key):
+        # Where there is no room, the message must say where.
+        with os_errors_as_ours(str(path)):
             await in_thread(make_folder, path.parent)
-        return await write_file(path, parts, name=key)
+        return replace(await write_file(path, parts), key=key)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
         return read_file(self._path(key), start=start, stop=stop, name=key)

@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from batchyard.cli import main
 from batchyard.engine.stub import StubEngine
 from batchyard.storage.bucket import S3Credentials
 from flows.own_prefect import OwnPrefect
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 BUCKET = "batches"
 _COMMAND_SECONDS = 60.0
+_DRAIN_SECONDS = 10.0
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +54,9 @@ def prefect_api_url(prefect_home: Path) -> Iterator[str]:
         patch.setenv("PREFECT_HOME", str(prefect_home))
         url = asyncio.run(server.start(prefect_home / "server.log"))
     yield url
+    # What commands in this process have left to say would be tried again for a minute at exit.
+    APILogWorker.drain_all(timeout=_DRAIN_SECONDS)
+    EventsWorker.drain_all(timeout=_DRAIN_SECONDS)
     server.stop()
 
 
@@ -129,11 +137,6 @@ class Terminal:
     def read(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
-    def show(self, batch_id: str) -> dict[str, Any]:
-        """The batch as `batchyard show` prints it."""
-        shown: dict[str, Any] = json.loads(self.batchyard("show", batch_id).stdout)
-        return shown
-
     def names(self) -> set[str]:
         """What lies in the folder."""
         return {path.name for path in self.folder.iterdir()} - {"home"}
@@ -163,6 +166,35 @@ def terminal(tmp_path: Path, prefect_api_url: str, prefect_home: Path) -> Termin
     made = Terminal(tmp_path, inherited | ours)
     made.write("in.jsonl", [chat_line(f"id-{n}", f"question {n}") for n in range(3)])
     return made
+
+
+@pytest.fixture
+def here(
+    terminal: Terminal,
+    prefect_api_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Iterator[Callable[..., Ended]]:
+    """The command in this process: its imports take longer than the rest of it."""
+    for name, value in terminal.environment.items():
+        if name.startswith(("BATCHYARD_", "PREFECT_")):
+            monkeypatch.setenv(name, value)
+    monkeypatch.chdir(terminal.folder)
+
+    def run(*words: str) -> Ended:
+        monkeypatch.setattr("sys.argv", ["batchyard", *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        stdout, stderr = capfd.readouterr()
+        status = ended.value.code
+        if isinstance(status, str):
+            status, stderr = 1, f"{stderr}{status}\n"  # as Python does at exit
+        assert "Traceback" not in stderr, stderr
+        return Ended(int(status or 0), stdout, stderr)
+
+    with temporary_settings({PREFECT_API_URL: prefect_api_url}):
+        yield run
 
 
 @dataclass

@@ -19,12 +19,16 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from batchyard.engine.stub import Fault, FaultKind
 from blocks import S3CredentialsBlock
 from tests.cli.conftest import BUCKET, Background, Terminal, chat_line
+from tests.cli.screen import drawn
 from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from batchyard.storage.bucket import S3Credentials
+    from tests.cli.conftest import Ended
+
+    Run = Callable[..., Ended]
 
 ALL = ["id-0", "id-1", "id-2"]
 
@@ -92,11 +96,11 @@ def test_in_a_terminal_no_bar_outlives_its_phase(terminal: Terminal, engine_url:
 
 
 def test_a_refused_request_is_a_line_of_the_error_file(
-    terminal: Terminal, serve_stub: Callable[..., str]
+    terminal: Terminal, here: Run, serve_stub: Callable[..., str]
 ) -> None:
     """The others are answered, and the command has done its job: status 0."""
     refused = Fault(FaultKind.ANSWER, lambda body: b"question 1" in body, status=400)
-    ended = terminal.batchyard(
+    ended = here(
         "run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", serve_stub(faults=[refused])
     )
     assert ended.status == 0, ended.stderr
@@ -107,11 +111,11 @@ def test_a_refused_request_is_a_line_of_the_error_file(
 
 
 def test_e_says_where_the_error_file_goes(
-    terminal: Terminal, serve_stub: Callable[..., str]
+    terminal: Terminal, here: Run, serve_stub: Callable[..., str]
 ) -> None:
     """With -e, nothing is written beside the output."""
     refused = Fault(FaultKind.ANSWER, status=422)
-    terminal.batchyard(
+    here(
         *("run", "-i", "in.jsonl", "-o", "out.jsonl", "-e", "bad.jsonl"),
         *("--engine-url", serve_stub(faults=[refused])),
     )
@@ -120,20 +124,20 @@ def test_e_says_where_the_error_file_goes(
 
 
 def test_the_input_may_be_a_url(
-    terminal: Terminal, engine_url: str, background: Background
+    terminal: Terminal, here: Run, engine_url: str, background: Background
 ) -> None:
     """A plain http URL is read; its query stays out of what is said."""
     web = background.enter(running_web_server())
     web.answers = [gives((terminal.folder / "in.jsonl").read_bytes())]
     url = web.url("/in.jsonl?sig=canary")
-    ended = terminal.batchyard("run", "-i", url, "-o", "out.jsonl", "--engine-url", engine_url)
+    ended = here("run", "-i", url, "-o", "out.jsonl", "--engine-url", engine_url)
     assert ended.status == 0, ended.stderr
     assert ids(terminal.read("out.jsonl")) == ALL
     assert "canary" not in ended.stderr
 
 
 def test_presigned_urls_on_both_sides(
-    terminal: Terminal, engine_url: str, s3: S3Credentials
+    terminal: Terminal, here: Run, engine_url: str, s3: S3Credentials
 ) -> None:
     """A presigned GET is read, and the results are PUT to a presigned URL, on real S3."""
     client = s3.client()
@@ -142,7 +146,7 @@ def test_presigned_urls_on_both_sides(
         client.generate_presigned_url(method, {"Bucket": BUCKET, "Key": f"presigned/{name}"})
         for method, name in (("get_object", "in.jsonl"), ("put_object", "out.jsonl"))
     )
-    ended = terminal.batchyard("run", "-i", source, "-o", target, "--engine-url", engine_url)
+    ended = here("run", "-i", source, "-o", target, "--engine-url", engine_url)
     assert ended.status == 0, ended.stderr
     body = client.get_object(Bucket=BUCKET, Key="presigned/out.jsonl")["Body"].read()
     assert ids([json.loads(line) for line in body.splitlines()]) == ALL
@@ -150,7 +154,7 @@ def test_presigned_urls_on_both_sides(
 
 
 def test_s3_locations_use_the_credentials_of_the_block(
-    terminal: Terminal, engine_url: str, s3: S3Credentials, prefect_api_url: str
+    terminal: Terminal, here: Run, engine_url: str, s3: S3Credentials, prefect_api_url: str
 ) -> None:
     """``s3://`` on both sides, with the S3 block that Prefect keeps under the name default."""
     with temporary_settings({PREFECT_API_URL: prefect_api_url}):
@@ -162,7 +166,7 @@ def test_s3_locations_use_the_credentials_of_the_block(
         ).save("default", overwrite=True)
     client = s3.client()
     client.upload_file(str(terminal.folder / "in.jsonl"), BUCKET, "block/in.jsonl")
-    ended = terminal.batchyard(
+    ended = here(
         *("run", "-i", f"s3://{BUCKET}/block/in.jsonl", "-o", f"s3://{BUCKET}/block/out.jsonl"),
         *("--engine-url", engine_url),
     )
@@ -187,7 +191,7 @@ def test_without_a_prefect_server_the_command_brings_its_own(
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_a_signal_stops_can_be_resumed(
-    terminal: Terminal, serve_stub: Callable[..., str], number: int, status: int
+    terminal: Terminal, here: Run, serve_stub: Callable[..., str], number: int, status: int
 ) -> None:
     """The whole process group gets the signal, as from a terminal; --resume does the rest."""
     terminal.write("in.jsonl", [chat_line(f"id-{n}", f"question {n}") for n in range(12)])
@@ -207,33 +211,35 @@ def test_what_a_signal_stops_can_be_resumed(
     assert terminal.names() == {"in.jsonl"}
     assert _processes_that_know(str(terminal.home)) == []
 
-    ended = terminal.batchyard("run", "--resume", stopped.batch_id, "--engine-url", serve_stub())
+    ended = here("run", "--resume", stopped.batch_id, "--engine-url", serve_stub())
     assert ended.status == 0, ended.stderr
     assert "Running requests: 9/12" in ended.stderr
     assert ids(terminal.read("out.jsonl")) == [f"id-{n}" for n in range(12)]
 
 
-def test_a_resumed_batch_keeps_its_model(terminal: Terminal, engine_url: str) -> None:
+def test_a_resumed_batch_keeps_its_model(terminal: Terminal, here: Run, engine_url: str) -> None:
     """Another model would refuse every line that is left."""
-    ended = terminal.batchyard(
+    ended = here(
         *("run", "-i", "in.jsonl", "-o", "out.jsonl"),
         *("--model", "stub-model", "--engine-url", engine_url),
     )
     words = ("run", "--resume", ended.batch_id, "--model", "other", "--engine-url", engine_url)
-    again = terminal.batchyard(*words)
+    again = here(*words)
     assert again.status == 1
     assert f"{ended.batch_id} is for stub-model: give the same --model" in again.stderr
 
 
-def test_engine_options_reach_the_engine_unchanged(terminal: Terminal) -> None:
+def test_engine_options_reach_the_engine_unchanged(
+    terminal: Terminal, here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In their order, short ones, ones with ``=`` and values that look like options of ours."""
     _fake_engine(terminal, 'printf "%s\\n" "$@" > words.txt; exit 1')
     options = ["-ep", "-tp", "2", '--hf-overrides={"a": "-i"}', "--seed", "-1", "--enforce-eager"]
     terminal.write("in.jsonl", [chat_line("id-0", model="served")])
-    ended = terminal.batchyard(
+    monkeypatch.setenv("BATCHYARD_ENGINE_PYTHON", str(terminal.folder / "python"))
+    ended = here(
         *("run", "-i", "in.jsonl", "-ep", "-tp", "2", *options[3:], "-o", "out.jsonl"),
         *("--served-model-name", "served", "also", "--model", "org/weights"),
-        BATCHYARD_ENGINE_PYTHON=str(terminal.folder / "python"),
     )
     assert ended.status == 1
     words = (terminal.folder / "words.txt").read_text().splitlines()
@@ -243,10 +249,10 @@ def test_engine_options_reach_the_engine_unchanged(terminal: Terminal) -> None:
 
 
 def test_options_of_run_batch_that_mean_nothing_here_are_left_out(
-    terminal: Terminal, engine_url: str
+    terminal: Terminal, here: Run, engine_url: str
 ) -> None:
     """A command line for ``vllm run-batch`` works as it is, with a word about each."""
-    ended = terminal.batchyard(
+    ended = here(
         *("run", "--input_file=in.jsonl", "--output_file", "out.jsonl", "--enable-metrics"),
         *("--output-tmp-dir", "/nowhere", "--engine-url", engine_url),
     )
@@ -301,26 +307,3 @@ def _screen(terminal: Terminal, *words: str) -> list[str]:
     os.close(ours)
     assert process.wait() == 0
     return drawn(written.decode())
-
-
-def drawn(text: str) -> list[str]:
-    """What is left of ``text`` on a screen: knows only the control sequences that rich uses."""
-    import re
-
-    lines, row, column = [""], 0, 0
-    for match in re.finditer(r"\x1b\[([0-9;?]*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)", text):
-        parameter, command, carriage_return, line_feed, words = match.groups()
-        if command == "A":
-            row = max(0, row - int(parameter or 1))
-        elif command == "K":
-            lines[row] = "" if parameter == "2" else lines[row][:column]
-        elif carriage_return:
-            column = 0
-        elif line_feed:
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif words:
-            before = lines[row].ljust(column)
-            column += len(words)
-            lines[row] = before[: column - len(words)] + words + before[column:]
-    return [line.rstrip() for line in lines]

@@ -28,6 +28,17 @@ def lines(count: int, **body: Any) -> list[dict[str, Any]]:
     return [chat_line(f"id-{n}", f"question {n}", **body) for n in range(count)]
 
 
+def without_a_heart(yard: Yard, batch_id: str) -> Runner:
+    """A runner that renews no lease; nothing else of it stops."""
+
+    async def sleep_on() -> None:
+        await asyncio.Event().wait()
+
+    runner = Runner(yard.services, "stub-model", batch_id=batch_id)
+    runner._keep_leases = sleep_on  # type: ignore[method-assign]
+    return runner
+
+
 def is_question(number: int) -> Any:
     return lambda body: f'"question {number}"'.encode() in body
 
@@ -136,8 +147,7 @@ async def test_a_chunk_that_is_taken_over_runs_only_what_is_missing(yard: Yard) 
     slow = StubEngine(max_num_seqs=8, latency=lambda body: 0.005 if b"1" in body else 3600)
     yard.use(slow)
     batch_id = await yard.prepared(lines(30))
-    async with Runner(yard.services, "stub-model", batch_id=batch_id) as runner:
-        runner._background.cancel()  # its heart stops; nothing else of it does
+    async with without_a_heart(yard, batch_id) as runner:
         lease = await anext(runner.leases())
         stuck = asyncio.create_task(runner.run(lease.batch_id, lease.index))
         while (await yard.services.store.batches.get(batch_id)).counts.completed < 1:  # noqa: ASYNC110
@@ -157,8 +167,7 @@ async def test_an_owner_that_lost_its_lease_is_refused_and_duplicates_nothing(ya
     yard.set(lease_seconds=0.1, flush_seconds=0.3, chunk_requests=100)
     yard.use(StubEngine(latency=0.5))
     batch_id = await yard.prepared(lines(10))
-    async with Runner(yard.services, "stub-model", batch_id=batch_id) as sleeper:
-        sleeper._background.cancel()
+    async with without_a_heart(yard, batch_id) as sleeper:
         lease = await anext(sleeper.leases())
         late = asyncio.create_task(sleeper.run(lease.batch_id, lease.index))
         await asyncio.sleep(0.2)

@@ -34,6 +34,8 @@ class SmallPrefect:
 
     url: str = ""
     status: int = 200
+    busy_times: int = 0
+    """So many of the next calls are answered 503, as a server does whose SQLite is locked."""
     deployments: set[str] = field(default_factory=lambda: {RUN_CHUNKS})
     runs: list[dict[str, Any]] = field(default_factory=list)
     authorization: str | None = None
@@ -46,6 +48,9 @@ class SmallPrefect:
 
     async def answer(self, request: web.Request) -> web.Response:
         self.authorization = request.headers.get("Authorization")
+        if self.busy_times:
+            self.busy_times -= 1
+            return web.Response(status=503)
         if self.status != 200:
             return web.json_response({"detail": "no"}, status=self.status)
         match request.path.removeprefix("/api/").split("/"):
@@ -139,6 +144,14 @@ async def test_a_server_that_fails_may_be_asked_again(
     with pytest.raises(DispatchFailed, match="500") as caught:
         await api.latest(RUN_CHUNKS, tag=MODEL)
     assert caught.value.is_retriable
+
+
+async def test_a_busy_server_is_asked_again_and_starts_one_run(
+    prefect: SmallPrefect, api: PrefectApi
+) -> None:
+    prefect.busy_times = 2
+    await api.start(RUN_CHUNKS, {"model": MODEL}, name=MODEL)
+    assert len(prefect.runs) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -346,7 +359,7 @@ async def test_the_wait_outlives_prefects_server(
     api: PrefectApi, prefect: SmallPrefect, store: Store
 ) -> None:
     """Runners work without it; what is done is in the database."""
-    prefect.status = 503
+    prefect.status = 500
     batch = await begun_batch(store)
     waiting = asyncio.create_task(
         await_chunks_done(api, store, batch.id, silent_seconds=SILENT_SECONDS)

@@ -1,0 +1,341 @@
+"""What users get for bad input: one message, status 1, a failed batch, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from tests.cli.conftest import Background, Ended, Terminal, chat_line
+from tests.unit.storage.web_server import running_web_server, says
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Run = Callable[..., Ended]
+    Check = Callable[[Ended, str, str], None]
+
+EXPIRED = "X-Amz-Signature=canary&X-Amz-Date=20200101T000000Z&X-Amz-Expires=60"
+UNCHANGED = "results of an earlier run\n"
+
+
+@pytest.fixture
+def run(terminal: Terminal, engine_url: str, here: Run) -> Run:
+    """``batchyard run`` with an ``out.jsonl`` that is there already, and a server for its engine.
+
+    Checks what holds for every bad input.
+    """
+    (terminal.folder / "out.jsonl").write_text(UNCHANGED)
+
+    def run_here(*words: str, engine: str | None = engine_url, output: str = "out.jsonl") -> Ended:
+        before = terminal.names()
+        engine_words = ("--engine-url", engine) if engine else ()
+        ended = here("run", "-o", output, *words, *engine_words)
+        assert ended.status != 0
+        assert ended.stdout == ""
+        assert "canary" not in ended.stderr
+        assert (terminal.folder / "out.jsonl").read_text() == UNCHANGED
+        assert terminal.names() == before
+        return ended
+
+    return run_here
+
+
+@pytest.fixture
+def assert_failed(here: Run) -> Callable[[Ended, str, str], None]:
+    """The batch has ended as failed, with this error, which the command showed."""
+
+    def check(ended: Ended, code: str, message: str) -> None:
+        batch = json.loads(here("show", ended.batch_id).stdout)
+        assert batch["status"] == "failed"
+        first = batch["errors"]["data"][0]
+        assert first["code"] == code
+        assert message in first["message"]
+        assert f"{code}: {first['message']}" in ended.stderr
+
+    return check
+
+
+# -- the input -----------------------------------------------------------------------------------
+
+
+def test_a_missing_file(terminal: Terminal, run: Run, assert_failed: Check) -> None:
+    """The message has the whole path."""
+    ended = run("-i", "nothing.jsonl")
+    path = terminal.folder / "nothing.jsonl"
+    assert_failed(ended, "object_not_found", f"{path} does not exist")
+
+
+def test_a_folder(terminal: Terminal, run: Run, assert_failed: Check) -> None:
+    """A folder is no file."""
+    (terminal.folder / "folder").mkdir()
+    ended = run("-i", "folder")
+    assert_failed(ended, "location_refused", "is a directory: give a file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read(terminal: Terminal, run: Run, assert_failed: Check) -> None:
+    """Owner and mode are what there is to look at."""
+    (terminal.folder / "in.jsonl").chmod(0)
+    ended = run("-i", "in.jsonl")
+    assert_failed(ended, "access_denied", "check owner and mode")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (403, "access_denied", "make a new presigned URL"),
+        (404, "object_not_found", "does not exist (the server answered 404)"),
+    ],
+)
+def test_a_url_that_the_server_refuses(
+    run: Run, assert_failed: Check, background: Background, status: int, code: str, message: str
+) -> None:
+    """The URL is shown without its query."""
+    web = background.enter(running_web_server())
+    web.answers = [says(status)]
+    ended = run("-i", web.url("/in.jsonl?sig=canary"))
+    assert_failed(ended, code, message)
+    assert web.url("/in.jsonl") in ended.stderr
+
+
+def test_an_expired_url_is_refused_before_anybody_connects(
+    run: Run, assert_failed: Check, background: Background
+) -> None:
+    """The URL says itself until when it holds."""
+    web = background.enter(running_web_server())
+    ended = run("-i", web.url(f"/in.jsonl?{EXPIRED}"))
+    assert_failed(ended, "access_denied", "expired at 2020-01-01 00:01:00 UTC: make a ne")
+    assert web.requests == []
+
+
+def test_a_host_that_does_not_exist(run: Run, assert_failed: Check) -> None:
+    """A name that nobody has is not tried again."""
+    ended = run("-i", "http://nobody.invalid/in.jsonl")
+    assert_failed(ended, "location_refused", "no host has this name, check the URL")
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (b"", "empty_file", "no request lines"),
+        (b"<!doctype html>\n", "invalid_json_line", "not valid JSON"),
+        (b"\x89PNG\r\n\x1a\n", "invalid_json_line", "not valid JSON"),
+    ],
+)
+def test_a_file_that_is_no_batch(
+    terminal: Terminal, run: Run, assert_failed: Check, content: bytes, code: str, message: str
+) -> None:
+    """An empty file, a web page, a picture."""
+    (terminal.folder / "in.jsonl").write_bytes(content)
+    ended = run("-i", "in.jsonl")
+    assert_failed(ended, code, message)
+    if content:
+        assert "The input must be JSONL" in ended.stderr
+
+
+def test_a_file_over_the_limit(
+    run: Run, assert_failed: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused as soon as the limit is passed."""
+    monkeypatch.setenv("BATCHYARD_LIMITS__MAX_BYTES", "100")
+    ended = run("-i", "in.jsonl")
+    assert_failed(ended, "file_too_large", "is larger than 100 bytes")
+
+
+def test_lines_that_name_another_model(run: Run, assert_failed: Check) -> None:
+    """Each line is named, and the option that helps."""
+    ended = run("-i", "in.jsonl", "--model", "org/other")
+    assert_failed(ended, "model_not_found", "The model stub-model is not offered here")
+    assert "line 3: model_not_found" in ended.stderr
+    assert "--served-model-name" in ended.stderr
+
+
+def test_many_errors_are_not_all_shown(terminal: Terminal, run: Run) -> None:
+    """The rest can be looked up."""
+    terminal.write("in.jsonl", [chat_line(f"id-{n}") for n in range(30)])
+    ended = run("-i", "in.jsonl", "--model", "org/other")
+    assert f"and 10 more: batchyard show {ended.batch_id}" in ended.stderr
+
+
+# -- the output ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("nowhere/out.jsonl", "nowhere does not exist: create it first"),
+        ("home", "home is a directory: give a file"),
+        ("in.jsonl", "input and output are the same place, in.jsonl"),
+        (f"http://host.example/out?{EXPIRED}", "http://host.example/out expired at"),
+        ("ftp://host.example/out", "ftp:// is not supported"),
+    ],
+)
+def test_an_output_that_cannot_work_is_refused_first(
+    terminal: Terminal, run: Run, output: str, message: str
+) -> None:
+    """No batch is made."""
+    terminal.home.mkdir()
+    ended = run("-i", "in.jsonl", output=output)
+    assert ended.status == 1
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_the_error_file_never_replaces_the_input(terminal: Terminal, run: Run) -> None:
+    """By default it lies beside the output, where the input may be."""
+    (terminal.folder / "in.jsonl").rename(terminal.folder / "out.errors.jsonl")
+    ended = run("-i", "out.errors.jsonl")
+    assert "input and error are the same place" in ended.stderr
+
+
+def test_results_that_nobody_takes_are_kept(run: Run, background: Background) -> None:
+    """The batch is completed; the status is 1 and the message says where its results are."""
+    web = background.enter(running_web_server())
+    web.answers = [says(403)]
+    ended = run("-i", "in.jsonl", output=web.url("/out.jsonl?sig=canary"))
+    assert ended.status == 1
+    assert "is completed." in ended.stderr
+    (kept,) = [line.split()[1] for line in ended.stderr.splitlines() if "  output " in line]
+    with open(kept) as results:  # noqa: PTH123 - a path that was printed
+        assert len(results.readlines()) == 3
+    assert "The output file could not be delivered: not allowed to use" in ended.stderr
+
+
+# -- the engine ----------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_not_there(run: Run, assert_failed: Check) -> None:
+    """Its address is in the message."""
+    ended = run("-i", "in.jsonl", engine="http://127.0.0.1:9/v1")
+    assert_failed(ended, "engine_start_failed", "at http://127.0.0.1:9")
+    assert "see that the server runs" in ended.stderr
+
+
+def test_a_key_that_the_server_refuses(
+    run: Run, assert_failed: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key itself is not shown."""
+    monkeypatch.setenv("BATCHYARD_ENGINE_API_KEY", "sk-canary")
+    ended = run("-i", "in.jsonl")
+    assert_failed(ended, "engine_start_failed", "refuses our API key")
+
+
+def test_an_engine_that_does_not_start(
+    terminal: Terminal, run: Run, assert_failed: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's own complaint is shown, and where the rest of its log is."""
+    engine = terminal.folder / "python"
+    engine.write_text("#!/bin/sh\necho 'vllm: error: unrecognized arguments: --nope' >&2; exit 2\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("BATCHYARD_ENGINE_PYTHON", str(engine))
+    ended = run("-i", "in.jsonl", "--model", "stub-model", "--nope", engine=None)
+    assert_failed(ended, "engine_start_failed", "unrecognized arguments: --nope")
+    assert str(terminal.home / "logs") in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "message"),
+    [
+        (["--model", "/no/model"], None, "--model /no/model does not exist"),
+        ([], None, "Say which model to load: --model."),
+        (["--max-model-len", "8"], "http://host.example", "--max-model-len 8 would have no effect"),
+        ([], "ftp://host.example", "must be http://host, https://host or unix:///path.sock"),
+    ],
+)
+def test_an_engine_that_cannot_be_meant(
+    run: Run, words: list[str], engine: str | None, message: str
+) -> None:
+    """Said at once; no batch is made."""
+    ended = run("-i", "in.jsonl", *words, engine=engine)
+    assert ended.status == 1
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_missing_engine_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the command that makes one."""
+    monkeypatch.setenv("BATCHYARD_ENGINE_PYTHON", "/no/python")
+    ended = run("-i", "in.jsonl", "--model", "stub-model", engine=None)
+    assert ended.stderr.startswith("batchyard: No engine environment at /no/python: run `make se")
+
+
+# -- the place -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("BATCHYARD_CHUNK_REQUESTS", "many", "BATCHYARD_CHUNK_REQUESTS: Input should be a valid"),
+        ("BATCHYARD_DATABASE_URL", "mysql://u:canary@h/x", "No such database: mysql"),
+        ("BATCHYARD_HOME", "/dev/null", "BATCHYARD_HOME, /dev/null, cannot be used"),
+        ("BATCHYARD_HOME", "/proc/home", "BATCHYARD_HOME, /proc/home, cannot be used"),
+    ],
+)
+def test_a_setting_of_no_use(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    """The variable is named."""
+    monkeypatch.setenv(name, value)
+    ended = run("-i", "in.jsonl")
+    assert ended.status == 1
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--metadata", "team"], "--metadata team is not of the form key=value"),
+        (["--completion-window", "soon"], "must be a number and m, h or d, for example 24h"),
+        (["--endpoint", "/v1/nope"], "endpoint must be one of /v1/chat/completions,"),
+        (["--resume", "batch_0"], "No batch found with id 'batch_0'"),
+    ],
+)
+def test_an_option_of_no_use(run: Run, words: list[str], message: str) -> None:
+    """Said at once; no batch is made."""
+    ended = run("-i", "in.jsonl", *words)
+    assert ended.status == 1
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_prefect_api_that_does_not_answer(run: Run, assert_failed: Check) -> None:
+    """The batch fails at once: nobody else would take it up."""
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        ended = run("-i", "in.jsonl")
+    assert_failed(ended, "dispatch_failed", "Prefect's API at http://127.0.0.1:9/api")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one and a half mebibytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_without_room(
+    terminal: Terminal,
+    run: Run,
+    assert_failed: Check,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The folder is named, and that it needs room."""
+    terminal.write("in.jsonl", [chat_line(f"id-{n}", "x" * 100_000) for n in range(20)])
+    monkeypatch.setenv("BATCHYARD_HOME", str(small_disk))
+    ended = run("-i", "in.jsonl")
+    assert_failed(ended, "storage_full", f"no room to write {small_disk}/objects/files")
+    assert "free some space" in ended.stderr
+    left = [path for path in small_disk.rglob("*") if "partial" in path.name]
+    assert left == []

@@ -1,0 +1,57 @@
+"""Whose words are whose on a command line for ``batchyard run``."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchyard.cli.engine_words import served_names, split_options
+
+
+@pytest.mark.parametrize(
+    ("line", "ours", "engine"),
+    [
+        ("-i a -o b --model m", "-i a -o b --model m", ""),
+        ("-i a --seed 1 -o b --enforce-eager", "-i a -o b", "--seed 1 --enforce-eager"),
+        ("-ep -i a -tp 2", "-i a", "-ep -tp 2"),
+        ("--input_file a --output_file=b", "--input-file a --output-file=b", ""),
+        ("-i=a", "-i a", ""),
+        ("-i -weird.jsonl", "-i -weird.jsonl", ""),
+        ("--compilation-config={} -o b", "-o b", "--compilation-config={}"),
+        ("--served-model-name a b --errors e", "--errors e", "--served-model-name a b"),
+        ("-o b -- -i --model", "-o b", "-i --model"),
+        ("-i", "-i", ""),
+        ("-h --help", "-h --help", ""),
+    ],
+)
+def test_words_that_are_not_ours_are_the_engines(line: str, ours: str, engine: str) -> None:
+    """In their order, and however they are written."""
+    assert split_options(line.split()) == (ours.split(), engine.split(), [])
+
+
+def test_what_vllm_serve_would_refuse_is_left_out() -> None:
+    """Options of ``vllm run-batch`` alone, with their values."""
+    words = ["--enable-metrics", "--output_tmp_dir", "/scratch", "--url=0.0.0.0", "--port", "9"]
+    assert split_options(words) == (
+        [],
+        ["--port", "9"],
+        ["--enable-metrics", "--output-tmp-dir", "--url"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("", ("org/model",)),
+        ("--seed 1", ("org/model",)),
+        ("--served-model-name a", ("a",)),
+        ("--served_model_name=a", ("a",)),
+        ("--served-model-name a b --seed 1", ("a", "b")),
+        ("--served-model-name a --served-model-name b", ("b",)),
+        ("--lora-modules x=path/x y=path/y", ("org/model", "x", "y")),
+        ('--lora-modules {"name":"x","path":"p"}', ("org/model", "x")),
+        ("--lora-modules {broken", ("org/model",)),
+    ],
+)
+def test_lines_may_name_what_the_engine_serves(options: str, names: tuple[str, ...]) -> None:
+    """As ``vllm serve`` reads its options: the last mention holds, adapters have names too."""
+    assert served_names("org/model", options.split()) == names

@@ -1,0 +1,61 @@
+"""What the values of our own options are made into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.cli.metadata import parse_metadata
+from batchyard.errors import RequestRefused
+from flows.engine_choice import EngineChoice
+from flows.run_command import errors_beside
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("output", "errors"),
+    [
+        ("results.jsonl", "results.errors.jsonl"),
+        ("/data/run.1.jsonl", "/data/run.1.errors.jsonl"),
+        ("results", "results.errors.jsonl"),
+        ("s3://bucket/results.jsonl", None),
+        ("https://host.example/results.jsonl?sig=x", None),
+    ],
+)
+def test_the_error_file_lies_beside_a_local_output(output: str, errors: str | None) -> None:
+    """What is remote has none: its file is kept in the object store."""
+    assert errors_beside(output) == errors
+
+
+def test_metadata_is_pairs() -> None:
+    """The first ``=`` divides; a value may be empty."""
+    assert parse_metadata(["team=search", "query=a=b", "note="]) == {
+        "team": "search",
+        "query": "a=b",
+        "note": "",
+    }
+    assert parse_metadata(None) is None
+
+
+@pytest.mark.parametrize("pair", ["team", "=search", ""])
+def test_metadata_without_a_key_is_refused(pair: str) -> None:
+    """The message shows what was written."""
+    with pytest.raises(RequestRefused, match=f"--metadata {pair} is not of the form key=value"):
+        parse_metadata([pair])
+
+
+def test_the_model_may_stand_in_the_engines_config_file(tmp_path: Path) -> None:
+    """As for ``vllm serve --config``."""
+    config = tmp_path / "engine.yaml"
+    config.write_text("model: org/weights\nserved-model-name: short\n")
+    choice = EngineChoice.of(None, ["--config", str(config)], None)
+    assert (choice.weights, choice.models) == ("org/weights", ("short",))
+
+
+def test_a_server_may_serve_any_model() -> None:
+    """Without --model, lines are not held to a name."""
+    assert EngineChoice.of(None, [], "http://host.example").models == ()
+    assert EngineChoice.of("m", [], "http://host.example").models == ("m",)

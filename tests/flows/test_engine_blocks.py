@@ -1,0 +1,88 @@
+"""Engine blocks: from what an operator has saved to the engine of a runner, or to what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.actions import BlockDocumentUpdate
+from pydantic import ValidationError
+
+from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.vllm import VllmEngine
+from batchyard.errors import SettingsError
+from batchyard.settings import Settings, read_settings
+from blocks import RemoteEngineBlock, VllmEngineBlock
+from blocks.engines import block_name
+from flows.worker import engine_from_block
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return read_settings(home=tmp_path / "home", engine_python=sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("tiny-chat", "tiny-chat"),
+        ("org/Model-3.1-8B", "org-model-3-1-8b"),
+        ("/models/Llama_3/", "models-llama-3"),
+    ],
+)
+def test_a_block_is_named_after_its_model(model: str, name: str) -> None:
+    assert block_name(model) == name
+
+
+async def test_a_vllm_block_makes_an_engine_with_its_options(settings: Settings) -> None:
+    block = VllmEngineBlock(model="org/M.1", options="--max-num-seqs 7 --seed '1'")
+    await block.save("org-m-1")
+    engine = await engine_from_block(settings, "org/M.1")
+    assert isinstance(engine, VllmEngine)
+    assert engine.max_num_seqs == 7
+
+
+async def test_a_remote_block_makes_a_client_that_does_not_show_its_key(settings: Settings) -> None:
+    block = RemoteEngineBlock(model="far", base_url="http://10.0.0.5:8000/v1", api_key="sk-canary")
+    await block.save("far")
+    engine = await engine_from_block(settings, "far")
+    assert isinstance(engine, RemoteEngine)
+    assert "sk-canary" not in repr(block) + repr(engine)
+
+
+async def test_without_a_block_the_message_says_which_to_make(settings: Settings) -> None:
+    with pytest.raises(SettingsError, match="create a block named org-none"):
+        await engine_from_block(settings, "org/None")
+
+
+async def test_a_block_for_another_model_of_the_same_slug_is_refused(settings: Settings) -> None:
+    """Its engine would refuse every request."""
+    await RemoteEngineBlock(model="a.b", base_url="http://10.0.0.5").save("a-b")
+    with pytest.raises(SettingsError, match=r"serves the model a\.b, but the requests name a/b"):
+        await engine_from_block(settings, "a/b")
+
+
+async def test_weights_that_are_not_there_are_named(settings: Settings) -> None:
+    await VllmEngineBlock(model="gone", weights="/nowhere/gone").save("gone")
+    with pytest.raises(SettingsError, match="weights at /nowhere/gone"):
+        await engine_from_block(settings, "gone")
+
+
+async def test_a_block_with_fields_of_another_version_is_named(settings: Settings) -> None:
+    block = VllmEngineBlock(model="old")
+    document_id = await block.save("old")
+    async with get_client() as client:
+        changed = BlockDocumentUpdate(data={"options": ["--max-num-seqs", "7"]})
+        await client.update_block_document(document_id, changed)
+    with pytest.raises(SettingsError, match=r"batchyard-vllm-engine/old .* save it again"):
+        await engine_from_block(settings, "old")
+
+
+def test_options_that_no_shell_would_take_are_refused() -> None:
+    with pytest.raises(ValidationError, match="No closing quotation"):
+        VllmEngineBlock(model="m", options="--override '{")

@@ -1,0 +1,41 @@
+"""The README's example, run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.vllm
+def test_the_readmes_example_works_as_written(tmp_path: Path) -> None:
+    """The first block that runs a batch, by bash, in a folder that has what `make setup` makes."""
+    blocks = re.findall(
+        r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    example = next(block for block in blocks if "batchyard run" in block)
+    for name in (".venv", ".venv-engine", ".models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    homes = {"BATCHYARD_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    done = subprocess.run(
+        ["bash", "-e"],
+        input=example,
+        cwd=tmp_path,
+        env=inherited | homes,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    asked = set(re.findall(r'"custom_id": "([^"]+)"', example))
+    results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {line["custom_id"] for line in results} == asked
+    assert all(line["response"]["status_code"] == 200 for line in results)
