@@ -14,7 +14,7 @@ from tests.cli.screen import drawn
 
 
 def written_by(*steps: Progress, terminal: bool = False, fails: bool = False) -> list[str]:
-    """The lines that a display leaves."""
+    """The lines that a display leaves in a file or on a screen."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100, color_system=None)
     with ProgressDisplay(console=console) as display:
@@ -22,6 +22,8 @@ def written_by(*steps: Progress, terminal: bool = False, fails: bool = False) ->
             display(step)
         if fails:
             display.fail()
+    if terminal:
+        return [line for line in drawn(out.getvalue().replace("\n", "\r\n")) if line]
     return out.getvalue().splitlines()
 
 
@@ -100,8 +102,7 @@ def test_a_terminal_keeps_a_line_of_each_phase() -> None:
         Progress("b", "running", 3, 3),
         terminal=True,
     )
-    screen = drawn("\r\n".join(lines))
-    assert [line for line in screen if line] == [
+    assert lines == [
         "✓ Loading the model        0 s",
         "✓ Running requests         0 s  3/3",
     ]

@@ -125,7 +125,7 @@ async def test_an_engine_that_answers_nothing_is_given_up(
 
 
 async def test_several_chunks_fill_the_window_together(yard: Yard) -> None:
-    yard.use(StubEngine(max_num_seqs=25, latency=0.02))
+    yard.use(StubEngine(max_num_seqs=25, latency=0.5))
     await yard.run(lines(100))
     assert yard.engine.peak_running == 25
 
