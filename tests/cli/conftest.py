@@ -38,7 +38,7 @@ _COMMAND_SECONDS = 60.0
 _DRAIN_SECONDS = 10.0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def prefect_home() -> Iterator[Path]:
     """Not under pytest's own folders, which are kept: Prefect's database is large."""
     folder = Path(tempfile.mkdtemp(prefix="prefect-"))
@@ -46,7 +46,7 @@ def prefect_home() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def prefect_api_url(prefect_home: Path) -> Iterator[str]:
     """One API for all: each command alone would need seconds to start its own."""
     server = OwnPrefect()
@@ -54,7 +54,8 @@ def prefect_api_url(prefect_home: Path) -> Iterator[str]:
         patch.setenv("PREFECT_HOME", str(prefect_home))
         url = asyncio.run(server.start(prefect_home / "server.log"))
     yield url
-    # What commands in this process have left to say would be tried again for a minute at exit.
+    # These talk to one server for as long as they live: not to the next one of other tests, and
+    # for a minute to this one when it is gone.
     APILogWorker.drain_all(timeout=_DRAIN_SECONDS)
     EventsWorker.drain_all(timeout=_DRAIN_SECONDS)
     server.stop()

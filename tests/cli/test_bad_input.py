@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -339,3 +340,22 @@ def test_a_disk_without_room(
     assert "free some space" in ended.stderr
     left = [path for path in small_disk.rglob("*") if "partial" in path.name]
     assert left == []
+
+
+def test_a_defect_of_ours_is_a_sentence_and_a_file(
+    here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback is in the file, for a report; the error's own text is not shown."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("flows.run_command.read_settings", _broken)
+    ended = here("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", "http://host.example")
+    assert ended.status == 1
+    assert ended.stderr.startswith("batchyard: This should not happen (KeyError).")
+    assert "canary" not in ended.stderr
+    (report,) = tmp_path.glob("batchyard-defect-*.txt")
+    assert str(report) in ended.stderr
+    assert "Traceback" in report.read_text()
+
+
+def _broken(**_: object) -> None:
+    raise KeyError("canary")

@@ -44,9 +44,9 @@ async def artifacts_of(flow_run_id: str | None) -> dict[str, str]:
 
 
 async def task_names(client: PrefectClient, flow_run_id: UUID, *, at_least: int) -> list[str]:
-    """Prefect records task runs from events, a little later than they end."""
+    """Prefect records task runs from events: later than they end, and by far on a busy machine."""
     by_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
-    for _ in range(100):
+    for _ in range(900):
         names = [run.name for run in await client.read_task_runs(flow_run_filter=by_run)]
         if len(names) >= at_least:
             break
