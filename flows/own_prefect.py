@@ -19,7 +19,7 @@ import tempfile
 import time
 from typing import IO, TYPE_CHECKING, cast
 
-import httpx
+import aiohttp
 
 from batchyard.engine.guarded_process import GUARDIAN
 from batchyard.errors import DispatchFailed
@@ -60,11 +60,12 @@ class OwnPrefect:
         if self._guardian is None:
             self._launch(log_path)
         deadline = time.monotonic() + _START_SECONDS
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with aiohttp.ClientSession(trust_env=False) as session:
             while time.monotonic() < deadline and self._is_running:
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await client.get(f"{self._url}/health")).is_success:
-                        return self._url
+                with contextlib.suppress(aiohttp.ClientError, OSError):
+                    async with session.get(f"{self._url}/health") as response:
+                        if response.ok:
+                            return self._url
                 await asyncio.sleep(_POLL_SECONDS)
         self.stop()
         raise DispatchFailed(f"The Prefect API of this command did not start: see {log_path}")
