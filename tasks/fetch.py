@@ -7,7 +7,8 @@ from batchyard.steps.services import current_services
 from tasks.step import step
 
 
-@step("fetch")
+# The storage tries again by itself, for about a minute: more would only keep people waiting.
+@step("fetch", retries=0)
 async def fetch(batch_id: str) -> int:
     """The input's size in bytes."""
     return await fetch_input(current_services(), batch_id)

@@ -22,7 +22,7 @@ _RETRY_DELAY_SECONDS = [1.0, 5.0, 20.0]
 
 
 def step(
-    name: str, *, run_name: str | None = None
+    name: str, *, run_name: str | None = None, retries: int = _RETRIES
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
     """Run a step as a Prefect task; the decorated function is awaited like the bare one.
 
@@ -44,8 +44,8 @@ def step(
         prefect_task = task(
             name=name,
             task_run_name=run_name or name,
-            retries=_RETRIES,
-            retry_delay_seconds=_RETRY_DELAY_SECONDS,
+            retries=retries,
+            retry_delay_seconds=_RETRY_DELAY_SECONDS[:retries],
             retry_condition_fn=_can_help,
             persist_result=False,
             cache_policy=NO_CACHE,
