@@ -43,7 +43,7 @@ check: setup ## format, lint, types, import contracts, tests: what a change must
 	.venv/bin/lint-imports
 	.venv/bin/pytest -m "not slow" $(ARGS)
 
-bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about ten minutes
+bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about five minutes
 	.venv/bin/python -m benchmarks
 
 lock: $(INSTALLED) ## resolve every pinned list anew (CONTRIBUTING.md)

@@ -1,4 +1,4 @@
-"""`make bench`: measure everything and write ``docs/benchmarks.md``. About ten minutes."""
+"""`make bench`: measure everything and write ``docs/benchmarks.md``. About five minutes."""
 
 from __future__ import annotations
 
