@@ -20,7 +20,7 @@ ENGINE := .venv-engine/.made-$(DEVICE)
 MODELS := .models/.made
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench lock clean
+.PHONY: help setup demo test test-slow check bench up lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,9 @@ check: setup ## format, lint, types, import contracts, tests: what a change must
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/pytest -m "not slow" $(ARGS)
+
+up: setup ## Prefect's server and UI and both workers in the foreground, until Ctrl-C
+	@.venv/bin/python infra/up.py
 
 bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about five minutes
 	.venv/bin/python -m benchmarks
