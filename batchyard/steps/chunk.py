@@ -12,7 +12,7 @@ from batchyard.framing import parse_envelope
 from batchyard.plan import RECORD, read_records
 from batchyard.results import Outcome
 from batchyard.steps.keys import segment_key
-from batchyard.steps.segments import encode_entry, finished_lines, put_bytes
+from batchyard.steps.segments import encode_entry, finished_lines, put_bytes, read_object
 from batchyard.steps.window import WindowRequest
 from batchyard.wire import NO_USAGE, TokenUsage
 
@@ -132,8 +132,8 @@ class ChunkRun:
     async def _requests(self) -> AsyncIterator[tuple[Any, Envelope]]:
         start = self.lease.first_record * RECORD.itemsize
         stop = start + self.lease.request_count * RECORD.itemsize
-        parts = self.services.storage.get(self.plan_key, start=start, stop=stop)
-        records = read_records(b"".join([part async for part in parts]))
+        storage = self.services.storage
+        records = read_records(await read_object(storage, self.plan_key, start=start, stop=stop))
         descriptor = os.open(self.input_path, os.O_RDONLY)
         try:
             for first in range(0, len(records), _READ_AHEAD):

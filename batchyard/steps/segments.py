@@ -48,9 +48,11 @@ def decode_entries(segment: bytes) -> Iterator[SegmentEntry]:
         position += length
 
 
-async def read_object(storage: Storage, key: str) -> bytes:
-    """A whole object; for segments and slices of a plan, which are small."""
-    return b"".join([part async for part in storage.get(key)])
+async def read_object(
+    storage: Storage, key: str, *, start: int = 0, stop: int | None = None
+) -> bytes:
+    """An object or a slice of it; for segments and slices of a plan, which are small."""
+    return b"".join([part async for part in storage.get(key, start=start, stop=stop)])
 
 
 async def put_bytes(storage: Storage, key: str, parts: Iterable[bytes]) -> None:
