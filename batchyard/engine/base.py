@@ -23,9 +23,18 @@ class EngineRequest:
     """Sent as ``X-Request-Id``, so that our files and the engine's log can be joined."""
 
 
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends the request with this ``tag`` on the same stream, and no other."""
+
+    tag: int
+
+
 class NoAnswer(StrEnum):
     """Why a request got no HTTP answer."""
 
+    ABORTED = "aborted"
+    """The caller's :class:`Abort` ended it."""
     CONNECTION_LOST = "connection_lost"
     TIMEOUT = "timeout"
 
@@ -77,13 +86,16 @@ class Engine(Protocol):
         ...
 
     def stream(
-        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+        self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:
         """Send requests as ``requests`` yields them and yield answers as they finish, any order.
 
         The caller bounds what is in flight by when ``requests`` yields. ``timeout_seconds`` is
         each request's own; one that outlasts it is aborted and answered ``NoAnswer.TIMEOUT``.
-        Closing the generator aborts whatever is in flight. Raises
+        An :class:`Abort` ends its request in the engine; one for a tag that is not in flight is
+        ignored. Every request gets exactly one answer: an aborted one ``NoAnswer.ABORTED``, or
+        its real one if that was on its way already. Closing the generator aborts whatever is in
+        flight. Raises
         :class:`~batchyard.errors.EngineLost` when the engine itself goes away.
         """
         ...

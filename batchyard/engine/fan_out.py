@@ -4,60 +4,92 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
+
+from batchyard.engine.base import Abort, EngineAnswer, NoAnswer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
     from typing import Any
 
-    from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.engine.base import EngineRequest
+
+    Answer = Callable[[EngineRequest], Coroutine[Any, Any, EngineAnswer]]
 
 TURN_REQUESTS = 64
 """After so many admissions the others get their turn, whether or not the caller ever waits."""
 
 
 async def answer_concurrently(
-    requests: AsyncIterable[EngineRequest],
-    answer: Callable[[EngineRequest], Coroutine[Any, Any, EngineAnswer]],
+    requests: AsyncIterable[EngineRequest | Abort], answer: Answer
 ) -> AsyncGenerator[EngineAnswer, None]:
-    """Run ``answer`` for each request as ``requests`` yields it.
+    """Run ``answer`` for each request as ``requests`` yields it; an abort cancels its own.
 
     What ``requests`` or ``answer`` raises is raised here, and ends everything that still runs;
     so does closing the iterator.
     """
-    running: set[asyncio.Task[EngineAnswer]] = set()
-    finished: deque[asyncio.Task[EngineAnswer]] = deque()
-    wake = asyncio.Event()
-
-    def finish(task: asyncio.Task[EngineAnswer]) -> None:
-        running.discard(task)
-        finished.append(task)
-        wake.set()
-
-    async def admit() -> None:
-        admitted = 0
-        async for request in requests:
-            task = asyncio.create_task(answer(request))
-            running.add(task)
-            task.add_done_callback(finish)
-            admitted += 1
-            if admitted % TURN_REQUESTS == 0:
-                await asyncio.sleep(0)
-
-    admission = asyncio.create_task(admit())
-    admission.add_done_callback(lambda _: wake.set())
+    tasks = _Tasks(answer)
+    admission = asyncio.create_task(tasks.admit(requests))
+    admission.add_done_callback(lambda _: tasks.wake.set())
     try:
         while True:
-            await wake.wait()
-            wake.clear()
-            while finished:
-                yield finished.popleft().result()
+            await tasks.wake.wait()
+            tasks.wake.clear()
+            while tasks.finished:
+                yield _answer_of(*tasks.finished.popleft())
             if admission.done():
                 admission.result()
-                if not running and not finished:
+                if not tasks.running and not tasks.finished:
                     return
     finally:
-        left = [admission, *running]
+        # The finished ones too: an engine's death fails them all, and asyncio complains of every
+        # failure that nobody has looked at.
+        left = [admission, *tasks.running.values(), *(task for _, task in tasks.finished)]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+class _Tasks:
+    """A task for each request in flight, by tag."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.running: dict[int, asyncio.Task[EngineAnswer]] = {}
+        self.finished: deque[tuple[int, asyncio.Task[EngineAnswer]]] = deque()
+        self.wake = asyncio.Event()
+        self._answer = answer
+
+    async def admit(self, requests: AsyncIterable[EngineRequest | Abort]) -> None:
+        taken = 0
+        async for request in requests:
+            if isinstance(request, Abort):
+                self._abort(request.tag)
+            else:
+                self._start(request)
+            taken += 1
+            if taken % TURN_REQUESTS == 0:
+                await asyncio.sleep(0)
+
+    def _start(self, request: EngineRequest) -> None:
+        task = asyncio.create_task(self._answer(request))
+        self.running[request.tag] = task
+        task.add_done_callback(partial(self._finish, request.tag))
+
+    def _abort(self, tag: int) -> None:
+        task = self.running.get(tag)
+        # One that is being cancelled already, by its time-out perhaps, is left to its clean-up.
+        if task is not None and not task.cancelling():
+            task.cancel()
+
+    def _finish(self, tag: int, task: asyncio.Task[EngineAnswer]) -> None:
+        del self.running[tag]
+        self.finished.append((tag, task))
+        self.wake.set()
+
+
+def _answer_of(tag: int, task: asyncio.Task[EngineAnswer]) -> EngineAnswer:
+    # A cancellation that nobody asked for is a failure, which result() raises.
+    if task.cancelled() and task.cancelling():
+        return EngineAnswer(tag, None, no_answer=NoAnswer.ABORTED)
+    return task.result()

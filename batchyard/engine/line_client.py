@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from batchyard.engine.base import EngineAnswer, NoAnswer
+from batchyard.engine.base import Abort, EngineAnswer, NoAnswer
 from batchyard.engine.middleware import line_stream
 from batchyard.engine.retry_after import retry_after_seconds
 from batchyard.errors import EngineLost
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import EngineRequest
 
+_NO_ANSWERS = {
+    line_stream.TIMED_OUT: NoAnswer.TIMEOUT,
+    line_stream.ABORTED: NoAnswer.ABORTED,
+}
 SILENCE_SECONDS = 12 * line_stream.ALIVE_INTERVAL_SECONDS
 """The engine shows a sign of life twelve times as often; a silent one hangs."""
 MAX_UNSENT_BYTES = 4 << 20
@@ -26,7 +30,7 @@ MAX_UNSENT_BYTES = 4 << 20
 async def stream_lines(
     session: aiohttp.ClientSession,
     base_url: str,
-    requests: AsyncIterable[EngineRequest],
+    requests: AsyncIterable[EngineRequest | Abort],
     *,
     timeout_seconds: float,
     headers: Mapping[str, str],
@@ -66,8 +70,9 @@ async def stream_lines(
 class _Outgoing:
     """Pulls requests as fast as the caller yields them and sends what has gathered in one piece."""
 
-    def __init__(self, requests: AsyncIterable[EngineRequest]) -> None:
+    def __init__(self, requests: AsyncIterable[EngineRequest | Abort]) -> None:
         self.count = 0
+        """Requests, each of which is owed one answer; an abort is owed none."""
         self._requests = requests
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
@@ -82,10 +87,7 @@ class _Outgoing:
     async def _pull(self) -> None:
         try:
             async for request in self._requests:
-                frame = line_stream.request_frame(
-                    request.tag, request.url, request.body, request.request_id
-                )
-                self.count += 1
+                frame = self._frame(request)
                 self._unsent.append(frame)
                 self._unsent_bytes += len(frame)
                 self._wake.set()
@@ -97,6 +99,15 @@ class _Outgoing:
         finally:
             self._is_complete = True
             self._wake.set()
+
+    def _frame(self, request: EngineRequest | Abort) -> bytes:
+        if isinstance(request, Abort):
+            return line_stream.abort_frame(request.tag)
+        frame = line_stream.request_frame(
+            request.tag, request.url, request.body, request.request_id
+        )
+        self.count += 1
+        return frame
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body of the POST. Fails, and so breaks the connection, as ``requests`` fails."""
@@ -137,8 +148,8 @@ class _Answers:
                 self.is_dead = True
                 return
             self.count += 1
-            if code == line_stream.TIMED_OUT:
-                yield EngineAnswer(int(tag), None, no_answer=NoAnswer.TIMEOUT)
+            if code in _NO_ANSWERS:
+                yield EngineAnswer(int(tag), None, no_answer=_NO_ANSWERS[code])
             else:
                 yield EngineAnswer(
                     int(tag),

@@ -19,7 +19,7 @@ from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
 
-    from batchyard.engine.base import EngineRequest
+    from batchyard.engine.base import Abort, EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class RemoteEngine:
         return STANDARD_ROUTES
 
     async def stream(
-        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+        self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:
         """See :meth:`batchyard.engine.base.Engine.stream`."""
         session = self._open_session()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
     from pathlib import Path
 
-    from batchyard.engine.base import EngineRequest
+    from batchyard.engine.base import Abort, EngineRequest
 
 
 class FaultKind(StrEnum):
@@ -123,7 +123,7 @@ class StubEngine:
         return frozenset(ANSWERS)
 
     async def stream(
-        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+        self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:
         """See :meth:`batchyard.engine.base.Engine.stream`."""
         self._check_alive()

@@ -34,7 +34,7 @@ from batchyard.errors import EngineLost, EngineStartFailed
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 
-    from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class VllmEngine:
         return (await self._get("/metrics")).decode()
 
     async def stream(
-        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+        self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:
         """See :meth:`batchyard.engine.base.Engine.stream`."""
         key = self._options.value("api-key")

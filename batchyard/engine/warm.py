@@ -11,7 +11,7 @@ from batchyard.errors import EngineLost
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
 
-    from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
+    from batchyard.engine.base import Abort, Engine, EngineAnswer, EngineRequest, StartProgress
 
 
 class WarmEngine:
@@ -48,7 +48,7 @@ class WarmEngine:
         return await self._engine.routes()
 
     async def stream(
-        self, requests: AsyncIterable[EngineRequest], *, timeout_seconds: float
+        self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:
         answers = self._engine.stream(requests, timeout_seconds=timeout_seconds)
         try:

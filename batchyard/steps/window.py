@@ -2,7 +2,7 @@
 
 One stream into the engine, one bounded set of requests. There is no barrier between chunks: a
 slot that frees is taken by the next request in line. What comes back is delivered at once, tried
-again after a pause, or given up.
+again after a pause, or given up. An owner, such as a chunk, can take back what is its own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import itertools
 import logging
 import math
 import random
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from batchyard.engine.base import EngineRequest, NoAnswer
+from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.errors import EngineError, EngineLost
 from batchyard.results import NoAnswerCode, answered, new_request_id, unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Hashable
 
     from batchyard.engine.base import Engine, EngineAnswer, StartProgress
     from batchyard.results import ResultLine
@@ -57,19 +58,29 @@ class RetryPolicy:
         return backoff * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WindowRequest:
-    """A request on its way. ``deliver`` takes its result, exactly once."""
+    """A request on its way. ``deliver`` takes its result, once, unless ``owner`` withdraws it."""
 
     ordinal: int
     custom_id: str
     url: str
     body: bytes
     deliver: Callable[[int, ResultLine], None]
+    owner: Hashable
     request_id: str = ""
     attempts: int = 0
     strikes: int = 0
     is_suspect: bool = False
+
+
+@dataclass(slots=True)
+class _Departure:
+    """An owner that withdraws: until none of its requests is in flight and nobody waits for it."""
+
+    in_flight: int
+    callers: int = 0
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Window:
@@ -94,32 +105,79 @@ class Window:
         self._retry = retry or RetryPolicy()
         self._on_restart = on_restart
         self._slots = asyncio.Semaphore(self.size)
-        self._queue: asyncio.Queue[WindowRequest | None] = asyncio.Queue()
+        # A request that has a slot is in exactly one of these three.
+        self._queue: deque[WindowRequest] = deque()
         self._in_flight: dict[int, WindowRequest] = {}
+        self._pausing: dict[WindowRequest, asyncio.TimerHandle] = {}
+        self._aborts: deque[int] = deque()
+        self._departures: dict[Hashable, _Departure] = {}
         self._tags = itertools.count(1)
         self._limit = self.size
         self._suspects = 0
-        self._has_room = asyncio.Event()
+        self._feed_wake = asyncio.Event()
+        self._is_streaming = False
+        self._is_closing = False
         self._deaths_without_answer = 0
         self._pump_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
         self._pump_task = asyncio.create_task(self._pump(), name="window")
+        self._pump_task.add_done_callback(lambda _: self._end())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._pump_task is not None  # noqa: S101 - entered
-        if self._in_flight or not self._queue.empty():
+        if self._in_flight or self._queue or not self._is_streaming:
+            # Nobody waits for what is left, nor for an engine that is being started again.
             self._pump_task.cancel()
         else:
-            self._queue.put_nowait(None)
+            self._is_closing = True
+            self._feed_wake.set()
         await asyncio.wait([self._pump_task])
 
     async def submit(self, request: WindowRequest) -> None:
-        """Wait for a slot and send the request. Raises what ended the window, if it has ended."""
+        """Wait for a slot and send the request. Raises what ended the window, if it has ended.
+
+        While the owner withdraws, the request is dropped.
+        """
         await self._slots.acquire()
         self.check()
-        self._queue.put_nowait(request)
+        if request.owner in self._departures:
+            self._slots.release()
+            return
+        self._enqueue(request)
+
+    async def withdraw(self, owner: Hashable, *, abort: bool) -> None:
+        """Take back everything of ``owner``; return when none of it is left in the window.
+
+        What is not in the engine leaves at once, undelivered. What is in flight is answered and
+        delivered, without further attempts; with ``abort`` it is ended in the engine, and
+        delivered only if its answer was on its way already. Returns too when the window ends.
+
+        A second call may add ``abort`` to one that still waits. The owner submits nothing more,
+        and cancels whoever waits in :meth:`submit` for it, at the latest as soon as this returns.
+        """
+        if self._has_ended:
+            return
+        for request in [one for one in self._queue if one.owner == owner]:
+            self._leave(request)
+        self._queue = deque(one for one in self._queue if one.owner != owner)
+        for request in [one for one in self._pausing if one.owner == owner]:
+            self._pausing.pop(request).cancel()
+            self._leave(request)
+        tags = [tag for tag, one in self._in_flight.items() if one.owner == owner]
+        if not tags:
+            return
+        departure = self._departures.setdefault(owner, _Departure(len(tags)))
+        if abort:
+            self._aborts.extend(tags)
+            self._feed_wake.set()
+        departure.callers += 1
+        try:
+            await departure.is_over.wait()
+        finally:
+            departure.callers -= 1
+            self._forget_if_gone(owner)
 
     def check(self) -> None:
         """Raise the :class:`EngineError` that ended the window, if one has."""
@@ -131,6 +189,17 @@ class Window:
         """Return when the window takes no more requests, for whatever reason."""
         assert self._pump_task is not None  # noqa: S101 - entered
         await asyncio.wait([self._pump_task])
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._pump_task is not None and self._pump_task.done()
+
+    def _end(self) -> None:
+        for timer in self._pausing.values():
+            timer.cancel()
+        for departure in self._departures.values():
+            departure.is_over.set()
+        self._departures.clear()
 
     async def _pump(self) -> None:
         try:
@@ -146,69 +215,101 @@ class Window:
             raise
 
     async def _stream_until_lost(self) -> bool:
-        """Run one stream to its end; False if the engine was lost under it."""
+        """Run one stream to its end; False if the engine was lost under it and is still needed."""
         answers = self._engine.stream(self._feed(), timeout_seconds=self._timeout_seconds)
+        self._is_streaming = True
         try:
             async with contextlib.aclosing(answers):
                 async for answer in answers:
                     self._settle(answer)
         except EngineLost as error:
             self._take_back()
+            if self._is_closing:
+                return True
             self._deaths_without_answer += 1
             if self._deaths_without_answer >= _DEATHS_WITHOUT_ANSWER:
                 raise
             logger.warning("engine lost, starting it again: %s", error)
             return False
+        finally:
+            self._is_streaming = False
         return True
 
-    async def _feed(self) -> AsyncIterator[EngineRequest]:
-        # Room first: a request that is taken from the queue must be in flight at once, where a
-        # death finds it.
-        while (request := await self._next_request()) is not None:
-            tag = next(self._tags)
-            self._in_flight[tag] = request
-            request.request_id = new_request_id()
-            yield EngineRequest(tag, request.url, request.body, request.request_id)
+    async def _feed(self) -> AsyncIterator[EngineRequest | Abort]:
+        while True:
+            if self._aborts:
+                # They need no room: they make it.
+                yield Abort(self._aborts.popleft())
+            elif self._is_closing:
+                return
+            elif self._queue and len(self._in_flight) < self._limit:
+                # A request that is taken from the queue must be in flight at once, where a death
+                # or a withdrawal finds it.
+                tag, request = next(self._tags), self._queue.popleft()
+                self._in_flight[tag] = request
+                request.request_id = new_request_id()
+                yield EngineRequest(tag, request.url, request.body, request.request_id)
+            else:
+                self._feed_wake.clear()
+                await self._feed_wake.wait()
 
-    async def _next_request(self) -> WindowRequest | None:
-        while len(self._in_flight) >= self._limit:
-            self._has_room.clear()
-            await self._has_room.wait()
-        return await self._queue.get()
+    def _enqueue(self, request: WindowRequest) -> None:
+        self._queue.append(request)
+        self._feed_wake.set()
 
     def _settle(self, answer: EngineAnswer) -> None:
         request = self._in_flight.pop(answer.tag)
-        self._has_room.set()
-        self._deaths_without_answer = 0
+        self._feed_wake.set()
+        is_aborted = answer.no_answer is NoAnswer.ABORTED
+        if not is_aborted:
+            # An aborted request is no sign that the engine can answer one.
+            self._deaths_without_answer = 0
         self._clear(request)
         request.attempts += 1
-        if _is_retriable(answer) and request.attempts < self._retry.attempts:
-            # The slot stays taken: an engine that asks for a pause gets fewer requests.
-            pause = self._retry.pause_seconds(request.attempts, answer.retry_after_seconds)
-            asyncio.get_running_loop().call_later(pause, self._queue.put_nowait, request)
-            return
-        self._finish(request, _result(request, answer))
+        is_departing = request.owner in self._departures
+        if is_aborted and is_departing:
+            self._leave(request)
+        elif not _is_retriable(answer) or request.attempts >= self._retry.attempts:
+            self._leave(request, _result(request, answer))
+        elif is_departing:
+            self._leave(request)
+        else:
+            self._pause(request, answer)
+
+    def _pause(self, request: WindowRequest, answer: EngineAnswer) -> None:
+        """Try it again later. The slot stays taken: an engine that asks for a pause gets less."""
+        seconds = self._retry.pause_seconds(request.attempts, answer.retry_after_seconds)
+        timer = asyncio.get_running_loop().call_later(seconds, self._resume, request)
+        self._pausing[request] = timer
+
+    def _resume(self, request: WindowRequest) -> None:
+        del self._pausing[request]
+        self._enqueue(request)
 
     def _take_back(self) -> None:
         """The engine died: what was in flight goes in front of the queue, in smaller company."""
-        suspects = list(self._in_flight.values())
+        in_flight = list(self._in_flight.values())
         self._in_flight.clear()
-        self._has_room.set()
-        waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        self._aborts.clear()
+        suspects = []
+        for request in in_flight:
+            if request.owner in self._departures:
+                self._leave(request)
+            else:
+                suspects.append(request)
+        again = []
         for request in suspects:
-            request.strikes += len(suspects) == 1
+            # Whoever withdraws was company all the same.
+            request.strikes += len(in_flight) == 1
             if request.strikes >= _STRIKES:
-                self._clear(request)
-                crashed = unanswered(request.custom_id, NoAnswerCode.ENGINE_CRASH)
-                self._finish(request, crashed)
+                self._leave(request, unanswered(request.custom_id, NoAnswerCode.ENGINE_CRASH))
                 continue
             self._suspects += not request.is_suspect
             request.is_suspect = True
-            self._queue.put_nowait(request)
-        for request_or_end in waiting:
-            self._queue.put_nowait(request_or_end)
-        if self._suspects:
-            self._limit = max(1, min(self._limit, len(suspects)) // _NARROWING)
+            again.append(request)
+        self._queue.extendleft(reversed(again))
+        if again:
+            self._limit = max(1, min(self._limit, len(again)) // _NARROWING)
 
     def _clear(self, request: WindowRequest) -> None:
         """The request is suspect no more; after the last one the window is whole again."""
@@ -218,11 +319,27 @@ class Window:
         self._suspects -= 1
         if self._suspects == 0:
             self._limit = self.size
-            self._has_room.set()
+            self._feed_wake.set()
 
-    def _finish(self, request: WindowRequest, result: ResultLine) -> None:
+    def _leave(self, request: WindowRequest, result: ResultLine | None = None) -> None:
+        """The request gives its slot back, with its result or, withdrawn, without."""
+        self._clear(request)
         self._slots.release()
-        request.deliver(request.ordinal, result)
+        if result is not None:
+            request.deliver(request.ordinal, result)
+        departure = self._departures.get(request.owner)
+        if departure is not None:
+            departure.in_flight -= 1
+            if not departure.in_flight:
+                departure.is_over.set()
+            self._forget_if_gone(request.owner)
+
+    def _forget_if_gone(self, owner: Hashable) -> None:
+        # Not before withdraw() goes on: a submission that waits for a slot may get one of those
+        # that have just become free, and must find that its owner is leaving.
+        departure = self._departures.get(owner)
+        if departure is not None and not (departure.in_flight or departure.callers):
+            del self._departures[owner]
 
 
 def _is_retriable(answer: EngineAnswer) -> bool:

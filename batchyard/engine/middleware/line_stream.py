@@ -10,10 +10,13 @@ its own would, and its answer goes back as soon as it is there. Both directions 
 header line and a body of exactly ``LENGTH`` bytes::
 
     request   TAG URL LENGTH REQUEST_ID\\n body
+    abort     TAG - 0 -\\n
     answer    TAG STATUS LENGTH RETRY_AFTER\\n body       (RETRY_AFTER is ``-`` where there is none)
 
-``STATUS`` is an HTTP status or one of :data:`TIMED_OUT`, :data:`ENGINE_DEAD`, :data:`ALIVE`. How
-many requests are in flight is the client's business: it sends the next one when it wants to.
+``STATUS`` is an HTTP status or one of :data:`TIMED_OUT`, :data:`ENGINE_DEAD`, :data:`ALIVE`,
+:data:`ABORTED`. How many requests are in flight is the client's business: it sends the next one
+when it wants to, each under a tag that none in flight has. Every request has exactly one answer;
+an abort for a tag that is not in flight is ignored.
 """
 
 from __future__ import annotations
@@ -41,6 +44,11 @@ ENGINE_DEAD: Final = 1
 """The engine below has died; nothing else comes on this stream. The tag means nothing."""
 ALIVE: Final = 2
 """A sign of life while no answer is due. The tag means nothing."""
+ABORTED: Final = 3
+"""The client's abort ended the request."""
+
+ABORT_URL: Final = "-"
+"""In place of a URL: the frame aborts the request in flight that has its tag."""
 
 ALIVE_INTERVAL_SECONDS: Final = 5.0
 HEALTH_INTERVAL_SECONDS: Final = 0.5
@@ -55,9 +63,16 @@ class FrameError(ValueError):
 
 def request_frame(tag: int, url: str, body: bytes, request_id: str) -> bytes:
     """One request. Raises :class:`FrameError` for a URL or request id with a space in it."""
+    if url == ABORT_URL:
+        raise FrameError("the URL would make it an abort")
     if not (_is_word(url) and _is_word(request_id)):
         raise FrameError("URL and request id must be printable ASCII without spaces")
     return b"%d %s %d %s\n%b" % (tag, url.encode(), len(body), request_id.encode(), body)
+
+
+def abort_frame(tag: int) -> bytes:
+    """The end of one request."""
+    return b"%d %s 0 -\n" % (tag, ABORT_URL.encode())
 
 
 def answer_frame(tag: int, status: int, body: bytes = b"", retry_after: bytes = b"-") -> bytes:
@@ -138,7 +153,7 @@ class _Stream:
         headers = dict(scope["headers"])
         self._timeout_seconds = float(headers[TIMEOUT_HEADER.encode()])
         self._authorization = headers.get(b"authorization")
-        self._in_flight: set[_Replay] = set()
+        self._in_flight: dict[int, _Replay] = {}
         self._unsent: list[bytes] = []
         self._wake = asyncio.Event()
         self._all_received = False
@@ -168,7 +183,10 @@ class _Stream:
             if message["type"] == "http.disconnect":
                 return
             for (tag, url, _, request_id), body in frames.feed(message.get("body", b"")):
-                self._admit(int(tag), url, request_id, body)
+                if url == ABORT_URL.encode():
+                    self._abort(int(tag))
+                else:
+                    self._admit(int(tag), url, request_id, body)
             if not message.get("more_body", False):
                 if not frames.is_between_frames:
                     return
@@ -177,8 +195,14 @@ class _Stream:
 
     def _admit(self, tag: int, url: bytes, request_id: bytes, body: bytes) -> None:
         replay = _Replay(self, tag, body)
-        self._in_flight.add(replay)
+        self._in_flight[tag] = replay
         replay.start(self._scope_of(url, request_id, len(body)), self._timeout_seconds)
+
+    def _abort(self, tag: int) -> None:
+        # An answer may have crossed the abort on the way: then there is nothing to end.
+        replay = self._in_flight.get(tag)
+        if replay is not None:
+            replay.end(ABORTED)
 
     def _scope_of(self, url: bytes, request_id: bytes, body_bytes: int) -> Scope:
         path, _, query = url.partition(b"?")
@@ -201,7 +225,7 @@ class _Stream:
 
     def answer(self, replay: _Replay, frame: bytes) -> None:
         """Queue the one answer of a replay."""
-        self._in_flight.discard(replay)
+        del self._in_flight[replay.tag]
         self._unsent.append(frame)
         self._wake.set()
 
@@ -250,7 +274,7 @@ class _Stream:
 
     async def _abort_all(self) -> None:
         """End every request in flight in the engine too, and wait until they have ended."""
-        tasks = [replay.abort() for replay in self._in_flight]
+        tasks = [replay.abort() for replay in self._in_flight.values()]
         self._in_flight.clear()
         if tasks:
             await asyncio.wait(tasks, timeout=2 * ABORT_GRACE_SECONDS)
@@ -304,15 +328,15 @@ class _Replay:
     """One request in flight: exactly one answer, whatever comes first."""
 
     def __init__(self, stream: _Stream, tag: int, body: bytes) -> None:
+        self.tag = tag
         self._stream = stream
-        self._tag = tag
         self._exchange = _Exchange(body)
         self._is_open = True
 
     def start(self, scope: Scope, timeout_seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._run(scope))
-        self._timer = loop.call_later(timeout_seconds, self._time_out)
+        self._timer = loop.call_later(timeout_seconds, self.end, TIMED_OUT)
 
     def abort(self) -> asyncio.Task[None]:
         """Abort it in the engine; the task that is returned ends within the grace period.
@@ -329,10 +353,11 @@ class _Replay:
         self._is_open = False
         self._timer.cancel()
 
-    def _time_out(self) -> None:
+    def end(self, status: int) -> None:
+        """Abort it and answer so, unless it has had its answer."""
         if self._is_open:
             self.abort()
-            self._stream.answer(self, answer_frame(self._tag, TIMED_OUT))
+            self._stream.answer(self, answer_frame(self.tag, status))
 
     async def _run(self, scope: Scope) -> None:
         exchange = self._exchange
@@ -351,4 +376,4 @@ class _Replay:
             return
         if self._is_open:
             self._close()
-            self._stream.answer(self, exchange.answer_frame(self._tag))
+            self._stream.answer(self, exchange.answer_frame(self.tag))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.base import NoAnswer
+from batchyard.engine.base import Abort, NoAnswer
 from tests.contract.engine.conftest import CHAT, Subject, chat_body, request, slow_body
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from batchyard.engine.base import EngineAnswer, EngineRequest
 
@@ -28,12 +28,20 @@ async def each(requests: Sequence[EngineRequest]) -> AsyncIterator[EngineRequest
 
 
 async def ask(subject: Subject, *requests: EngineRequest) -> dict[int, EngineAnswer]:
+    return await collect(subject, each(requests))
+
+
+async def collect(
+    subject: Subject,
+    requests: AsyncIterator[EngineRequest | Abort] | AsyncIterator[EngineRequest],
+    on_answer: Callable[[int], None] = lambda _: None,
+) -> dict[int, EngineAnswer]:
     """The answers by tag; fails if a tag is answered twice."""
     answers: dict[int, EngineAnswer] = {}
-    stream = subject.engine.stream(each(requests), timeout_seconds=TIMEOUT_SECONDS)
-    async for answer in stream:
+    async for answer in subject.engine.stream(requests, timeout_seconds=TIMEOUT_SECONDS):
         assert answer.tag not in answers
         answers[answer.tag] = answer
+        on_answer(answer.tag)
     return answers
 
 
@@ -136,6 +144,72 @@ async def test_cancelling_the_reader_aborts_what_is_in_flight(subject: Subject) 
     with pytest.raises(asyncio.CancelledError):
         await task
 
+    assert await subject.runs(0, within_seconds=5)
+
+
+async def test_an_abort_ends_one_request_and_leaves_the_others(subject: Subject) -> None:
+    """It is answered ABORTED and runs no longer; its neighbours run on and are answered."""
+
+    async def requests() -> AsyncIterator[EngineRequest | Abort]:
+        for tag in range(4):
+            yield request(tag, slow_body(tag))
+        assert await subject.runs(4)
+        yield Abort(2)
+        assert await subject.runs(3, within_seconds=5)
+        yield request(4, chat_body("quick"))
+        for tag in (0, 1, 3):
+            yield Abort(tag)
+
+    answers = await collect(subject, requests())
+
+    aborted = {tag for tag, answer in answers.items() if answer.no_answer is NoAnswer.ABORTED}
+    assert aborted == {0, 1, 2, 3}
+    assert {answers[tag].status for tag in aborted} == {None}
+    assert answers[4].status == 200
+    assert await subject.runs(0, within_seconds=5)
+
+
+async def test_an_abort_of_what_is_not_in_flight_is_ignored(subject: Subject) -> None:
+    """A tag that was never there, one that has its answer, one that comes later."""
+    answered: asyncio.Queue[int] = asyncio.Queue()
+
+    async def requests() -> AsyncIterator[EngineRequest | Abort]:
+        yield Abort(99)
+        yield Abort(2)
+        yield request(1, chat_body("first"))
+        assert await answered.get() == 1
+        yield Abort(1)
+        yield request(2, chat_body("second"))
+        assert await answered.get() == 2
+        yield Abort(2)
+
+    answers = await collect(subject, requests(), answered.put_nowait)
+
+    assert {tag: answer.status for tag, answer in answers.items()} == {1: 200, 2: 200}
+
+
+async def test_an_abort_that_crosses_the_answer_makes_no_second_one(subject: Subject) -> None:
+    """Exactly one answer, whoever is first; what is not aborted is answered well."""
+
+    async def requests() -> AsyncIterator[EngineRequest | Abort]:
+        for tag in range(120):
+            yield request(tag, chat_body(f"number {tag}", max_tokens=1 + tag % 3))
+            if tag % 2:
+                # Some in the same piece of bytes, some while it runs, some too late.
+                await asyncio.sleep(tag % 5 * 0.003)
+                yield Abort(tag)
+            if tag % 4 == 3:
+                yield Abort(tag)
+
+    answers = await collect(subject, requests())
+
+    assert set(answers) == set(range(120))
+    assert {answers[tag].status for tag in range(0, 120, 2)} == {200}
+    for tag in range(1, 120, 2):
+        assert (answers[tag].status, answers[tag].no_answer) in {
+            (200, None),
+            (None, NoAnswer.ABORTED),
+        }
     assert await subject.runs(0, within_seconds=5)
 
 

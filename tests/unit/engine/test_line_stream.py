@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from batchyard.engine.middleware import line_stream
 from batchyard.engine.middleware.line_stream import (
+    ABORTED,
     ENGINE_DEAD,
     TIMED_OUT,
     FrameError,
     FrameParser,
     LineStream,
+    abort_frame,
     answer_frame,
     request_frame,
 )
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     Message = MutableMapping[str, Any]
 
 words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
-frames = st.tuples(st.integers(0, 2**63), words, st.binary(max_size=200), words)
+urls = words.map("/".__add__)
+frames = st.tuples(st.integers(0, 2**63), urls, st.binary(max_size=200), words)
 
 
 def slices(data: bytes, sizes: list[int]) -> list[bytes]:
@@ -85,12 +88,17 @@ def test_a_line_that_is_no_header_is_refused(line: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "name"), [("/v1/a b", "x"), ("/v1", "x\ny"), ("", "x"), ("/é", "x")]
+    ("url", "name"), [("/v1/a b", "x"), ("/v1", "x\ny"), ("", "x"), ("/é", "x"), ("-", "x")]
 )
 def test_a_url_or_id_that_would_break_the_header_is_refused(url: str, name: str) -> None:
     """Nothing that a caller passes can smuggle a second frame in."""
     with pytest.raises(FrameError):
         request_frame(1, url, b"", name)
+
+
+def test_an_abort_frame_is_a_request_without_a_url() -> None:
+    """So the parser needs no second shape."""
+    assert list(FrameParser().feed(abort_frame(7))) == [([b"7", b"-", b"0", b"-"], b"")]
 
 
 def test_a_frame_cut_short_is_known_as_such() -> None:
@@ -215,6 +223,40 @@ async def test_a_request_that_outlasts_its_time_is_told_that_its_client_is_gone(
     assert application.disconnected == 1  # type: ignore[attr-defined]
     await asyncio.sleep(line_stream.ABORT_GRACE_SECONDS + 0.1)
     assert application.cancelled == 1  # type: ignore[attr-defined]
+
+
+async def test_an_abort_tells_that_one_request_that_its_client_is_gone() -> None:
+    """As a time-out does: first a disconnect, then a cancellation for who does not listen."""
+    connection = Connection(application)
+    connection.send(*(request_frame(tag, "/hang", b"", "r") for tag in (1, 2)))
+    connection.send(request_frame(3, "/hang-on", b"", "r"))
+    await asyncio.sleep(0.05)
+    connection.send(abort_frame(1), abort_frame(3))
+    await asyncio.sleep(0.05)
+    assert application.disconnected == 1  # type: ignore[attr-defined]
+    assert application.cancelled == 0  # type: ignore[attr-defined]
+
+    connection.send(abort_frame(2), is_last=True)
+
+    assert await connection.answers() == dict.fromkeys((1, 2, 3), (ABORTED, b"", b"-"))
+    assert application.disconnected == 2  # type: ignore[attr-defined]
+    await asyncio.sleep(line_stream.ABORT_GRACE_SECONDS + 0.1)
+    assert application.cancelled == 1  # type: ignore[attr-defined]
+
+
+async def test_an_abort_of_what_is_not_in_flight_is_ignored() -> None:
+    """Whether the request has had its answer or never was; aborting twice is once."""
+    connection = Connection(application)
+    connection.send(request_frame(1, "/echo", b"a", "r"), abort_frame(9))
+    await asyncio.sleep(0.05)
+    connection.send(abort_frame(1), request_frame(2, "/hang", b"", "r"))
+    connection.send(abort_frame(2), abort_frame(2), is_last=True)
+
+    answers = await connection.answers()
+
+    assert answers == {1: (200, b"a", b"-"), 2: (ABORTED, b"", b"-")}
+    frames = FrameParser().feed(b"".join(one.get("body", b"") for one in connection.sent))
+    assert len(list(frames)) == 2
 
 
 async def test_a_dropped_connection_ends_everything_in_flight() -> None:

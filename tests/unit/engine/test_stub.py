@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.base import EngineRequest, NoAnswer
+from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.engine.stub import Fault, FaultKind, StubEngine, heavy_tailed_latency
 from batchyard.errors import EngineLost, EngineStartFailed
 
@@ -140,6 +141,27 @@ async def test_a_hanging_request_times_out_and_a_lost_one_has_no_answer() -> Non
     assert engine.is_alive
 
 
+async def test_an_aborted_request_is_counted_and_gives_its_place_to_the_next() -> None:
+    """Running, waiting for its turn or just admitted; the last was never executed."""
+    engine = await started(max_num_seqs=1, faults=[Fault(FaultKind.HANG, lambda one: b"h" in one)])
+
+    async def requests() -> AsyncIterator[EngineRequest | Abort]:
+        for tag in (1, 2):
+            yield EngineRequest(tag, "/v1/completions", body(prompt="hh"), f"r{tag}")
+        await asyncio.sleep(0.05)
+        yield Abort(2)
+        yield Abort(1)
+        yield EngineRequest(3, "/v1/completions", body(prompt="hh"), "r3")
+        yield Abort(3)
+
+    answers = [answer async for answer in engine.stream(requests(), timeout_seconds=5)]
+
+    assert {answer.tag: answer.no_answer for answer in answers} == dict.fromkeys(
+        (1, 2, 3), NoAnswer.ABORTED
+    )
+    assert (engine.executed, engine.running, engine.aborted) == (1, 0, 2)
+
+
 async def test_a_poison_request_kills_it_until_it_is_started_again() -> None:
     """Each time it is executed."""
     poison = body(messages=["poison"])
@@ -173,6 +195,18 @@ async def test_death_takes_other_streams_too() -> None:
 
     with pytest.raises(EngineLost):
         await asyncio.wait_for(stream, 1)
+
+
+async def test_a_death_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not once more for each request that was in flight."""
+    engine = await started(latency=60)
+    asyncio.get_running_loop().call_later(0.05, engine.kill)
+
+    with pytest.raises(EngineLost):
+        await ask(engine, *[body()] * 8)
+
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_no_more_than_its_sequences_run_at_once() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.engine import vllm
-from batchyard.engine.base import EngineRequest, StartProgress
+from batchyard.engine.base import Abort, EngineRequest, NoAnswer, StartProgress
 from batchyard.engine.middleware import line_stream
 from batchyard.errors import EngineLost, EngineStartFailed
 
@@ -282,6 +282,28 @@ async def test_the_death_of_the_engine_below_the_server_is_no_answer(
     with pytest.raises(EngineLost):
         await ask(engine, "/hang", "/die", then_wait=True)
     await engine.stop()
+
+
+async def test_an_abort_is_owed_no_answer_and_its_request_is_owed_one(
+    make_engine: MakeEngine,
+) -> None:
+    """The stream ends when every request has its answer, even in an engine that does not listen."""
+    engine = make_engine()
+    await engine.start()
+
+    async def requests() -> AsyncIterator[EngineRequest | Abort]:
+        yield EngineRequest(1, "/hang", b"", "r1")
+        yield EngineRequest(2, "/echo", b"body", "r2")
+        await asyncio.sleep(0.1)
+        for tag in (1, 2, 3):
+            yield Abort(tag)
+
+    answers = [answer async for answer in engine.stream(requests(), timeout_seconds=30)]
+
+    assert [(one.tag, one.status, one.no_answer) for one in answers] == [
+        (2, 200, None),
+        (1, None, NoAnswer.ABORTED),
+    ]
 
 
 async def test_it_can_be_started_again_after_it_was_lost(make_engine: MakeEngine) -> None:

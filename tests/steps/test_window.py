@@ -1,0 +1,463 @@
+"""What leaves the window when its owner withdraws, and that nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.engine.base import Abort
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.errors import EngineLost
+from batchyard.results import Outcome
+from batchyard.steps import window as window_module
+from batchyard.steps.window import RetryPolicy, Window, WindowRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+
+    from batchyard.engine.base import EngineAnswer, EngineRequest, StartProgress
+    from batchyard.results import ResultLine
+
+SOON_SECONDS = 5.0
+"""For what should take milliseconds, on a machine that is busy."""
+
+
+def latency_of(body: bytes) -> float:
+    return 3600.0 if b"slow" in body else 0.2 if b"while" in body else 0.001
+
+
+def stub(**options: Any) -> StubEngine:
+    return StubEngine(**{"max_num_seqs": 2, "latency": latency_of, **options})
+
+
+@contextlib.asynccontextmanager
+async def opened(engine: StubEngine, **options: Any) -> AsyncIterator[Window]:
+    await engine.start()
+    async with Window(engine, timeout_seconds=60, **options) as window:
+        yield window
+
+
+class Owner:
+    """Somebody who submits requests and keeps what it is given."""
+
+    def __init__(self, window: Window, name: str) -> None:
+        self.window = window
+        self.name = name
+        self.results: dict[int, ResultLine] = {}
+        self._ordinal = 0
+
+    async def submit(self, *kinds: str) -> None:
+        for kind in kinds:
+            self._ordinal += 1
+            await self.window.submit(
+                WindowRequest(
+                    self._ordinal,
+                    f"{self.name}-{self._ordinal}",
+                    "/v1/completions",
+                    f'{{"model": "stub-model", "prompt": "{self.name} {kind}"}}'.encode(),
+                    self._deliver,
+                    owner=self.name,
+                )
+            )
+
+    async def withdraw(self, *, abort: bool) -> None:
+        async with asyncio.timeout(SOON_SECONDS):
+            await self.window.withdraw(self.name, abort=abort)
+
+    async def has(self, count: int) -> None:
+        await until(lambda: len(self.results) == count)
+
+    def _deliver(self, ordinal: int, result: ResultLine) -> None:
+        assert ordinal not in self.results
+        self.results[ordinal] = result
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        while not is_so():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
+
+
+def runs_of(engine: StubEngine, name: str) -> int:
+    return sum(f'"{name} '.encode() in request.body for request in engine.log)
+
+
+async def test_an_abort_gives_the_slots_to_the_others() -> None:
+    """Those in the engine leave it, and whoever waits for their slots gets them."""
+    engine = stub()
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit(*["slow"] * 4)
+        waiting = asyncio.create_task(b.submit(*["quick"] * 4))
+        await until(lambda: engine.running == 2)
+
+        await a.withdraw(abort=True)
+
+        await b.has(4)
+        await waiting
+    assert (a.results, engine.aborted) == ({}, 4)
+
+
+async def test_the_others_stay_in_the_engine() -> None:
+    """What another owner has in flight is neither ended nor run again."""
+    engine = stub(max_num_seqs=4)
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow", "slow")
+        await b.submit("a while", "a while")
+        await until(lambda: engine.running == 4)
+
+        await a.withdraw(abort=True)
+
+        await b.has(2)
+    assert runs_of(engine, "b") == 2
+
+
+async def test_nothing_is_delivered_once_an_abort_has_returned() -> None:
+    engine = stub(max_num_seqs=20, latency=lambda body: random.Random(body).uniform(0, 0.1))
+    async with opened(engine) as window:
+        a = Owner(window, "a")
+        await a.submit(*(f"number {n}" for n in range(40)))
+        await until(lambda: len(a.results) > 3)
+
+        await a.withdraw(abort=True)
+
+        delivered = len(a.results)
+        await asyncio.sleep(0.2)
+        assert len(a.results) == delivered < 40
+
+
+async def test_an_answer_that_crosses_the_abort_is_delivered() -> None:
+    """It was paid for."""
+
+    class DeafEngine(StubEngine):
+        async def stream(
+            self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
+        ) -> AsyncGenerator[EngineAnswer, None]:
+            heard = (one async for one in requests if not isinstance(one, Abort))
+            async for answer in super().stream(heard, timeout_seconds=timeout_seconds):
+                yield answer
+
+    engine = DeafEngine(latency=latency_of)
+    async with opened(engine) as window:
+        a = Owner(window, "a")
+        await a.submit("a while")
+        await until(lambda: engine.running == 1)
+
+        await a.withdraw(abort=True)
+
+        assert [result.outcome for result in a.results.values()] == [Outcome.OUTPUT]
+
+
+async def test_without_abort_what_is_in_flight_is_delivered_and_the_rest_is_not() -> None:
+    engine = stub()
+    async with opened(engine) as window:
+        a = Owner(window, "a")
+        await a.submit("a while", "a while")
+        await until(lambda: engine.running == 2)
+        await a.submit("quick", "quick")  # still in the queue: nobody else has had a turn
+
+        await a.withdraw(abort=False)
+
+        assert sorted(a.results) == [1, 2]
+    assert engine.executed == 2
+
+
+async def test_without_abort_a_passing_failure_is_not_tried_again() -> None:
+    """The request is nobody's line yet: whoever runs the chunk next tries it afresh."""
+    engine = stub(faults=[Fault(FaultKind.ANSWER, status=503)])
+    async with opened(engine, retry=RetryPolicy(first_pause_seconds=0.01)) as window:
+        a = Owner(window, "a")
+        await a.submit("a while")
+        await until(lambda: engine.running == 1)
+
+        await a.withdraw(abort=False)
+
+        await asyncio.sleep(0.1)
+    assert (a.results, engine.executed) == ({}, 1)
+
+
+async def test_a_last_attempt_that_is_aborted_is_no_failure() -> None:
+    """No error line is made of it."""
+    engine = stub()
+    async with opened(engine, retry=RetryPolicy(attempts=1)) as window:
+        a = Owner(window, "a")
+        await a.submit("slow")
+        await until(lambda: engine.running == 1)
+
+        await a.withdraw(abort=True)
+
+    assert a.results == {}
+
+
+async def test_a_drain_becomes_an_abort() -> None:
+    """Both calls return when the engine has let go."""
+    engine = stub()
+    async with opened(engine) as window:
+        a = Owner(window, "a")
+        await a.submit("slow", "slow")
+        await until(lambda: engine.running == 2)
+        drain = asyncio.create_task(a.withdraw(abort=False))
+        await asyncio.sleep(0.05)
+        assert not drain.done()
+
+        await a.withdraw(abort=True)
+
+        await drain
+    assert engine.aborted == 2
+
+
+@pytest.mark.parametrize("abort", [True, False])
+async def test_a_request_that_waits_for_its_next_attempt_leaves_at_once(abort: bool) -> None:
+    """Its slot is free, and its turn never comes."""
+    engine = stub(max_num_seqs=1, faults=[Fault(FaultKind.ANSWER, status=503, times=2)])
+    policy = RetryPolicy(first_pause_seconds=0.3, longest_pause_seconds=0.3)
+    async with opened(engine, retry=policy) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("quick", "quick")
+        await until(lambda: engine.executed == 2 and not engine.running)
+        await asyncio.sleep(0.01)
+
+        await a.withdraw(abort=abort)
+
+        await b.submit("quick", "quick")
+        await b.has(2)
+        await asyncio.sleep(0.4)
+    assert (a.results, runs_of(engine, "a")) == ({}, 2)
+
+
+@pytest.mark.parametrize("abort", [True, False])
+async def test_the_engines_death_ends_a_withdrawal(abort: bool) -> None:
+    """The owner's requests are not run again, those of the others are."""
+    engine = stub(max_num_seqs=4)
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow", "slow")
+        await b.submit("a while", "a while")
+        await until(lambda: engine.running == 4)
+        withdrawal = asyncio.create_task(a.withdraw(abort=abort))
+        if not abort:
+            await asyncio.sleep(0.05)
+
+        engine.kill()
+
+        await withdrawal
+        await b.has(2)
+    assert (a.results, runs_of(engine, "a"), engine.starts) == ({}, 2, 2)
+
+
+@pytest.mark.parametrize("abort", [True, False])
+async def test_after_the_last_suspect_is_withdrawn_the_window_is_whole(abort: bool) -> None:
+    engine = stub(max_num_seqs=16, latency=0.3)
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit(*["one"] * 32)
+        await until(lambda: engine.running == 16)
+        engine.kill()
+        await until(lambda: engine.starts == 2 and engine.running == 4)
+
+        await a.withdraw(abort=abort)
+
+        await b.submit(*["one"] * 16)
+        await until(lambda: engine.running == 16)
+        await b.has(16)
+
+
+async def test_the_other_suspects_stay_in_small_company() -> None:
+    """One owner's withdrawal clears nobody else."""
+    engine = stub(max_num_seqs=16, latency=0.02)
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit(*["one"] * 24)
+        await b.submit(*["one"] * 8)
+        await until(lambda: engine.running == 16)
+        engine.kill()
+        await until(lambda: engine.starts == 2)
+        engine.peak_running = 0
+
+        await a.withdraw(abort=True)
+
+        await b.has(8)
+        assert engine.peak_running <= 4
+        await b.submit(*["one"] * 16)
+        await until(lambda: engine.running == 16)
+        await b.has(24)
+
+
+async def test_a_request_beside_a_withdrawn_one_was_not_alone_at_the_death() -> None:
+    """It gets no strike for a death that the other may have caused: the next one is its first."""
+    engine = stub()
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow")
+        await b.submit("a while")
+        await until(lambda: engine.running == 2)
+        drain = asyncio.create_task(a.withdraw(abort=False))
+        await asyncio.sleep(0.01)
+        engine.kill()
+        await drain
+        await until(lambda: engine.starts == 2 and engine.running == 1)
+        engine.kill()
+
+        await b.has(1)
+    assert b.results[1].outcome is Outcome.OUTPUT
+    assert runs_of(engine, "b") == 3
+
+
+async def test_an_abort_goes_out_while_there_is_no_room() -> None:
+    """After a death few run together; the first of them may be the ones to leave."""
+    engine = stub(max_num_seqs=4)
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow")
+        await b.submit(*["quick while"] * 3)
+        await until(lambda: engine.running == 4)
+        engine.kill()
+        await until(lambda: engine.starts == 2 and engine.running == 1)
+
+        await a.withdraw(abort=True)
+
+        await b.has(3)
+    assert a.results == {}
+
+
+async def test_a_restart_with_nothing_left_serves_the_next_request() -> None:
+    engine = stub()
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow")
+        await until(lambda: engine.running == 1)
+        engine.kill()
+        await a.withdraw(abort=True)
+
+        await b.submit("quick")
+
+        await b.has(1)
+    assert (runs_of(engine, "a"), engine.starts) == (1, 2)
+
+
+async def test_a_window_with_nothing_left_does_not_wait_for_a_restart() -> None:
+    """A large model loads for minutes, and nobody needs it."""
+
+    class SlowEngine(StubEngine):
+        async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
+            await super().start(on_progress)
+            if self.starts > 1:
+                await asyncio.sleep(3600)
+
+    engine = SlowEngine(latency=latency_of)
+    async with asyncio.timeout(SOON_SECONDS), opened(engine) as window:
+        a = Owner(window, "a")
+        await a.submit("slow")
+        await until(lambda: engine.running == 1)
+        engine.kill()
+        await until(lambda: engine.starts == 2)
+        await a.withdraw(abort=True)
+
+
+async def test_a_submission_that_its_owner_cancels_costs_no_slot() -> None:
+    """It waits for a slot that the withdrawal frees."""
+    engine = stub(max_num_seqs=1)
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow", "slow")
+        await until(lambda: engine.running == 1)
+        blocked = asyncio.create_task(a.submit("slow"))
+        await asyncio.sleep(0.01)
+
+        await a.withdraw(abort=True)
+        blocked.cancel()
+        await asyncio.wait([blocked])
+
+        async with asyncio.timeout(SOON_SECONDS):
+            await b.submit("slow", "slow")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await b.submit("slow")
+
+
+async def test_a_withdrawal_returns_when_the_engine_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(window_module, "_DEATHS_WITHOUT_ANSWER", 1)
+    engine = stub()
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow")
+        await b.submit("slow")
+        await until(lambda: engine.running == 2)
+        waiting = asyncio.create_task(a.withdraw(abort=False))
+        await asyncio.sleep(0.01)
+
+        engine.kill()
+
+        await waiting
+        await window.ended()
+        await b.withdraw(abort=False)
+        with pytest.raises(EngineLost):
+            window.check()
+
+
+async def test_a_withdrawal_returns_when_the_window_is_closed() -> None:
+    """One that waits, and one that comes too late."""
+    engine = stub()
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow")
+        await b.submit("slow")
+        await until(lambda: engine.running == 2)
+        waiting = asyncio.create_task(a.withdraw(abort=False))
+        await asyncio.sleep(0.01)
+
+    await waiting
+    await b.withdraw(abort=True)
+    assert a.results == b.results == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_no_slot_is_lost_and_nobody_else_misses_a_line(seed: int) -> None:
+    """Owners come and go, some drained, some aborted, while the engine fails and dies."""
+    chance = random.Random(seed)
+    busy = Fault(FaultKind.ANSWER, lambda body: sum(body) % 5 == 0, status=429, times=30)
+    engine = stub(max_num_seqs=4, faults=[busy], latency=lambda _: chance.uniform(0, 0.02))
+    retry = RetryPolicy(attempts=100, first_pause_seconds=0.01, longest_pause_seconds=0.02)
+    async with opened(engine, retry=retry) as window:
+
+        async def stay(name: str) -> None:
+            owner = Owner(window, name)
+            await owner.submit(*(f"number {n}" for n in range(60)))
+            async with asyncio.timeout(60):
+                while len(owner.results) < 60:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.01)
+
+        async def leave(name: str) -> None:
+            owner = Owner(window, name)
+            await asyncio.sleep(chance.uniform(0, 0.3))
+            submission = asyncio.create_task(owner.submit(*["one"] * 20))
+            await asyncio.sleep(chance.uniform(0, 0.1))
+            submission.cancel()
+            await owner.withdraw(abort=chance.random() < 0.5)
+            delivered = len(owner.results)
+            await asyncio.sleep(0.05)
+            assert len(owner.results) == delivered
+
+        async def kill() -> None:
+            for _ in range(2):
+                await asyncio.sleep(chance.uniform(0, 0.3))
+                engine.kill()
+
+        async with asyncio.TaskGroup() as group:
+            for n in range(2):
+                group.create_task(stay(f"stay{n}"))
+            for n in range(12):
+                group.create_task(leave(f"leave{n}"))
+            group.create_task(kill())
+
+        assert window._slots._value == window.size
+        assert (window._suspects, window._limit) == (0, window.size)
+        left = [window._queue, window._in_flight, window._pausing, window._departures]
+        assert not any(left)
