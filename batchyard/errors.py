@@ -5,6 +5,9 @@
     BatchyardError
     ├── SettingsError                 a setting has no usable value
     ├── RequestRefused                a batch cannot be created as asked; names the parameter
+    │   ├── QuotaExceeded             the tenant would have too many requests or tokens enqueued
+    │   │   └── BatchLimitExceeded    the tenant would have too many active batches
+    │   └── WindowUnattainable        it would probably not be done in its completion window
     ├── InputRefused                  the batch's input breaks the format; carries every entry
     ├── IllegalTransition             the lifecycle does not allow this change of status
     ├── StoreError                    the database
@@ -60,6 +63,30 @@ class RequestRefused(BatchyardError):
         self.param = param
         self.refusal_code = code
         super().__init__(message)
+
+
+class QuotaExceeded(RequestRefused):
+    """The tenant's quota does not allow it now. ``code`` and ``refusal_code`` are the same."""
+
+    code = "token_limit_exceeded"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param=None, code=self.code)
+
+
+class BatchLimitExceeded(QuotaExceeded):
+    """As many batches of the tenant are active as its quota allows."""
+
+    code = "batch_limit_exceeded"
+
+
+class WindowUnattainable(RequestRefused):
+    """The batch would probably not be done within its completion window."""
+
+    code = "window_unattainable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="completion_window", code=self.code)
 
 
 class InputRefused(BatchyardError):

@@ -34,6 +34,14 @@ class LimitSettings(BaseSettings):
         return Limits(**self.model_dump())
 
 
+class QuotaSettings(BaseSettings):
+    """What a tenant without a quota of its own may have at a time; unset: no limit."""
+
+    active_batches: int | None = Field(default=None, ge=0)
+    enqueued_requests: int | None = Field(default=None, ge=0)
+    enqueued_tokens: int | None = Field(default=None, ge=0)
+
+
 class Settings(BaseSettings):
     """Every setting, with the default that runs on one machine and needs nothing else."""
 
@@ -64,7 +72,25 @@ class Settings(BaseSettings):
     chunk_requests: int = Field(default=1024, ge=1)
     """About how many requests one chunk holds."""
     lease_seconds: float = Field(default=60.0, gt=0)
-    """How long a runner owns a chunk without a sign of life."""
+    """How long a runner owns a batch, a chunk or an engine slot without a sign of life."""
+    look_seconds: float = Field(default=1.0, gt=0)
+    """How often a runner looks whether what it runs is still wanted."""
+    poll_seconds: float = Field(default=0.25, gt=0)
+    """How often a runner that has room looks for work."""
+    batches_at_once: int = Field(default=200, ge=1)
+    """How many batches one run-batches flow run takes through their lives at a time."""
+    pools: dict[str, str] = Field(default_factory=dict)
+    """The GPU work pool of each model, as JSON; a model that is not named runs on ``gpu``."""
+    pool: str = "gpu"
+    """The work pool that this process runs on; set by the deployment."""
+    engine_slots: list[str] = Field(default_factory=list)
+    """The engine slots of this machine, as JSON: the value of ``CUDA_VISIBLE_DEVICES`` of each,
+    for example ``["0", "1"]`` or ``["0,1"]``. Empty: one slot, which sees every device."""
+    swap_seconds: float = Field(default=300.0, ge=0)
+    """How long an engine at least serves before it gives its slot to another model."""
+    admission: Literal["off", "refuse"] = "off"
+    """``refuse``: a batch that by forecast would not be done within its window is refused."""
+    quota: QuotaSettings = QuotaSettings()
     flush_seconds: float = Field(default=2.0, gt=0)
     """The longest that a finished line waits to be durable."""
     runner_idle_seconds: float = Field(default=60.0, ge=0)
@@ -87,6 +113,10 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def pool_of(self, model: str) -> str:
+        """The work pool whose workers run the model's engines."""
+        return self.pools.get(model, "gpu")
 
     @property
     def home_folder(self) -> Path:

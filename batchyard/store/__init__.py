@@ -4,20 +4,29 @@ One file for each aggregate, over ``database`` (connections and transactions) an
 Where an aggregate is large, ``*_rows`` has its table and values, and the plain name its writer.
 """
 
+from batchyard.store.batch_leases import BatchLease, BatchLeases, BatchStanding
 from batchyard.store.batch_rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
+from batchyard.store.batch_schedule import BatchSchedule
 from batchyard.store.batches import Batches
 from batchyard.store.chunk_rows import ChunkRecord, ChunkStatus, ChunkSummary, NewChunk
-from batchyard.store.chunks import ChunkLease, Chunks, LeaseKey
+from batchyard.store.chunks import ChunkLease, Chunks, LeaseKey, ModelDemand, Standing
 from batchyard.store.database import Database
 from batchyard.store.files import FileRecord, Files, NewFile
-from batchyard.store.runners import RunnerRecord, Runners, RunnerStatus
+from batchyard.store.leases import Leases
+from batchyard.store.rates import RateRecord, Rates
+from batchyard.store.runners import RunnerKind, RunnerRecord, Runners, RunnerStatus
 from batchyard.store.sealed import new_sealing_key
 from batchyard.store.store import Store, open_store
+from batchyard.store.tenants import Quota, Tenants, TenantUsage
 
 __all__ = [
+    "BatchLease",
+    "BatchLeases",
     "BatchLocations",
     "BatchOptions",
     "BatchRecord",
+    "BatchSchedule",
+    "BatchStanding",
     "Batches",
     "ChunkLease",
     "ChunkRecord",
@@ -28,13 +37,22 @@ __all__ = [
     "FileRecord",
     "Files",
     "LeaseKey",
+    "Leases",
+    "ModelDemand",
     "NewBatch",
     "NewChunk",
     "NewFile",
+    "Quota",
+    "RateRecord",
+    "Rates",
+    "RunnerKind",
     "RunnerRecord",
     "RunnerStatus",
     "Runners",
+    "Standing",
     "Store",
+    "TenantUsage",
+    "Tenants",
     "new_sealing_key",
     "open_store",
 ]

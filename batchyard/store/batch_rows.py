@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, Index
+from sqlalchemy import BigInteger, Double, Index
 from sqlmodel import Field
 
 from batchyard.lifecycle import BatchStatus
@@ -41,10 +41,13 @@ class BatchOptions(msgspec.Struct, frozen=True):
 
 
 class BatchRow(Row, UsageColumns, table=True):
-    """One row for each batch, for ever. Counts and usage are final, and zero until the end."""
+    """One row for each batch, for ever. Counts and usage are final, and zero until the end.
+
+    ``epoch`` counts the claims of the batch; its lease is of whoever takes it through its life.
+    """
 
     __tablename__ = "batches"
-    __table_args__ = (Index(None, "status", "expires_at"),)
+    __table_args__ = (Index(None, "status", "expires_at"), Index(None, "tenant", "status"))
 
     id: str = Field(primary_key=True)
     tenant: str
@@ -77,6 +80,14 @@ class BatchRow(Row, UsageColumns, table=True):
     plan_key: str | None
     flow_run_id: str | None
     priority: int = 0
+    epoch: int = 0
+    owner: str | None
+    lease_expires_at: float | None = Field(sa_type=Double)
+    token_estimate: int = Field(default=0, sa_type=BigInteger)
+    paused_at: int | None = Field(sa_type=BigInteger)
+    eta_at: int | None = Field(sa_type=BigInteger)
+    at_risk_at: int | None = Field(sa_type=BigInteger)
+    retry_of: str | None
     input_location: str | None = Field(sa_type=Sealed)
     output_location: str | None = Field(sa_type=Sealed)
     error_location: str | None = Field(sa_type=Sealed)
@@ -113,6 +124,8 @@ class NewBatch:
     priority: int = 0
     """Higher goes first, among batches with the same deadline."""
     tenant: str = "default"
+    retry_of: str | None = None
+    """The finished batch whose unanswered and failed lines these are."""
     id: str = field(default_factory=new_batch_id)
 
     def columns(self) -> dict[str, Any]:
@@ -127,6 +140,7 @@ class NewBatch:
             "options": self.options,
             "order_policy": self.order_policy,
             "priority": self.priority,
+            "retry_of": self.retry_of,
             "input_location": self.locations.input,
             "output_location": self.locations.output,
             "error_location": self.locations.error,
@@ -167,6 +181,18 @@ class BatchRecord:
     plan_key: str | None
     flow_run_id: str | None
     priority: int
+    epoch: int
+    owner: str | None
+    """Who takes it through its life now; None: nobody."""
+    lease_expires_at: float | None
+    token_estimate: int
+    """Of all its requests, prompts and answers; 0 until it is planned."""
+    paused_at: int | None
+    eta_at: int | None
+    """When it will probably be done; None while nothing is known."""
+    at_risk_at: int | None
+    """When it was first seen that the window will probably end before the batch."""
+    retry_of: str | None
 
     @classmethod
     def from_row(cls, row: RowMapping) -> BatchRecord:

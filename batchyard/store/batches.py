@@ -1,4 +1,7 @@
-"""Every change of a batch. Which moves there are is ``lifecycle``'s to say."""
+"""Every change of a batch. Which moves there are is ``lifecycle``'s to say.
+
+Who works on it is in ``batch_leases``, when it runs in ``batch_schedule``.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import insert, select, update
 
-from batchyard.errors import IllegalTransition, RecordNotFound, TransitionConflict
+from batchyard.errors import (
+    IllegalTransition,
+    LeaseLost,
+    RecordNotFound,
+    TransitionConflict,
+)
 from batchyard.lifecycle import TERMINAL, TRANSITIONS, BatchStatus, check_transition
 from batchyard.store.batch_rows import BATCHES, BatchLocations, BatchRecord
 from batchyard.store.chunk_rows import insert_chunks, summarise
-from batchyard.store.clock import clock_seconds, read_seconds
+from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.store.columns import usage_values
 from batchyard.store.files import insert_file
+from batchyard.store.tenants import Quota, hold_quota
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -26,11 +35,15 @@ if TYPE_CHECKING:
     from batchyard.wire import BatchError, BatchUsage, RequestCounts
 
 
+NO_LIMIT: Final = Quota()
 _LOCATION_COLUMNS = ("input_location", "output_location", "error_location")
 _LOCATIONS = [BATCHES.c[name] for name in _LOCATION_COLUMNS]
 _RECORD = [column for column in BATCHES.c if column.name not in _LOCATION_COLUMNS]
 
 _FINISHED: Final = frozenset({BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
+_UNFINISHED: Final = frozenset(BatchStatus) - TERMINAL
+STOPPABLE: Final = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
+"""While it waits or runs; afterwards only its files are made."""
 
 
 class Batches:
@@ -44,13 +57,27 @@ class Batches:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, new: NewBatch) -> BatchRecord:
+    async def create(
+        self,
+        new: NewBatch,
+        *,
+        quota: Quota = NO_LIMIT,
+        owner: str | None = None,
+        lease_seconds: float = 0.0,
+    ) -> BatchRecord:
         """Record a new batch, ``validating``; on return it is durable.
 
-        Raises :class:`~batchyard.errors.TransitionConflict` for a taken id.
+        ``quota`` is for a tenant that has none of its own. With an ``owner`` the batch is
+        leased as it is made, and nobody else takes it up. Raises
+        :class:`~batchyard.errors.TransitionConflict` for a taken id, and
+        :class:`~batchyard.errors.QuotaExceeded`.
         """
+        lease: dict[str, Any] = {}
+        if owner is not None:
+            lease = {"owner": owner, "epoch": 1, "lease_expires_at": clock() + lease_seconds}
 
         async def work(connection: AsyncConnection) -> BatchRecord:
+            await hold_quota(connection, new.tenant, quota, batches=1)
             now = await read_seconds(connection)
             await connection.execute(
                 insert(BATCHES).values(
@@ -58,9 +85,10 @@ class Batches:
                     created_at=now,
                     expires_at=now + new.window_seconds,
                     **new.columns(),
+                    **lease,
                 )
             )
-            return await _load(connection, new.id)
+            return await load_batch(connection, new.id)
 
         return await self._database.write(work)
 
@@ -68,7 +96,7 @@ class Batches:
         """The batch, without its locations, its counts live."""
 
         async def work(connection: AsyncConnection) -> BatchRecord:
-            return await _load(connection, batch_id)
+            return await load_batch(connection, batch_id)
 
         return await self._database.read(work)
 
@@ -96,6 +124,97 @@ class Batches:
 
         await self._database.write(work)
 
+    async def cancel(self, batch_id: str) -> BatchRecord:
+        """Ask for its end: ``cancelling`` at once, if it waits or runs.
+
+        One that is being cancelled, was cancelled, or whose files are being made already stays
+        as it is. Raises :class:`~batchyard.errors.TransitionConflict` for one that has ended in
+        another way.
+        """
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            try:
+                await _move(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
+            except TransitionConflict:
+                batch = await load_batch(connection, batch_id)
+                if batch.status in TERMINAL - {BatchStatus.CANCELLED}:
+                    raise TransitionConflict(
+                        f"Cannot cancel a batch with status '{batch.status.value}'."
+                    ) from None
+                return batch
+            return await load_batch(connection, batch_id)
+
+        return await self._database.write(work)
+
+    async def expire_overdue(self) -> list[BatchRecord]:
+        """Stop every batch whose window has ended, as they are then.
+
+        One that runs becomes ``finalizing``, for what is finished is kept; one that was never
+        planned becomes ``expired`` at once, without files.
+        """
+
+        async def work(connection: AsyncConnection) -> list[BatchRecord]:
+            overdue = await connection.execute(
+                select(BATCHES.c.id, BATCHES.c.status)
+                .where(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.expires_at <= clock())
+                .order_by(BATCHES.c.id)
+                .with_for_update(skip_locked=True)
+            )
+            stopped = []
+            for batch_id, status in overdue.all():
+                if status == BatchStatus.IN_PROGRESS:
+                    source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
+                    await _move(connection, batch_id, {source}, target)
+                    stopped.append(await load_batch(connection, batch_id))
+                else:
+                    stopped.append(await _end(connection, batch_id, BatchStatus.EXPIRED))
+            return stopped
+
+        return await self._database.write(work)
+
+    async def of_flow_run(self, flow_run_id: str) -> str:
+        """The batch that this flow run worked on last."""
+        statement = select(BATCHES.c.id).where(BATCHES.c.flow_run_id == flow_run_id)
+
+        async def work(connection: AsyncConnection) -> str:
+            batch_id = (await connection.execute(statement)).scalars().first()
+            if batch_id is None:
+                raise RecordNotFound(f"No batch was run by flow run {flow_run_id}.")
+            return str(batch_id)
+
+        return await self._database.read(work)
+
+    async def in_progress_of(self, model: str) -> list[str]:
+        """The batches in progress that want this model."""
+        statement = select(BATCHES.c.id).where(
+            BATCHES.c.status == BatchStatus.IN_PROGRESS, BATCHES.c.model == model
+        )
+
+        async def work(connection: AsyncConnection) -> list[str]:
+            return sorted((await connection.execute(statement)).scalars())
+
+        return await self._database.read(work)
+
+    async def page(
+        self,
+        *,
+        tenant: str | None = None,
+        unfinished: bool = False,
+        limit: int = 20,
+    ) -> list[BatchRecord]:
+        """The newest batches, newest first."""
+        statement = select(BATCHES.c.id).order_by(BATCHES.c.created_at.desc(), BATCHES.c.id.desc())
+        if tenant is not None:
+            statement = statement.where(BATCHES.c.tenant == tenant)
+        if unfinished:
+            statement = statement.where(BATCHES.c.status.in_(_UNFINISHED))
+
+        async def work(connection: AsyncConnection) -> list[BatchRecord]:
+            ids = (await connection.execute(statement.limit(limit))).scalars().all()
+            return [await load_batch(connection, batch_id) for batch_id in ids]
+
+        return await self._database.read(work)
+
     async def advance(
         self, batch_id: str, expected: BatchStatus, target: BatchStatus
     ) -> BatchRecord:
@@ -111,7 +230,7 @@ class Batches:
 
         async def work(connection: AsyncConnection) -> BatchRecord:
             await _move(connection, batch_id, {expected}, target)
-            return await _load(connection, batch_id)
+            return await load_batch(connection, batch_id)
 
         return await self._database.write(work)
 
@@ -124,11 +243,15 @@ class Batches:
         order_policy: str,
         plan_key: str,
         chunks: Sequence[NewChunk],
+        quota: Quota = NO_LIMIT,
     ) -> BatchRecord:
         """From ``validating`` to ``in_progress`` with its plan: all of it or none.
 
-        ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are.
+        ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are,
+        ``quota`` for a tenant that has none of its own. Raises
+        :class:`~batchyard.errors.QuotaExceeded`.
         """
+        tokens = sum(chunk.token_estimate for chunk in chunks)
 
         async def work(connection: AsyncConnection) -> BatchRecord:
             await _move(
@@ -140,8 +263,11 @@ class Batches:
                 total=total,
                 order_policy=order_policy,
                 plan_key=plan_key,
+                token_estimate=tokens,
             )
-            record = await _load(connection, batch_id)
+            record = await load_batch(connection, batch_id)
+            # After the move: to begin a second time is a conflict, whatever the quota says.
+            await hold_quota(connection, record.tenant, quota, requests=total, tokens=tokens)
             await insert_chunks(connection, batch_id, record.expires_at, chunks)
             return record
 
@@ -176,17 +302,21 @@ class Batches:
         error: NewFile | None,
         counts: RequestCounts,
         usage: BatchUsage,
+        epoch: int | None = None,
     ) -> BatchRecord:
         """End as ``completed``, ``expired`` or ``cancelled``, with its result files' rows.
 
         The files' bytes are already durable. Of ``counts`` the total is not written again: it
         is what ``begin`` said. Raises :class:`~batchyard.errors.IllegalTransition` for another
-        ``target``.
+        ``target``, and :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the
+        batch's: somebody else makes the files.
         """
         if target not in _FINISHED:
             raise IllegalTransition(f"To finish a batch is not to make it {target.value}.")
 
         async def work(connection: AsyncConnection) -> BatchRecord:
+            if epoch is not None:
+                await _check_epoch(connection, batch_id, epoch)
             record = await _end(
                 connection,
                 batch_id,
@@ -204,13 +334,23 @@ class Batches:
         return await self._database.write(work)
 
 
+async def _check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) -> None:
+    # Locked to the end of the transaction: a claim in between would make it untrue.
+    found = await connection.execute(
+        select(BATCHES.c.epoch).where(BATCHES.c.id == batch_id).with_for_update()
+    )
+    if found.scalar_one_or_none() != epoch:
+        raise LeaseLost(f"Epoch {epoch} no longer holds {batch_id}; drop what is left of it.")
+
+
 async def _end(
     connection: AsyncConnection, batch_id: str, target: BatchStatus, **values: Any
 ) -> BatchRecord:
     """The only way into a terminal status: what must happen with it joins this transaction."""
     sources = {status for status, targets in TRANSITIONS.items() if target in targets}
-    await _move(connection, batch_id, sources, target, **values)
-    return await _load(connection, batch_id)
+    no_lease = {"owner": None, "lease_expires_at": None}
+    await _move(connection, batch_id, sources, target, **no_lease, **values)
+    return await load_batch(connection, batch_id)
 
 
 async def _move(
@@ -239,7 +379,7 @@ async def _move(
         )
 
 
-async def _load(connection: AsyncConnection, batch_id: str) -> BatchRecord:
+async def load_batch(connection: AsyncConnection, batch_id: str) -> BatchRecord:
     found = await connection.execute(select(*_RECORD).where(BATCHES.c.id == batch_id))
     row = found.mappings().one_or_none()
     if row is None:

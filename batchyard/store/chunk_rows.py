@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     BigInteger,
@@ -16,6 +16,7 @@ from sqlalchemy import (
     Index,
     and_,
     case,
+    cast,
     func,
     insert,
     literal_column,
@@ -75,7 +76,6 @@ IS_LEASED: ColumnElement[bool] = CHUNKS.c.status == literal_column("'leased'")
 
 Index(
     "ix_chunks_open",
-    CHUNKS.c.model,
     CHUNKS.c.batch_id,
     CHUNKS.c.index,
     sqlite_where=IS_OPEN,
@@ -88,6 +88,13 @@ def is_free() -> ColumnElement[bool]:
     """Nobody works on the chunk: it is pending, or its lease has run out."""
     is_pending = CHUNKS.c.status == ChunkStatus.PENDING
     return and_(IS_OPEN, or_(is_pending, CHUNKS.c.lease_expires_at <= clock()))
+
+
+def remaining_tokens() -> ColumnElement[Any]:
+    """What is left of a chunk's token estimate, in the proportion of its unanswered requests."""
+    unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
+    share = cast(unanswered, Double) / CHUNKS.c.request_count
+    return share * CHUNKS.c.token_estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,27 +7,32 @@ Each write of an owner names its epoch, so that one who slept through its lease 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, case, func, or_, select, update
 
 from batchyard.errors import LeaseLost
+from batchyard.forecast import URGENCY_SECONDS
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.batch_rows import BATCHES
 from batchyard.store.chunk_rows import (
     CHUNKS,
     IS_LEASED,
+    IS_OPEN,
     ChunkRecord,
     ChunkStatus,
     ChunkSummary,
     is_free,
+    remaining_tokens,
     summarise,
 )
 from batchyard.store.clock import clock
 from batchyard.store.columns import USAGE_COLUMNS, usage_from, usage_values
+from batchyard.store.tenants import TENANTS, served
 
 if TYPE_CHECKING:
-    from sqlalchemy import RowMapping, Select
+    from sqlalchemy import ColumnElement, RowMapping, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.database import Database
@@ -63,6 +68,30 @@ class ChunkLease:
         return LeaseKey(self.batch_id, self.index, self.epoch)
 
 
+class Standing(StrEnum):
+    """What the owner of a leased chunk is to do with it."""
+
+    RUN = "run"
+    YIELD = "yield"
+    """Its batch is paused: let what is in flight finish, and give it back."""
+    DROP = "drop"
+    """Its batch is no longer in progress, or overdue: abort it, keep what is finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDemand:
+    """What is there to run of one model, of batches in progress, neither paused nor overdue."""
+
+    model: str
+    free_chunks: int
+    leased_chunks: int
+    remaining_tokens: float
+    answered: int
+    """Requests of these chunks that have their answer already."""
+    deadline: int
+    """The earliest, Unix seconds."""
+
+
 class Chunks:
     """The only writer of ``chunks``, once ``batches.begin`` has planned them."""
 
@@ -78,20 +107,28 @@ class Chunks:
         batch_id: str | None = None,
         limit: int = 1,
     ) -> list[ChunkLease]:
-        """Lease up to ``limit`` chunks of ``model``, of one batch or of whichever is due first.
+        """Lease up to ``limit`` chunks of ``model``, of one batch or of whichever comes first.
 
-        Batches go by deadline, then priority, then age; their chunks by number. An empty list:
-        nothing is free.
+        Batches go by urgency class (how long until the deadline), within a class tenants take
+        turns, and each tenant's own go by priority, deadline and age; their chunks by number.
+        An empty list: nothing is free. Nothing is leased of a batch that is paused or overdue.
         """
 
         async def work(connection: AsyncConnection) -> list[ChunkLease]:
             leases: list[ChunkLease] = []
+            tenants: set[str] = set()
             candidates = await connection.execute(batches_with_free_chunks(model, batch_id))
-            for candidate in candidates.scalars().all():
+            for candidate, tenant in candidates.all():
                 free = free_chunks(candidate, model, limit - len(leases))
-                leases += await _lease(connection, candidate, free, owner, lease_seconds)
+                leased = await _lease(connection, candidate, free, owner, lease_seconds)
+                if leased:
+                    leases += leased
+                    tenants.add(tenant)
                 if len(leases) == limit:
                     break
+            # In one order for everybody, or two claimers could wait for each other's tenants.
+            for tenant in sorted(tenants):
+                await served(connection, tenant)
             return leases
 
         return await self._database.write(work)
@@ -165,25 +202,76 @@ class Chunks:
 
         return await self._database.read(work)
 
-    async def open_models(self) -> list[str]:
-        """The models that have free chunks, sorted."""
-        statement = _free_in_progress(select(CHUNKS.c.model).distinct())
+    async def held(self, owner: str) -> dict[LeaseKey, Standing]:
+        """What has become of the leases of ``owner``; one that is missing is not its any more."""
+        drop = or_(BATCHES.c.status != BatchStatus.IN_PROGRESS, BATCHES.c.expires_at <= clock())
+        standing = case(
+            (drop, Standing.DROP),
+            (BATCHES.c.paused_at.is_not(None), Standing.YIELD),
+            else_=Standing.RUN,
+        )
+        statement = (
+            select(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch, standing)
+            .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+            .where(CHUNKS.c.owner == owner, IS_LEASED)
+        )
 
-        async def work(connection: AsyncConnection) -> list[str]:
-            return sorted((await connection.execute(statement)).scalars())
+        async def work(connection: AsyncConnection) -> dict[LeaseKey, Standing]:
+            rows = await connection.execute(statement)
+            return {LeaseKey(*row[:3]): Standing(row[3]) for row in rows}
 
         return await self._database.read(work)
 
-    async def pending_count(self, model: str) -> int:
-        """How many chunks of ``model`` are free."""
-        statement = _free_in_progress(
-            select(func.count()).select_from(CHUNKS).where(CHUNKS.c.model == model)
+    async def demand(self) -> list[ModelDemand]:
+        """The models that have something to run now, the earliest deadline first."""
+        is_leased = and_(IS_LEASED, CHUNKS.c.lease_expires_at > clock())
+        statement = (
+            select(
+                CHUNKS.c.model,
+                func.sum(case((is_leased, 0), else_=1)),
+                func.sum(case((is_leased, 1), else_=0)),
+                func.sum(remaining_tokens()),
+                func.sum(CHUNKS.c.completed + CHUNKS.c.failed),
+                func.min(BATCHES.c.expires_at),
+            )
+            .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+            .where(IS_OPEN, is_runnable())
+            .group_by(CHUNKS.c.model)
+            .order_by(func.min(BATCHES.c.expires_at), CHUNKS.c.model)
+        )
+
+        async def work(connection: AsyncConnection) -> list[ModelDemand]:
+            return [
+                ModelDemand(
+                    model=model,
+                    free_chunks=int(free),
+                    leased_chunks=int(leased),
+                    remaining_tokens=float(tokens),
+                    answered=int(answered),
+                    deadline=deadline,
+                )
+                for model, free, leased, tokens, answered, deadline in (
+                    await connection.execute(statement)
+                )
+            ]
+
+        return await self._database.read(work)
+
+    async def put_back(self) -> int:
+        """Make pending what is leased and whose lease has run out; how many chunks.
+
+        Whoever claims a chunk need not wait for it: one without a live lease is free.
+        """
+        statement = (
+            update(CHUNKS)
+            .where(IS_LEASED, CHUNKS.c.lease_expires_at <= clock())
+            .values(status=ChunkStatus.PENDING, owner=None, lease_expires_at=None)
         )
 
         async def work(connection: AsyncConnection) -> int:
-            return int((await connection.execute(statement)).scalar_one())
+            return (await connection.execute(statement)).rowcount
 
-        return await self._database.read(work)
+        return await self._database.write(work)
 
     async def _update_leased(
         self,
@@ -216,23 +304,41 @@ class Chunks:
         await self._database.write(work)
 
 
-def _free_in_progress(statement: Select[Any]) -> Select[Any]:
-    return statement.join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id).where(
-        BATCHES.c.status == BatchStatus.IN_PROGRESS, is_free()
+def is_runnable() -> ColumnElement[bool]:
+    """The batch may have requests in an engine now."""
+    return and_(
+        BATCHES.c.status == BatchStatus.IN_PROGRESS,
+        BATCHES.c.paused_at.is_(None),
+        BATCHES.c.expires_at > clock(),
     )
+
+
+def _urgency() -> ColumnElement[int]:
+    left = BATCHES.c.expires_at - clock()
+    classes = [(left <= seconds, index) for index, seconds in enumerate(URGENCY_SECONDS)]
+    return case(*classes, else_=len(URGENCY_SECONDS))
 
 
 def batches_with_free_chunks(model: str, batch_id: str | None) -> Select[Any]:
     free = select(CHUNKS.c.index).where(
         CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, is_free()
     )
-    statement = select(BATCHES.c.id).where(
-        BATCHES.c.status == BatchStatus.IN_PROGRESS, free.exists()
+    statement = (
+        select(BATCHES.c.id, BATCHES.c.tenant)
+        .outerjoin(TENANTS, TENANTS.c.name == BATCHES.c.tenant)
+        .where(is_runnable(), free.exists())
     )
     if batch_id is not None:
         statement = statement.where(BATCHES.c.id == batch_id)
     return statement.order_by(
-        BATCHES.c.expires_at, BATCHES.c.priority.desc(), BATCHES.c.created_at, BATCHES.c.id
+        _urgency(),
+        func.coalesce(TENANTS.c.served_at, 0.0),
+        # A tenant that was never served has no row; of several such one has its turn at a time.
+        BATCHES.c.tenant,
+        BATCHES.c.priority.desc(),
+        BATCHES.c.expires_at,
+        BATCHES.c.created_at,
+        BATCHES.c.id,
     )
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import BigInteger, insert, select, update
+from sqlalchemy import BigInteger, and_, func, insert, select, update
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.store.batch_rows import BATCHES
 from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.columns import Row
-from batchyard.wire import File, FilePurpose, new_file_id
+from batchyard.wire import File, FilePurpose, new_file_id, result_file_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.database import Database
@@ -40,6 +44,12 @@ class FileRow(Row, table=True):
 
 
 _FILES = FileRow.metadata.tables["files"]
+_HAS_NOT_ENDED = BATCHES.c.status.in_(sorted(set(BatchStatus) - TERMINAL))
+_MAY_GO = and_(
+    _FILES.c.expires_at <= clock_seconds(),
+    _FILES.c.deleted_at.is_(None),
+    _FILES.c.id.not_in(select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +135,83 @@ class Files:
             return record
 
         return await self._database.write(work)
+
+    async def expired(self, limit: int) -> list[FileRecord]:
+        """Files past their ``expires_at``, the longest expired first.
+
+        The input of a batch that has not ended is not among them, however old it is.
+        """
+
+        async def work(connection: AsyncConnection) -> list[FileRecord]:
+            found = await connection.execute(
+                select(_FILES)
+                .where(_MAY_GO)
+                .order_by(_FILES.c.expires_at, _FILES.c.id)
+                .limit(limit)
+            )
+            return [FileRecord(**row) for row in found.mappings()]
+
+        return await self._database.read(work)
+
+    async def delete_expired(self, file_ids: Sequence[str]) -> set[str]:
+        """Mark them deleted; the ids of those that this call marked.
+
+        One that was deleted meanwhile, or that a batch has been created with, is left out.
+        """
+
+        async def work(connection: AsyncConnection) -> set[str]:
+            marked = await connection.execute(
+                update(_FILES)
+                .where(_FILES.c.id.in_(file_ids), _MAY_GO)
+                .values(deleted_at=clock_seconds())
+                .returning(_FILES.c.id)
+            )
+            return set(marked.scalars())
+
+        return await self._database.write(work)
+
+    async def storage_keys(self, keys: Sequence[str]) -> set[str]:
+        """Those of ``keys`` that hold the bytes of a file which is not deleted."""
+
+        async def work(connection: AsyncConnection) -> set[str]:
+            found = await connection.execute(
+                select(_FILES.c.storage_key).where(
+                    _FILES.c.storage_key.in_(keys), _FILES.c.deleted_at.is_(None)
+                )
+            )
+            return set(found.scalars())
+
+        return await self._database.read(work)
+
+    async def awaited(self) -> set[str]:
+        """The ids of the files that batches which have not ended read, or may yet publish."""
+
+        async def work(connection: AsyncConnection) -> set[str]:
+            ids: set[str] = set()
+            found = await connection.execute(
+                select(BATCHES.c.id, BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)
+            )
+            for batch_id, input_file_id in found:
+                ids |= {
+                    input_file_id,
+                    result_file_id(batch_id, "output"),
+                    result_file_id(batch_id, "error"),
+                }
+            return ids
+
+        return await self._database.read(work)
+
+    async def known_since(self) -> int | None:
+        """When the first batch or file was recorded, Unix seconds; None: nothing ever was."""
+
+        async def work(connection: AsyncConnection) -> int | None:
+            firsts = [
+                (await connection.execute(select(func.min(table.c.created_at)))).scalar_one()
+                for table in (_FILES, BATCHES)
+            ]
+            return min((first for first in firsts if first is not None), default=None)
+
+        return await self._database.read(work)
 
 
 async def insert_file(connection: AsyncConnection, new: NewFile) -> None:

@@ -1,4 +1,4 @@
-"""Runners: the processes that hold an engine and lease chunks. Whether one lives, nothing else."""
+"""Runners: the processes that lease batches or chunks. Whether one lives, nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Double, Index, func, insert, select, update
+from sqlalchemy import ColumnElement, Double, Index, delete, insert, select, update
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
@@ -15,33 +15,58 @@ from batchyard.store.clock import clock
 from batchyard.store.columns import Row
 
 if TYPE_CHECKING:
+    from sqlalchemy import RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.database import Database
 
 
+class RunnerKind(StrEnum):
+    """What a runner leases."""
+
+    BATCHES = "batches"
+    """Batches of any model, on a control pool; it has no engine."""
+    CHUNKS = "chunks"
+    """Chunks of one model, on a GPU pool, for the one engine that it holds."""
+
+
 class RunnerStatus(StrEnum):
-    """A runner that dies without a word stays ``live``; its heartbeat tells."""
+    """Each status of a runner: how it gets in and how it gets out.
+
+    A runner that dies without a word stays what it was until somebody misses its heartbeat.
+    """
 
     LIVE = "live"
+    """In: registered. Out: asked to drain, retired, or lost."""
+    DRAINING = "draining"
+    """In: it was asked to end after what it holds. Out: retired or lost."""
     RETIRED = "retired"
+    """In: it said that it is done. Terminal."""
+    LOST = "lost"
+    """In: its heartbeat stopped. Terminal: if it wakes up, its next heartbeat is refused."""
 
 
 class RunnerRow(Row, table=True):
     """One row for each start of a runner. ``heartbeat_at`` is by the database's clock."""
 
     __tablename__ = "runners"
-    __table_args__ = (Index(None, "model", "status", "heartbeat_at"),)
+    __table_args__ = (Index(None, "status", "kind"),)
 
     id: str = Field(primary_key=True)
-    model: str
+    kind: str
+    model: str | None
+    pool: str
     flow_run_id: str | None
     started_at: float = Field(sa_type=Double)
+    ready_at: float | None = Field(sa_type=Double)
     heartbeat_at: float = Field(sa_type=Double)
     status: str
 
 
 _RUNNERS = RunnerRow.metadata.tables["runners"]
+_HAS_NOT_ENDED: ColumnElement[bool] = _RUNNERS.c.status.in_(
+    [RunnerStatus.LIVE, RunnerStatus.DRAINING]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +74,14 @@ class RunnerRecord:
     """A runner as the database has it. Times are Unix seconds; ``id`` is what owns its leases."""
 
     id: str
-    model: str
+    kind: RunnerKind
+    model: str | None
+    """None for a runner of batches."""
+    pool: str
     flow_run_id: str | None
     started_at: float
+    ready_at: float | None
+    """When its model was loaded; None before that."""
     heartbeat_at: float
     status: RunnerStatus
 
@@ -62,17 +92,27 @@ class Runners:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def register(self, *, model: str, flow_run_id: str | None = None) -> RunnerRecord:
-        """Announce a runner that serves ``model``; its heartbeat starts now."""
+    async def register(
+        self,
+        *,
+        kind: RunnerKind,
+        pool: str,
+        model: str | None = None,
+        flow_run_id: str | None = None,
+    ) -> RunnerRecord:
+        """Announce a runner on the work pool ``pool``; its heartbeat starts now."""
         runner_id = f"runner_{secrets.token_hex(16)}"
 
         async def work(connection: AsyncConnection) -> RunnerRecord:
             now = (await connection.execute(select(clock()))).scalar_one()
             record = RunnerRecord(
                 id=runner_id,
+                kind=kind,
                 model=model,
+                pool=pool,
                 flow_run_id=flow_run_id,
                 started_at=now,
+                ready_at=None,
                 heartbeat_at=now,
                 status=RunnerStatus.LIVE,
             )
@@ -81,40 +121,107 @@ class Runners:
 
         return await self._database.write(work)
 
-    async def heartbeat(self, runner_id: str) -> None:
-        """Say that the runner lives.
+    async def ready(self, runner_id: str) -> None:
+        """The model is loaded. A second time changes nothing, nor does one that has ended."""
+        await self._update(
+            runner_id, _HAS_NOT_ENDED, _RUNNERS.c.ready_at.is_(None), ready_at=clock()
+        )
 
-        Raises :class:`~batchyard.errors.RecordNotFound` for one that retired or never was.
+    async def heartbeat(self, runner_id: str) -> RunnerStatus:
+        """Say that the runner lives; the answer is ``LIVE``, or ``DRAINING`` to end it.
+
+        Raises :class:`~batchyard.errors.RecordNotFound` for one that is retired, lost or never
+        was.
         """
-        if not await self._update(runner_id, heartbeat_at=clock()):
-            raise RecordNotFound(f"No live runner has the id '{runner_id}'; register again.")
+        statement = (
+            update(_RUNNERS)
+            .where(_RUNNERS.c.id == runner_id, _HAS_NOT_ENDED)
+            .values(heartbeat_at=clock())
+            .returning(_RUNNERS.c.status)
+        )
 
-    async def retire(self, runner_id: str) -> None:
-        """The runner is done and will not be back; a second time changes nothing."""
-        await self._update(runner_id, status=RunnerStatus.RETIRED)
-
-    async def _update(self, runner_id: str, **values: Any) -> bool:
-        async def work(connection: AsyncConnection) -> bool:
-            updated = await connection.execute(
-                update(_RUNNERS)
-                .where(_RUNNERS.c.id == runner_id, _RUNNERS.c.status == RunnerStatus.LIVE)
-                .values(**values)
-            )
-            return updated.rowcount == 1
+        async def work(connection: AsyncConnection) -> RunnerStatus:
+            status = (await connection.execute(statement)).scalar_one_or_none()
+            if status is None:
+                raise RecordNotFound(f"No live runner has the id '{runner_id}'; register again.")
+            return RunnerStatus(status)
 
         return await self._database.write(work)
 
-    async def live(self, model: str, within_seconds: float) -> int:
-        """How many runners of ``model`` gave a heartbeat in the last ``within_seconds``."""
+    async def drain(self, runner_id: str) -> bool:
+        """Ask the runner to end after what it holds; False: it was not live."""
+        return await self._update(
+            runner_id, _RUNNERS.c.status == RunnerStatus.LIVE, status=RunnerStatus.DRAINING
+        )
 
-        async def work(connection: AsyncConnection) -> int:
-            result = await connection.execute(
-                select(func.count()).where(
-                    _RUNNERS.c.model == model,
-                    _RUNNERS.c.status == RunnerStatus.LIVE,
-                    _RUNNERS.c.heartbeat_at >= clock() - within_seconds,
-                )
+    async def retire(self, runner_id: str) -> None:
+        """The runner is done and will not be back; one that has ended stays as it is."""
+        await self._update(runner_id, _HAS_NOT_ENDED, status=RunnerStatus.RETIRED)
+
+    async def live(
+        self, *, kind: RunnerKind, within_seconds: float, model: str | None = None
+    ) -> list[RunnerRecord]:
+        """Those that gave a heartbeat in the last ``within_seconds``, the oldest first.
+
+        Draining ones are among them. ``model`` None: of any.
+        """
+        statement = (
+            select(_RUNNERS)
+            .where(
+                _RUNNERS.c.kind == kind,
+                _HAS_NOT_ENDED,
+                _RUNNERS.c.heartbeat_at >= clock() - within_seconds,
             )
-            return result.scalar_one()
+            .order_by(_RUNNERS.c.started_at, _RUNNERS.c.id)
+        )
+        if model is not None:
+            statement = statement.where(_RUNNERS.c.model == model)
+
+        async def work(connection: AsyncConnection) -> list[RunnerRecord]:
+            return [_record(row) for row in (await connection.execute(statement)).mappings()]
 
         return await self._database.read(work)
+
+    async def lose(self, silent_seconds: float) -> list[RunnerRecord]:
+        """End those without a heartbeat for ``silent_seconds`` as ``LOST``, and say which.
+
+        Of many callers at once, one gets each.
+        """
+        statement = (
+            update(_RUNNERS)
+            .where(_HAS_NOT_ENDED, _RUNNERS.c.heartbeat_at < clock() - silent_seconds)
+            .values(status=RunnerStatus.LOST)
+            .returning(*_RUNNERS.c)
+        )
+
+        async def work(connection: AsyncConnection) -> list[RunnerRecord]:
+            lost = [_record(row) for row in (await connection.execute(statement)).mappings()]
+            return sorted(lost, key=lambda runner: (runner.started_at, runner.id))
+
+        return await self._database.write(work)
+
+    async def prune(self, older_than_seconds: float) -> int:
+        """Delete those that have ended and gave their last heartbeat so long ago; how many."""
+        statement = delete(_RUNNERS).where(
+            ~_HAS_NOT_ENDED, _RUNNERS.c.heartbeat_at < clock() - older_than_seconds
+        )
+
+        async def work(connection: AsyncConnection) -> int:
+            return (await connection.execute(statement)).rowcount
+
+        return await self._database.write(work)
+
+    async def _update(self, runner_id: str, *where: ColumnElement[bool], **values: Any) -> bool:
+        statement = update(_RUNNERS).where(_RUNNERS.c.id == runner_id, *where).values(**values)
+
+        async def work(connection: AsyncConnection) -> bool:
+            return (await connection.execute(statement)).rowcount == 1
+
+        return await self._database.write(work)
+
+
+def _record(row: RowMapping) -> RunnerRecord:
+    fields = dict(row)
+    kind = RunnerKind(fields.pop("kind"))
+    status = RunnerStatus(fields.pop("status"))
+    return RunnerRecord(kind=kind, status=status, **fields)

@@ -6,12 +6,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard.store.batch_leases import BatchLeases
+from batchyard.store.batch_schedule import BatchSchedule
 from batchyard.store.batches import Batches
 from batchyard.store.chunks import Chunks
 from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.files import Files
+from batchyard.store.leases import Leases
+from batchyard.store.rates import Rates
 from batchyard.store.runners import Runners
 from batchyard.store.schema import check, upgrade
+from batchyard.store.tenants import Tenants
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -24,8 +29,13 @@ class Store:
     database: Database
     files: Files
     batches: Batches
+    batch_leases: BatchLeases
+    batch_schedule: BatchSchedule
     chunks: Chunks
     runners: Runners
+    leases: Leases
+    rates: Rates
+    tenants: Tenants
 
 
 @asynccontextmanager
@@ -55,8 +65,13 @@ async def open_store(
             database=database,
             files=Files(database),
             batches=Batches(database),
+            batch_leases=BatchLeases(database),
+            batch_schedule=BatchSchedule(database),
             chunks=Chunks(database),
             runners=Runners(database),
+            leases=Leases(database),
+            rates=Rates(database),
+            tenants=Tenants(database),
         )
     finally:
         await database.close()

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from alembic import context
 
-from batchyard.store import batch_rows, chunk_rows, files, runners  # noqa: F401  (their tables)
+from batchyard.store import (  # noqa: F401  (their tables)
+    batch_rows,
+    chunk_rows,
+    files,
+    leases,
+    rates,
+    runners,
+    tenants,
+)
 from batchyard.store.columns import Row
 from batchyard.store.database import Database
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard.errors import RecordNotFound, TransitionConflict
-from batchyard.wire import File, new_file_id, to_json
-from tests.contract.store.samples import new_file
+from batchyard.lifecycle import BatchStatus
+from batchyard.wire import File, new_batch_id, new_file_id, result_file_id, to_json
+from tests.contract.store.samples import begun_batch, finish, new_batch, new_file
 
 if TYPE_CHECKING:
     from batchyard.store import Store
@@ -78,3 +80,90 @@ async def test_deleting_tells_which_bytes_to_wipe_and_works_once(store: Store) -
     assert (await store.files.delete(new.id)).storage_key == "files/secret"
     with pytest.raises(RecordNotFound):
         await store.files.delete(new.id)
+
+
+async def test_files_past_their_time_are_found_the_longest_expired_first(store: Store) -> None:
+    young, late, early, kept = [
+        await store.files.create(new_file(lifetime_seconds=seconds))
+        for seconds in (3600, -10, -20, None)
+    ]
+    assert await store.files.expired(10) == [early, late]
+    assert await store.files.expired(1) == [early]
+    assert {young.deleted_at, kept.deleted_at} == {None}
+
+
+async def test_a_file_expires_in_the_second_that_it_names(store: Store) -> None:
+    record = await store.files.create(new_file(lifetime_seconds=0))
+    assert await store.files.expired(10) == [record]
+
+
+async def test_an_expired_file_is_deleted_by_one_of_many(store: Store) -> None:
+    record = await store.files.create(new_file(lifetime_seconds=-1))
+    marked = await asyncio.gather(*(store.files.delete_expired([record.id]) for _ in range(5)))
+    assert sorted(map(len, marked)) == [0, 0, 0, 0, 1]
+    assert await store.files.expired(10) == []
+    with pytest.raises(RecordNotFound):
+        await store.files.get(record.id)
+
+
+async def test_a_file_that_may_still_be_used_is_not_deleted_as_expired(store: Store) -> None:
+    record = await store.files.create(new_file(lifetime_seconds=3600))
+    kept = await store.files.create(new_file(lifetime_seconds=None))
+    assert await store.files.delete_expired([record.id, kept.id, new_file_id()]) == set()
+    assert await store.files.get(record.id) == record
+
+
+async def test_a_batch_keeps_its_input_until_it_has_ended(store: Store) -> None:
+    source = await store.files.create(new_file(lifetime_seconds=-1))
+    batch = await begun_batch(store, input_file_id=source.id)
+    assert await store.files.expired(10) == []
+    assert await store.files.delete_expired([source.id]) == set()
+    await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+    assert await store.files.expired(10) == []
+    await finish(store, batch.id, BatchStatus.COMPLETED)
+    assert await store.files.expired(10) == [source]
+    assert await store.files.delete_expired([source.id]) == {source.id}
+
+
+async def test_inputs_in_use_do_not_hide_other_expired_files(store: Store) -> None:
+    source = await store.files.create(new_file(lifetime_seconds=-100))
+    await begun_batch(store, input_file_id=source.id)
+    other = await store.files.create(new_file(lifetime_seconds=-1))
+    assert await store.files.expired(1) == [other]
+
+
+async def test_a_batch_created_between_finding_and_deleting_keeps_its_input(store: Store) -> None:
+    source = await store.files.create(new_file(lifetime_seconds=-1))
+    assert await store.files.expired(10) == [source]
+    await store.batches.create(new_batch(input_file_id=source.id))
+    assert await store.files.delete_expired([source.id]) == set()
+
+
+async def test_only_keys_of_files_that_are_not_deleted_are_named(store: Store) -> None:
+    live = await store.files.create(new_file(storage_key="files/live.3"))
+    gone = await store.files.create(new_file(storage_key="files/gone"))
+    await store.files.delete(gone.id)
+    keys = [live.storage_key, gone.storage_key, f"files/{live.id}", "files/never"]
+    assert await store.files.storage_keys(keys) == {"files/live.3"}
+    assert await store.files.storage_keys([]) == set()
+
+
+async def test_thousands_of_keys_are_looked_up_at_once(store: Store) -> None:
+    await store.files.create(new_file(storage_key="files/4999"))
+    assert await store.files.storage_keys([f"files/{n}" for n in range(5000)]) == {"files/4999"}
+
+
+async def test_a_batch_awaits_its_files_until_it_has_ended(store: Store) -> None:
+    batch = await begun_batch(store)
+    results = {result_file_id(batch.id, "output"), result_file_id(batch.id, "error")}
+    assert await store.files.awaited() == {batch.input_file_id, *results}
+    await store.batches.fail(batch.id, [])
+    assert await store.files.awaited() == set()
+
+
+async def test_the_first_batch_or_file_is_when_the_database_came_to_be(store: Store) -> None:
+    assert await store.files.known_since() is None
+    batch = await store.batches.create(new_batch(id=new_batch_id()))
+    assert await store.files.known_since() == batch.created_at
+    await store.files.create(new_file())
+    assert await store.files.known_since() == batch.created_at

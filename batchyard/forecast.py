@@ -1,0 +1,225 @@
+"""When each open batch will probably be done. Values in, values out; what is open is the store's.
+
+The model of the world: the runners of a model are one stream of tokens. It goes to the most
+urgent batches first. Among batches of the same urgency the tenants share it equally, and each
+tenant's share goes to one batch at a time: by priority, then deadline, then age. A batch becomes
+more urgent as its deadline comes near. Nothing new arrives.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+URGENCY_SECONDS = (3_600, 21_600, 86_400)
+"""Up to an hour, six hours, a day left until the deadline; a fourth class has more.
+
+Classes and not the deadline itself: with it alone, whoever asks for the shortest window would
+keep everybody else waiting.
+"""
+
+_ROUNDING_SECONDS = 1e-3
+"""What sums of floats may be off; without it, an exact second would be rounded up to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWork:
+    """What a batch still wants of one model. Times are Unix seconds.
+
+    A batch of several models has one of these for each.
+    """
+
+    batch_id: str
+    model: str
+    tenant: str
+    deadline: int
+    priority: int
+    created_at: int
+    remaining_tokens: float
+    is_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """``runners`` of a model, each with this rate, that begin in ``loading_seconds``."""
+
+    tokens_per_second: float
+    runners: int
+    loading_seconds: float = 0.0
+
+
+def urgency(seconds_left: float) -> int:
+    """The class of a batch whose deadline is so far away; 0 goes first."""
+    return bisect_left(URGENCY_SECONDS, seconds_left)
+
+
+def forecast(
+    work: Sequence[OpenWork], capacity: Mapping[str, Capacity], now: float
+) -> dict[str, int]:
+    """The Unix second, rounded up, at which each batch will probably be done.
+
+    Paused batches, and those with a model of which no capacity is known, are not in the answer.
+    Takes O(n log n) for n batches.
+    """
+    by_model: dict[str, list[OpenWork]] = defaultdict(list)
+    unknown = set()
+    for item in work:
+        if item.is_paused or _rate(capacity.get(item.model)) <= 0:
+            unknown.add(item.batch_id)
+        if not item.is_paused:
+            by_model[item.model].append(item)
+    done: dict[str, float] = {}
+    for model, items in by_model.items():
+        for batch_id, seconds in _simulated(items, capacity.get(model), now):
+            done[batch_id] = max(done.get(batch_id, 0.0), seconds)
+    return {
+        batch_id: math.ceil(now + seconds - _ROUNDING_SECONDS)
+        for batch_id, seconds in done.items()
+        if batch_id not in unknown
+    }
+
+
+def _rate(capacity: Capacity | None) -> float:
+    return 0.0 if capacity is None else capacity.tokens_per_second * capacity.runners
+
+
+def _simulated(
+    items: Sequence[OpenWork], capacity: Capacity | None, now: float
+) -> Iterator[tuple[str, float]]:
+    """Each batch, and in how many seconds it is done with this model."""
+    rate = _rate(capacity)
+    if capacity is None or rate <= 0:
+        return
+    at = max(0.0, capacity.loading_seconds)
+    yield from ((item.batch_id, 0.0) for item in items if item.remaining_tokens <= 0)
+    jobs = [_Job(item, item.deadline - now) for item in items if item.remaining_tokens > 0]
+    classes = [_UrgencyClass() for _ in range(len(URGENCY_SECONDS) + 1)]
+    for job in jobs:
+        classes[urgency(job.seconds_left - at)].add(job)
+    rises = _Rises(jobs, after=at)
+    while (busy := next((c for c in classes if c.heads), None)) is not None:
+        finish_at = at + busy.tokens_to_next_finish() / rate
+        if finish_at <= rises.next_at:
+            at = finish_at
+            yield busy.finish_one().item.batch_id, at
+            continue
+        busy.serve((rises.next_at - at) * rate)
+        at, job, target = rises.take()
+        if job.home is not None:
+            job.home.remove(job)
+            classes[target].add(job)
+
+
+class _Job:
+    """A batch on its way through the simulation. ``tokens`` are right while it is not served."""
+
+    __slots__ = ("finish", "home", "item", "order", "seconds_left", "tokens")
+
+    def __init__(self, item: OpenWork, seconds_left: float) -> None:
+        self.item = item
+        self.seconds_left = seconds_left
+        self.tokens = item.remaining_tokens
+        self.order = (-item.priority, item.deadline, item.created_at, item.batch_id)
+        self.home: _UrgencyClass | None = None
+        self.finish = 0.0
+        """While it is served: what its class will have served each tenant when it is done."""
+
+    def __lt__(self, other: _Job) -> bool:
+        return self.order < other.order
+
+
+class _Rises:
+    """When which job becomes more urgent, in order of time."""
+
+    def __init__(self, jobs: Sequence[_Job], after: float) -> None:
+        self._events = sorted(
+            (
+                (job.seconds_left - limit, job, target)
+                for job in jobs
+                for target, limit in enumerate(URGENCY_SECONDS)
+                if job.seconds_left - limit > after
+            ),
+            key=lambda event: event[0],
+            reverse=True,
+        )
+
+    @property
+    def next_at(self) -> float:
+        return self._events[-1][0] if self._events else math.inf
+
+    def take(self) -> tuple[float, _Job, int]:
+        return self._events.pop()
+
+
+class _UrgencyClass:
+    """The jobs of one urgency: a queue for each tenant, whose heads are served side by side.
+
+    Time runs in tokens that each tenant present has been served, so that a head's end is fixed
+    when it becomes one, however many tenants come and go. What leaves out of turn stays in the
+    heaps and is passed over when it comes up.
+    """
+
+    def __init__(self) -> None:
+        self.heads: dict[str, _Job] = {}
+        self._queues: dict[str, list[_Job]] = defaultdict(list)
+        self._finishes: list[tuple[float, _Job]] = []
+        self._served = 0.0
+
+    def add(self, job: _Job) -> None:
+        job.home = self
+        tenant = job.item.tenant
+        head = self.heads.get(tenant)
+        if head is not None and head < job:
+            heapq.heappush(self._queues[tenant], job)
+            return
+        if head is not None:
+            head.tokens = head.finish - self._served
+            heapq.heappush(self._queues[tenant], head)
+        self._begin(job)
+
+    def remove(self, job: _Job) -> None:
+        job.home = None
+        if self.heads[job.item.tenant] is job:
+            job.tokens = job.finish - self._served
+            self._begin_next(job.item.tenant)
+
+    def tokens_to_next_finish(self) -> float:
+        """How many tokens all the heads together are served until one of them is done."""
+        while not self._is_served(*self._finishes[0]):
+            heapq.heappop(self._finishes)
+        return max(0.0, self._finishes[0][0] - self._served) * len(self.heads)
+
+    def serve(self, tokens: float) -> None:
+        """Share ``tokens`` among the heads; none of them is done with it."""
+        self._served += tokens / len(self.heads)
+
+    def finish_one(self) -> _Job:
+        """Serve until a head is done. Follows ``tokens_to_next_finish``."""
+        self._served, job = heapq.heappop(self._finishes)
+        job.home = None
+        self._begin_next(job.item.tenant)
+        return job
+
+    def _begin(self, job: _Job) -> None:
+        job.finish = self._served + job.tokens
+        self.heads[job.item.tenant] = job
+        heapq.heappush(self._finishes, (job.finish, job))
+
+    def _begin_next(self, tenant: str) -> None:
+        queue = self._queues[tenant]
+        while queue:
+            job = heapq.heappop(queue)
+            if job.home is self:
+                self._begin(job)
+                return
+        del self.heads[tenant]
+
+    def _is_served(self, finish: float, job: _Job) -> bool:
+        return self.heads.get(job.item.tenant) is job and job.finish == finish

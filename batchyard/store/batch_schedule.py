@@ -1,0 +1,127 @@
+"""What decides when a batch runs: its priority, whether it is paused, how much is left of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import and_, bindparam, func, select, update
+
+from batchyard.errors import TransitionConflict
+from batchyard.forecast import OpenWork
+from batchyard.lifecycle import BatchStatus
+from batchyard.store.batch_rows import BATCHES
+from batchyard.store.batches import STOPPABLE, load_batch
+from batchyard.store.chunk_rows import CHUNKS, IS_OPEN, remaining_tokens
+from batchyard.store.clock import clock_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.batch_rows import BatchRecord
+    from batchyard.store.database import Database
+
+
+class BatchSchedule:
+    """The only writer of a batch's priority, pause and forecast.
+
+    Methods that name a batch raise :class:`~batchyard.errors.RecordNotFound` where there is
+    none, and :class:`~batchyard.errors.TransitionConflict` where nothing is left to run of it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def pause(self, batch_id: str) -> BatchRecord:
+        """Start none of its requests until :meth:`resume`; its window goes on.
+
+        A second time changes nothing.
+        """
+        return await self._steer(
+            batch_id, paused_at=func.coalesce(BATCHES.c.paused_at, clock_seconds())
+        )
+
+    async def resume(self, batch_id: str) -> BatchRecord:
+        """Undo :meth:`pause`; a second time changes nothing."""
+        return await self._steer(batch_id, paused_at=None)
+
+    async def set_priority(self, batch_id: str, priority: int) -> BatchRecord:
+        """Set its priority, from its next chunk on."""
+        return await self._steer(batch_id, priority=priority)
+
+    async def open_work(self) -> list[OpenWork]:
+        """What is left to run of every batch in progress, for a forecast."""
+        statement = (
+            select(
+                BATCHES.c.id.label("batch_id"),
+                CHUNKS.c.model,
+                BATCHES.c.tenant,
+                BATCHES.c.expires_at.label("deadline"),
+                BATCHES.c.priority,
+                BATCHES.c.created_at,
+                func.sum(remaining_tokens()).label("remaining_tokens"),
+                BATCHES.c.paused_at.is_not(None).label("is_paused"),
+            )
+            .join(CHUNKS, CHUNKS.c.batch_id == BATCHES.c.id)
+            .where(BATCHES.c.status == BatchStatus.IN_PROGRESS, IS_OPEN)
+            .group_by(BATCHES.c.id, CHUNKS.c.model)
+        )
+
+        async def work(connection: AsyncConnection) -> list[OpenWork]:
+            rows = (await connection.execute(statement)).mappings()
+            return [OpenWork(**row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def record_forecast(self, etas: Mapping[str, int]) -> list[BatchRecord]:
+        """Record when batches will probably be done; those that are at risk since now.
+
+        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast.
+        """
+        running = BATCHES.c.status == BatchStatus.IN_PROGRESS
+        known = select(BATCHES.c.id, BATCHES.c.eta_at).where(running).order_by(BATCHES.c.id)
+        one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
+        is_late = and_(running, BATCHES.c.eta_at > BATCHES.c.expires_at)
+
+        async def work(connection: AsyncConnection) -> list[BatchRecord]:
+            # One after the other by id: the order of everybody who changes several batches.
+            changed = [
+                {"batch_id": batch_id, "new_eta": etas.get(batch_id)}
+                for batch_id, eta_at in await connection.execute(known)
+                if etas.get(batch_id) != eta_at
+            ]
+            if not changed:
+                return []
+            await connection.execute(one.values(eta_at=bindparam("new_eta")), changed)
+            at_risk = await connection.execute(
+                update(BATCHES)
+                .where(
+                    BATCHES.c.id.in_([each["batch_id"] for each in changed]),
+                    is_late,
+                    BATCHES.c.at_risk_at.is_(None),
+                )
+                .values(at_risk_at=clock_seconds())
+                .returning(BATCHES.c.id)
+            )
+            return [
+                await load_batch(connection, batch_id) for batch_id in sorted(at_risk.scalars())
+            ]
+
+        return await self._database.write(work)
+
+    async def _steer(self, batch_id: str, **values: Any) -> BatchRecord:
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            steered = await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(STOPPABLE))
+                .values(**values)
+            )
+            batch = await load_batch(connection, batch_id)
+            if steered.rowcount == 0:
+                raise TransitionConflict(
+                    f"{batch_id} is {batch.status.value}: nothing is left to run of it."
+                )
+            return batch
+
+        return await self._database.write(work)

@@ -1,0 +1,101 @@
+"""Rates: how fast a model was seen to run on a pool, and how long it took to load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Double, func, select
+from sqlmodel import Field
+
+from batchyard.store.clock import clock
+from batchyard.store.columns import Row
+from batchyard.store.upsert import upsert
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+
+_WEIGHT_OF_THE_NEW = 0.3
+"""Old batches are forgotten after some ten measurements, and one odd chunk changes little."""
+
+
+class RateRow(Row, table=True):
+    """One row for each model and pool. Seconds by the database's clock."""
+
+    __tablename__ = "rates"
+
+    model: str = Field(primary_key=True)
+    pool: str = Field(primary_key=True)
+    tokens_per_second: float | None = Field(sa_type=Double)
+    load_seconds: float | None = Field(sa_type=Double)
+    measured_at: float = Field(sa_type=Double)
+
+
+_RATES = RateRow.metadata.tables["rates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateRecord:
+    """What was measured so far, as moving averages. ``measured_at``: Unix seconds, the last."""
+
+    model: str
+    pool: str
+    tokens_per_second: float | None
+    """Of one runner. None: not measured yet."""
+    load_seconds: float | None
+    """From the start of a runner until its model was loaded. None: not measured yet."""
+    measured_at: float
+
+
+class Rates:
+    """The only writer of ``rates``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def record(
+        self,
+        model: str,
+        pool: str,
+        *,
+        tokens_per_second: float | None = None,
+        load_seconds: float | None = None,
+    ) -> None:
+        """Add a measurement of ``model`` on ``pool`` to the moving averages. None: not measured."""
+        seen = {"tokens_per_second": tokens_per_second, "load_seconds": load_seconds}
+        measured = {name: value for name, value in seen.items() if value is not None}
+        if not measured:
+            return
+        averages: dict[str, Any] = {
+            name: func.coalesce(
+                _RATES.c[name] + (value - _RATES.c[name]) * _WEIGHT_OF_THE_NEW, value
+            )
+            for name, value in measured.items()
+        }
+
+        async def work(connection: AsyncConnection) -> None:
+            row = {"model": model, "pool": pool, **measured, "measured_at": clock()}
+            await upsert(connection, _RATES, row, {**averages, "measured_at": clock()})
+
+        await self._database.write(work)
+
+    async def all(self) -> list[RateRecord]:
+        """Every model on every pool, in that order."""
+        statement = select(_RATES).order_by(_RATES.c.model, _RATES.c.pool)
+
+        async def work(connection: AsyncConnection) -> list[RateRecord]:
+            return [RateRecord(**row) for row in (await connection.execute(statement)).mappings()]
+
+        return await self._database.read(work)
+
+    async def get(self, model: str, pool: str) -> RateRecord | None:
+        """None: nothing was measured yet."""
+        statement = select(_RATES).where(_RATES.c.model == model, _RATES.c.pool == pool)
+
+        async def work(connection: AsyncConnection) -> RateRecord | None:
+            row = (await connection.execute(statement)).mappings().one_or_none()
+            return None if row is None else RateRecord(**row)
+
+        return await self._database.read(work)
