@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
 
-from batchyard import dispatch
-from batchyard.dispatch import RUN_CHUNKS, PrefectApi, RunnerWatch, await_chunks_done, wake_runner
-from batchyard.errors import DispatchFailed, EngineStartFailed, SettingsError
-from batchyard.store import open_store
+from batchyard.dispatch import (
+    RUN_BATCHES,
+    GivenUp,
+    PrefectApi,
+    RunnerScheduler,
+    bury_lost_runs,
+    scheduler,
+    wake_batch_runner,
+)
+from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.settings import Settings
+from batchyard.store import RunnerKind, RunnerRecord, RunnerStatus, open_store
 from batchyard.wire import BatchError, BatchUsage
 from tests.contract.store.samples import begun_batch
 
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
     from batchyard.store import Store
 
 MODEL = "qwen"
+RUN_CHUNKS = "run-chunks/gpu"
 SILENT_SECONDS = 60.0
 
 
@@ -36,15 +47,19 @@ class SmallPrefect:
     status: int = 200
     busy_times: int = 0
     """So many of the next calls are answered 503, as a server does whose SQLite is locked."""
-    deployments: set[str] = field(default_factory=lambda: {RUN_CHUNKS})
+    deployments: set[str] = field(default_factory=lambda: {RUN_CHUNKS, RUN_BATCHES})
+    limits: dict[str, int | None] = field(default_factory=lambda: {"gpu": 1})
     runs: list[dict[str, Any]] = field(default_factory=list)
     authorization: str | None = None
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody has started a flow run."""
 
-    def end(self, state: str, message: str = "", **more: Any) -> None:
-        """The newest flow run is in ``state`` now."""
-        self.runs[-1] |= {"state": {"type": state, "message": message}, **more}
+    def states(self) -> list[str]:
+        return [run["state"]["type"] for run in self.runs]
+
+    def put(self, state: str, message: str = "", *, ago: float = 0.0, run: int = -1) -> str:
+        """A flow run, the newest unless told, has been in ``state`` for ``ago`` seconds; its id."""
+        since = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat()
+        self.runs[run]["state"] = {"type": state, "message": message, "timestamp": since}
+        return str(self.runs[run]["id"])
 
     async def answer(self, request: web.Request) -> web.Response:
         self.authorization = request.headers.get("Authorization")
@@ -54,28 +69,62 @@ class SmallPrefect:
         if self.status != 200:
             return web.json_response({"detail": "no"}, status=self.status)
         match request.path.removeprefix("/api/").split("/"):
-            case ["deployments", "name", *names]:
-                known = "/".join(names) in self.deployments
-                return web.json_response({"id": "d1"}, status=200 if known else 404)
-            case ["deployments", "d1", "create_flow_run"]:
-                return web.json_response(self.create(await request.json()))
+            case ["deployments", "name", *names] if "/".join(names) in self.deployments:
+                return web.json_response({"id": "--".join(names)})
+            case ["deployments", deployment_id, "create_flow_run"]:
+                return web.json_response(self.create(deployment_id, await request.json()))
             case ["flow_runs", "filter"]:
-                (tag,) = (await request.json())["flow_runs"]["tags"]["all_"]
-                return web.json_response([r for r in reversed(self.runs) if tag in r["tags"]][:1])
+                return web.json_response(self.filter(await request.json()))
             case ["flow_runs", run_id, "set_state"]:
-                asked = await request.json()
-                (run,) = (run for run in self.runs if run["id"] == run_id)
-                run["state"] = asked["state"]
-                return web.json_response({"status": "ACCEPT"})
-        return web.json_response({"detail": "no such path"}, status=404)
+                return self.set_state(run_id, (await request.json())["state"])
+            case ["work_pools", pool] if pool in self.limits:
+                return web.json_response({"name": pool, "concurrency_limit": self.limits[pool]})
+        return web.json_response({"detail": "not found"}, status=404)
 
-    def create(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def create(self, deployment_id: str, asked: dict[str, Any]) -> dict[str, Any]:
         for run in self.runs:
-            if asked["idempotency_key"] and run["idempotency_key"] == asked["idempotency_key"]:
+            if run["idempotency_key"] == asked["idempotency_key"]:
                 return run
-        self.runs.append({"id": f"r{len(self.runs) + 1}", **asked})
-        self.asked.set()
-        return self.runs[-1]
+        run = {"id": f"r{len(self.runs) + 1:03}", "deployment_id": deployment_id, **asked}
+        run["created"] = datetime.now(UTC).isoformat()
+        run["expected_start_time"] = run["created"]
+        self.runs.append(run)
+        self.put("SCHEDULED")
+        return run
+
+    def set_state(self, run_id: str, state: dict[str, Any]) -> web.Response:
+        for index, run in enumerate(self.runs):
+            if run["id"] == run_id:
+                if run["state"]["type"] in {"SCHEDULED", "PENDING", "RUNNING", "CANCELLING"}:
+                    self.put(state["type"], state["message"], run=index)
+                return web.json_response({"status": "ACCEPT"})
+        return web.json_response({"detail": "not found"}, status=404)
+
+    def filter(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        key = {"ID_DESC": "id", "EXPECTED_START_TIME_DESC": "expected_start_time"}
+        sort, limit, offset = asked.pop("sort"), asked.pop("limit"), asked.pop("offset", 0)
+        found = [run for run in self.runs if _matches(run, asked)]
+        found.sort(key=lambda run: str(run[key[sort]]), reverse=True)
+        return found[offset : offset + limit]
+
+
+def _matches(run: dict[str, Any], asked: dict[str, Any]) -> bool:
+    """Every condition that is asked for holds; one that is not known here fails the test."""
+    flow, _, deployment = run["deployment_id"].partition("--")
+    wanted = asked.get("flow_runs", {})
+    assert asked.keys() <= {"flows", "deployments", "flow_runs"}
+    assert wanted.keys() <= {"id", "deployment_id", "tags", "state"}
+    conditions = [
+        (flow, asked.get("flows", {}).get("name", {}).get("any_")),
+        (deployment, asked.get("deployments", {}).get("name", {}).get("any_")),
+        (run["id"], wanted.get("id", {}).get("any_")),
+        (run["deployment_id"], wanted.get("deployment_id", {}).get("any_")),
+        (run["state"]["type"], wanted.get("state", {}).get("type", {}).get("any_")),
+    ]
+    tags = wanted.get("tags", {}).get("all_", [])
+    return all(any_ is None or value in any_ for value, any_ in conditions) and (
+        set(tags) <= set(run["tags"])
+    )
 
 
 @asynccontextmanager
@@ -111,10 +160,8 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wait looks around all the time."""
-    monkeypatch.setattr(dispatch, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(dispatch, "_LOOK_SECONDS", 0.02)
+def settings() -> Settings:
+    return Settings(lease_seconds=SILENT_SECONDS, swap_seconds=0.0)
 
 
 # -- the server ---------------------------------------------------------------------------------
@@ -211,168 +258,451 @@ def test_without_a_server_the_variable_is_named(monkeypatch: pytest.MonkeyPatch)
         PrefectApi.from_environment()
 
 
-# -- one runner ---------------------------------------------------------------------------------
+async def test_more_runs_than_one_answer_holds_are_all_found(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    for _ in range(201):
+        prefect.create("run-chunks--gpu", {"idempotency_key": len(prefect.runs), "tags": []})
+    assert len(await api.active(RUN_CHUNKS)) == 201
 
 
-async def test_no_runner_is_started_where_one_lives(
+async def test_the_latest_run_is_the_one_made_last_whatever_is_scheduled_for_later(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    for _ in range(3):
+        await api.start(RUN_CHUNKS, {}, name=MODEL)
+    prefect.runs[0]["expected_start_time"] = "2999-01-01T00:00:00+00:00"
+    latest = await api.latest(RUN_CHUNKS)
+    assert latest is not None
+    assert latest.id == "r003"
+
+
+async def test_a_pool_may_have_no_limit(api: PrefectApi, prefect: SmallPrefect) -> None:
+    prefect.limits |= {"big": None}
+    assert [await api.pool_limit(pool) for pool in ("gpu", "big")] == [1, None]
+
+
+async def test_a_key_that_is_used_up_does_not_stop_the_next_run(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    """Keys outlive their deployment; runs that are listed do not."""
+    first = await api.start_after(RUN_CHUNKS, {}, name=MODEL, last=None)
+    prefect.put("COMPLETED")
+    second = await api.start_after(RUN_CHUNKS, {}, name=MODEL, last=None)
+    assert [first.id, second.id] == ["r001", "r002"]
+
+
+async def test_a_run_that_has_ended_or_gone_is_not_marked(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    run = await api.start(RUN_CHUNKS, {}, name=MODEL)
+    prefect.put("COMPLETED")
+    await api.mark_crashed(run.id, "gone")
+    await api.mark_crashed("r999", "gone")
+    assert prefect.states() == ["COMPLETED"]
+
+
+# -- the runner of batches ----------------------------------------------------------------------
+
+
+async def wake(api: PrefectApi, store: Store) -> str | None:
+    run = await wake_batch_runner(api, store, silent_seconds=SILENT_SECONDS)
+    return run.id if run else None
+
+
+async def test_no_runner_of_batches_is_started_where_one_lives(
     api: PrefectApi, prefect: SmallPrefect, store: Store
 ) -> None:
-    await store.runners.register(model=MODEL)
-    assert await wake_runner(api, store, MODEL, silent_seconds=SILENT_SECONDS) is None
+    await store.runners.register(kind=RunnerKind.BATCHES, pool="control")
+    assert await wake(api, store) is None
     assert prefect.runs == []
 
 
 async def test_callers_at_once_get_the_same_runner(
     api: PrefectApi, prefect: SmallPrefect, store: Store
 ) -> None:
-    woken = await asyncio.gather(
-        *(wake_runner(api, store, MODEL, silent_seconds=SILENT_SECONDS) for _ in range(5))
-    )
-    assert {run.id for run in woken if run} == {"r1"}
+    assert set(await asyncio.gather(*(wake(api, store) for _ in range(5)))) == {"r001"}
     assert len(prefect.runs) == 1
 
 
 @pytest.mark.parametrize(
-    ("state", "running_seconds"), [("SCHEDULED", 0.0), ("PENDING", 0.0), ("RUNNING", 2.0)]
+    ("state", "ago", "woken"),
+    [
+        ("SCHEDULED", 900.0, "r001"),
+        ("PENDING", 9.0, "r001"),
+        ("RUNNING", 9.0, "r001"),
+        ("PENDING", 200.0, "r002"),
+        ("RUNNING", 200.0, "r002"),
+        ("CANCELLING", 1.0, "r002"),
+        ("COMPLETED", 1.0, "r002"),
+        ("FAILED", 1.0, "r002"),
+        ("CRASHED", 1.0, "r002"),
+    ],
 )
-async def test_a_runner_on_its_way_is_waited_for(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, state: str, running_seconds: float
+async def test_a_runner_on_its_way_is_waited_for_and_one_that_is_gone_is_not(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, state: str, ago: float, woken: str
 ) -> None:
-    await wake_runner(api, store, MODEL, silent_seconds=SILENT_SECONDS)
-    prefect.end(state, estimated_run_time=running_seconds)
-    await wake_runner(api, store, MODEL, silent_seconds=SILENT_SECONDS)
+    await wake(api, store)
+    prefect.put(state, ago=ago)
+    assert await wake(api, store) == woken
+
+
+async def test_a_runner_that_is_leaving_is_followed_by_another(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    await wake(api, store)
+    row = await store.runners.register(
+        kind=RunnerKind.BATCHES, pool="control", flow_run_id=prefect.put("RUNNING")
+    )
+    await store.runners.drain(row.id)
+    assert [await wake(api, store) for _ in range(2)] == ["r002", "r002"]
+
+
+# -- lost flow runs -----------------------------------------------------------------------------
+
+
+async def bury(api: PrefectApi, store: Store, seen: set[str]) -> list[str]:
+    return await bury_lost_runs(api, store, silent_seconds=SILENT_SECONDS, seen=seen)
+
+
+@pytest.mark.parametrize(
+    ("state", "ago", "end"),
+    [
+        ("RUNNING", 61.0, "CRASHED"),
+        ("RUNNING", 50.0, None),
+        ("PENDING", 122.0, "CRASHED"),
+        ("PENDING", 110.0, None),
+        ("CANCELLING", 122.0, "CANCELLED"),
+        ("SCHEDULED", 9999.0, None),
+    ],
+)
+async def test_a_flow_run_without_a_process_is_ended_at_the_second_look(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, state: str, ago: float, end: str | None
+) -> None:
+    await api.start(RUN_CHUNKS, {}, name=MODEL)
+    prefect.put(state, ago=ago)
+    seen: set[str] = set()
+    assert await bury(api, store, seen) == []
+    assert prefect.states() == [state]
+    assert await bury(api, store, seen) == (["r001"] if end else [])
+    assert prefect.states() == [end or state]
+
+
+@pytest.mark.parametrize("kind", list(RunnerKind))
+async def test_a_flow_run_whose_runner_lives_is_left_alone(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, kind: RunnerKind
+) -> None:
+    await api.start(RUN_CHUNKS, {}, name=MODEL)
+    row = await store.runners.register(
+        kind=kind, pool="gpu", flow_run_id=prefect.put("RUNNING", ago=999)
+    )
+    seen: set[str] = set()
+    assert [await bury(api, store, seen) for _ in range(3)] == [[], [], []]
+    await store.runners.retire(row.id)
+    assert [await bury(api, store, seen) for _ in range(3)] == [[], ["r001"], []]
+
+
+# -- the scheduler ------------------------------------------------------------------------------
+
+
+def scheduler_of(
+    api: PrefectApi, store: Store, settings: Settings, owner: str = "me"
+) -> RunnerScheduler:
+    return RunnerScheduler(api, store, settings, owner)
+
+
+async def announce(prefect: SmallPrefect, store: Store, run: int = -1) -> RunnerRecord:
+    """The flow run becomes a runner whose model is loaded."""
+    flow_run_id = prefect.put("RUNNING", run=run)
+    row = await store.runners.register(
+        kind=RunnerKind.CHUNKS,
+        pool="gpu",
+        model=prefect.runs[run]["parameters"]["model"],
+        flow_run_id=flow_run_id,
+    )
+    await store.runners.ready(row.id)
+    return row
+
+
+async def test_without_work_nothing_is_asked_of_prefect_for_runners(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    assert await scheduler_of(api, store, settings).look() == ()
+    assert prefect.runs == []
+
+
+async def test_a_model_with_work_gets_a_runner_once(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    for _ in range(3):
+        assert not await looking.look()
+    (run,) = prefect.runs
+    assert (run["name"], run["tags"]) == (MODEL, [MODEL])
+    assert run["parameters"] == {"model": MODEL}
+    await announce(prefect, store)
+    await looking.look()
     assert len(prefect.runs) == 1
 
 
-@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"])
-async def test_a_runner_that_has_ended_is_followed_by_another(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, state: str
+async def test_work_that_deserves_more_gets_as_many_as_the_pool_allows(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
-    await wake_runner(api, store, MODEL, silent_seconds=SILENT_SECONDS)
-    prefect.end(state)
-    await wake_runner(api, store, MODEL, silent_seconds=SILENT_SECONDS)
-    assert [run["state"]["type"] for run in prefect.runs] == [state, "SCHEDULED"]
+    prefect.limits["gpu"] = 3
+    await begun_batch(store, chunks=20)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    await looking.look()
+    assert len(prefect.runs) == 3
 
 
-async def test_each_model_has_its_own_runner(
-    api: PrefectApi, prefect: SmallPrefect, store: Store
+async def test_only_the_holder_of_the_lease_acts_until_it_closes(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
-    for model in (MODEL, "llama"):
-        await wake_runner(api, store, model, silent_seconds=SILENT_SECONDS)
+    first, second = (scheduler_of(api, store, settings, owner) for owner in ("a", "b"))
+    await first.look()
+    await begun_batch(store)
+    assert await second.look() == ()
+    assert prefect.runs == []
+    await first.close()
+    await second.look()
+    assert len(prefect.runs) == 1
+
+
+async def test_two_that_believe_to_hold_the_lease_start_each_runner_once(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    prefect.limits["gpu"] = 4
+    await begun_batch(store, chunks=4)
+    await begun_batch(store, chunks=4, model="llama")
+    await asyncio.gather(*(scheduler_of(api, store, settings).look() for _ in range(4)))
+    assert sorted(run["name"] for run in prefect.runs) == ["llama", "llama", MODEL, MODEL]
+
+
+async def test_a_model_that_waits_gets_the_place_of_another(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    row = await announce(prefect, store)
+    await begun_batch(store, model="llama")
+    for _ in range(2):
+        await looking.look()
+    assert await store.runners.heartbeat(row.id) is RunnerStatus.DRAINING
+    assert len(prefect.runs) == 1
+    await store.runners.retire(row.id)
+    prefect.put("COMPLETED")
+    await looking.look()
     assert [run["name"] for run in prefect.runs] == [MODEL, "llama"]
 
 
-# -- waiting ------------------------------------------------------------------------------------
-
-
-def watch_of(api: PrefectApi, store: Store) -> RunnerWatch:
-    return RunnerWatch(api, store, MODEL, silent_seconds=SILENT_SECONDS)
-
-
-async def test_a_runner_that_fails_ends_the_wait_with_its_message(
+async def test_an_engine_serves_for_a_while_before_it_is_swapped(
     api: PrefectApi, prefect: SmallPrefect, store: Store
 ) -> None:
-    watch = watch_of(api, store)
-    await watch.look(0)
-    prefect.end("FAILED", "no such model")
-    with pytest.raises(EngineStartFailed, match="no such model"):
-        await watch.look(0)
+    await begun_batch(store)
+    looking = scheduler_of(api, store, Settings(swap_seconds=300.0))
+    await looking.look()
+    row = await announce(prefect, store)
+    await begun_batch(store, model="llama")
+    await looking.look()
+    assert await store.runners.heartbeat(row.id) is RunnerStatus.LIVE
+
+
+async def test_models_go_to_the_pools_that_the_settings_name(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    prefect.limits["big"] = 1
+    prefect.deployments.add("run-chunks/big")
+    for model in (MODEL, "llama"):
+        await begun_batch(store, model=model)
+    await scheduler_of(api, store, Settings(pools={"llama": "big"})).look()
+    assert {run["name"]: run["deployment_id"] for run in prefect.runs} == {
+        MODEL: "run-chunks--gpu",
+        "llama": "run-chunks--big",
+    }
+
+
+async def test_a_runner_whose_flow_run_ended_is_replaced_before_its_heartbeat_is_missed(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    await announce(prefect, store)
+    prefect.put("CRASHED", "killed")
+    await looking.look()
+    assert prefect.states() == ["CRASHED", "SCHEDULED"]
+
+
+async def test_a_place_held_by_no_process_is_freed_and_taken(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "_BURY_SECONDS", 0.0)
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("RUNNING", ago=500)
+    await looking.look()
+    assert prefect.states() == ["RUNNING"]
+    await looking.look()
+    assert prefect.states() == ["CRASHED", "SCHEDULED"]
+
+
+# -- models that cannot be served ---------------------------------------------------------------
+
+
+async def test_a_runner_that_fails_gives_its_model_up_with_its_message_once(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    batch = await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("FAILED", "no such model")
+    assert await looking.look() == [GivenUp(MODEL, "no such model")]
     assert len(prefect.runs) == 1
+    await store.batches.fail(batch.id, [BatchError("server_error", "no such model")])
+    assert not await looking.look()
 
 
-async def test_a_failure_from_before_the_wait_is_not_held_against_the_model(
-    api: PrefectApi, prefect: SmallPrefect, store: Store
+async def test_what_is_submitted_after_a_model_was_given_up_is_tried(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
-    await wake_runner(api, store, MODEL, silent_seconds=SILENT_SECONDS)
-    prefect.end("FAILED", "yesterday")
-    await watch_of(api, store).look(0)
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("FAILED", "no such model")
+    await looking.look()
+    assert not await looking.look()
+    assert prefect.states() == ["FAILED", "SCHEDULED"]
+
+
+async def test_one_model_that_fails_leaves_the_others_running(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    prefect.limits["gpu"] = 2
+    await begun_batch(store)
+    await begun_batch(store, model="llama")
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    (failed,) = (n for n, run in enumerate(prefect.runs) if run["name"] == MODEL)
+    prefect.put("FAILED", "no such model", run=failed)
+    assert [entry.model for entry in await looking.look()] == [MODEL]
     assert len(prefect.runs) == 2
 
 
 @pytest.mark.parametrize("state", ["CRASHED", "CANCELLED", "COMPLETED"])
 async def test_three_runners_in_a_row_without_an_answer_are_enough(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, state: str
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings, state: str
 ) -> None:
-    watch = watch_of(api, store)
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
     for _ in range(3):
-        await watch.look(0)
-        prefect.end(state, "went away")
-    with pytest.raises(EngineStartFailed, match=r"3 runners of the model qwen .* \(went away\)"):
-        await watch.look(0)
+        assert not await looking.look()
+        prefect.put(state, "went away")
+    (given_up,) = await looking.look()
+    assert given_up.message.startswith("3 runners of the model qwen ended")
+    assert "(went away)" in given_up.message
     assert len(prefect.runs) == 3
 
 
-async def test_a_flow_run_whose_process_is_gone_gives_its_place_back(
-    api: PrefectApi, prefect: SmallPrefect, store: Store
-) -> None:
-    """Prefect leaves it Running for ever when its worker went with it."""
-    watch = watch_of(api, store)
-    await watch.look(0)
-    prefect.end("RUNNING", estimated_run_time=500.0)
-    await watch.look(0)
-    assert [run["state"]["type"] for run in prefect.runs] == ["RUNNING"]
-    await watch.look(0)
-    assert [run["state"]["type"] for run in prefect.runs] == ["CRASHED", "SCHEDULED"]
-
-
 async def test_runners_that_get_somewhere_may_end_as_often_as_they_like(
-    api: PrefectApi, prefect: SmallPrefect, store: Store
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
-    watch = watch_of(api, store)
-    for answered in range(10):
-        await watch.look(answered)
-        prefect.end("CRASHED")
-    assert len(prefect.runs) == 10
+    await begun_batch(store, chunks=2)
+    (lease,) = await store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
+    looking = scheduler_of(api, store, settings)
+    for answered in range(1, 8):
+        assert not await looking.look()
+        await store.chunks.record_progress(lease, completed=answered, failed=0, usage=BatchUsage())
+        prefect.put("CRASHED")
+    assert len(prefect.runs) == 7
 
 
-@pytest.mark.usefixtures("quick")
-async def test_the_wait_ends_with_the_last_chunk(
-    api: PrefectApi, prefect: SmallPrefect, store: Store
+async def test_a_chunk_that_was_done_at_once_counts_as_progress(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
-    batch = await begun_batch(store, chunks=2)
-    waiting = asyncio.create_task(
-        await_chunks_done(api, store, batch.id, silent_seconds=SILENT_SECONDS)
-    )
-    await prefect.asked.wait()
-    for lease in await store.chunks.claim(model=MODEL, owner="me", lease_seconds=60, limit=2):
-        assert not waiting.done()
-        await store.chunks.complete(lease, completed=9, failed=1, usage=BatchUsage())
-    assert await waiting == 20
+    await begun_batch(store, chunks=8)
+    looking = scheduler_of(api, store, settings)
+    for _ in range(5):
+        assert not await looking.look()
+        (lease,) = await store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
+        await store.chunks.complete(lease, completed=10, failed=0, usage=BatchUsage())
+        prefect.put("CRASHED")
+    assert not await looking.look()
+
+
+@pytest.mark.parametrize("state", ["FAILED", "COMPLETED"])
+async def test_that_every_engine_slot_is_taken_is_no_failure(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings, state: str
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put(state, "No engine slot is free on this machine.")
+    for _ in range(5):
+        assert not await looking.look()
+    assert len(prefect.runs) == 1  # it is tried again after a while
+
+
+async def test_a_runner_that_was_drained_may_end_without_an_answer(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    for model in (MODEL, "llama"):
+        await begun_batch(store, model=model)
+    looking = scheduler_of(api, store, settings)
+    for _ in range(10):
+        assert not await looking.look()
+        row = await announce(prefect, store)
+        assert not await looking.look()
+        assert await store.runners.heartbeat(row.id) is RunnerStatus.DRAINING
+        await store.runners.retire(row.id)
+        prefect.put("COMPLETED")
+    assert [run["name"] for run in prefect.runs[-2:]] in ([MODEL, "llama"], ["llama", MODEL])
+
+
+# -- Prefect away -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+async def test_that_prefect_is_away_is_said_once_and_fails_nothing(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    prefect.status = status
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert not await looking.look()
+    assert len([r for r in caplog.records if "about=gpu" in r.getMessage()]) == 1
+    prefect.status = 200
+    await looking.look()
     assert len(prefect.runs) == 1
 
 
-@pytest.mark.usefixtures("quick")
-async def test_a_chunk_whose_owner_is_gone_wakes_a_runner(
-    api: PrefectApi, prefect: SmallPrefect, store: Store
+async def test_a_prefect_that_lost_its_database_is_given_its_runners_again(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
-    batch = await begun_batch(store)
-    await store.chunks.claim(model=MODEL, owner="gone", lease_seconds=0.1)
-    waiting = asyncio.create_task(
-        await_chunks_done(api, store, batch.id, silent_seconds=SILENT_SECONDS)
-    )
-    await prefect.asked.wait()
-    waiting.cancel()
-
-
-@pytest.mark.usefixtures("quick")
-async def test_the_wait_outlives_prefects_server(
-    api: PrefectApi, prefect: SmallPrefect, store: Store
-) -> None:
-    """Runners work without it; what is done is in the database."""
-    prefect.status = 500
-    batch = await begun_batch(store)
-    waiting = asyncio.create_task(
-        await_chunks_done(api, store, batch.id, silent_seconds=SILENT_SECONDS)
-    )
-    (lease,) = await store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
-    await store.chunks.complete(lease, completed=10, failed=0, usage=BatchUsage())
-    assert await waiting == 10
-
-
-@pytest.mark.usefixtures("quick")
-async def test_a_batch_that_ended_meanwhile_is_not_waited_for(
-    api: PrefectApi, store: Store
-) -> None:
-    batch = await begun_batch(store)
-    await store.batches.fail(batch.id, [BatchError("server_error", "out of luck")])
-    assert await await_chunks_done(api, store, batch.id, silent_seconds=SILENT_SECONDS) == 0
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    row = await announce(prefect, store)
+    prefect.runs.clear()
+    deployments, prefect.deployments = prefect.deployments, set()
+    assert not await looking.look()
+    prefect.deployments = deployments
+    await looking.look()
+    assert prefect.runs == []  # the runner works without it
+    await store.runners.retire(row.id)
+    await looking.look()
+    assert len(prefect.runs) == 1

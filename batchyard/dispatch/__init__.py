@@ -1,0 +1,29 @@
+"""Flow runs, started and watched over Prefect's REST API: nothing else here knows Prefect exists.
+
+It speaks HTTP, so that a process that only has to wake a runner never imports Prefect.
+``prefect_api`` asks, ``lost_runs`` ends what has no process any more, ``wake`` starts the runner
+of batches, ``scheduler`` the runners of chunks.
+"""
+
+from batchyard.dispatch.lost_runs import bury_lost_runs
+from batchyard.dispatch.prefect_api import (
+    PROCESS_BATCH,
+    RUN_BATCHES,
+    RUN_CHUNKS,
+    FlowRun,
+    PrefectApi,
+)
+from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
+from batchyard.dispatch.wake import wake_batch_runner
+
+__all__ = [
+    "PROCESS_BATCH",
+    "RUN_BATCHES",
+    "RUN_CHUNKS",
+    "FlowRun",
+    "GivenUp",
+    "PrefectApi",
+    "RunnerScheduler",
+    "bury_lost_runs",
+    "wake_batch_runner",
+]

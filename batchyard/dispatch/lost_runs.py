@@ -1,0 +1,56 @@
+"""Flow runs that Prefect believes in and that have no process: they hold a place in their pool.
+
+A worker that is stopped leaves its flow runs so for ever, and so does a machine that goes away.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from batchyard.dispatch.prefect_api import PROCESS_BATCH, RUN_BATCHES, RUN_CHUNKS
+from batchyard.store import RunnerKind
+
+if TYPE_CHECKING:
+    from batchyard.dispatch.prefect_api import PrefectApi
+    from batchyard.store import Store
+
+logger = logging.getLogger(__name__)
+
+_FLOWS = tuple(name.split("/")[0] for name in (RUN_BATCHES, RUN_CHUNKS, PROCESS_BATCH))
+FLOWS = (*_FLOWS, "submit-batch")
+_MESSAGE = "The flow run gives no sign of life: its process is gone."
+
+
+async def bury_lost_runs(
+    api: PrefectApi, store: Store, *, silent_seconds: float, seen: set[str]
+) -> list[str]:
+    """End the flow runs whose process is gone; the ids of those that were ended.
+
+    A process lives while a runner with its flow run gave a heartbeat in the last
+    ``silent_seconds``, or a batch with its flow run is leased. ``seen`` is the caller's, from
+    one look to the next: a run is ended at the second look in a row that misses it, because one
+    that has just retired is about to tell Prefect.
+
+    Raises :class:`~batchyard.errors.DispatchFailed`, :class:`~batchyard.errors.SettingsError`.
+    """
+    # Prefect first: a process that announces itself in between is then found alive.
+    late = {run.id: run for run in await api.begun(FLOWS) if run.is_late}
+    missed = late.keys() - await _living(store, silent_seconds) if late else set()
+    buried = sorted(missed & seen)
+    seen.clear()
+    seen.update(missed)
+    for flow_run_id in buried:
+        end = api.mark_cancelled if late[flow_run_id].state == "CANCELLING" else api.mark_crashed
+        await end(flow_run_id, _MESSAGE)
+        seen.discard(flow_run_id)
+        logger.warning("flow_run.lost flow_run=%s", flow_run_id)
+    return buried
+
+
+async def _living(store: Store, silent_seconds: float) -> set[str]:
+    living = await store.batch_leases.live_flow_runs()
+    for kind in RunnerKind:
+        rows = await store.runners.live(kind=kind, within_seconds=silent_seconds)
+        living.update(row.flow_run_id for row in rows if row.flow_run_id)
+    return living

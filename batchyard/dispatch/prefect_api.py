@@ -1,0 +1,286 @@
+"""Prefect's REST API: the few calls that Batchyard needs, and what it knows of a flow run.
+
+``flow/deployment`` names a deployment, as Prefect's own command line does.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import aiohttp
+import stamina
+
+from batchyard.errors import DispatchFailed, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+RUN_CHUNKS = "run-chunks"
+"""The flow; it has a deployment on each GPU pool, named after the pool."""
+RUN_BATCHES = "run-batches/default"
+PROCESS_BATCH = "process-batch/default"
+
+_TIMEOUT_SECONDS = 30
+_PAGE = 200
+"""Prefect's own limit for one answer."""
+_NEWEST_AMONG = 20
+_ON_ITS_WAY = ("SCHEDULED",)
+_BEGUN = ("PENDING", "RUNNING", "CANCELLING")
+_LATE_SECONDS = {"PENDING": 120.0, "RUNNING": 60.0, "CANCELLING": 120.0}
+"""Who has been in such a state for so long must be in the database, or has no process."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRun:
+    """``state`` is Prefect's type: ``SCHEDULED``, ``PENDING``, ``RUNNING``, ``COMPLETED`` …"""
+
+    id: str
+    state: str
+    message: str = ""
+    state_seconds: float = 0.0
+    """How long it has been in this state, by the server's clock, to a second."""
+    tags: tuple[str, ...] = ()
+    model: str | None = None
+    """Its parameter of that name."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state not in {*_ON_ITS_WAY, *_BEGUN}
+
+    @property
+    def is_late(self) -> bool:
+        """It has been in its state for so long that its process must be in the database."""
+        return self.state_seconds >= _LATE_SECONDS.get(self.state, float("inf"))
+
+
+class _Busy(DispatchFailed):
+    """Prefect did nothing, and says that it will later."""
+
+
+class _Missing(SettingsError):
+    """There is nothing at this path, or it is not the API."""
+
+
+class _Answer(NamedTuple):
+    json: Any
+    at: datetime | None
+    """When, by the server's clock."""
+
+
+class PrefectApi:
+    """The few calls that Batchyard needs. Use as an async context manager.
+
+    Raises :class:`~batchyard.errors.DispatchFailed` when the server does not do as asked, and
+    :class:`~batchyard.errors.SettingsError` where asking again cannot help.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
+            trust_env=False,
+        )
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The server that ``PREFECT_API_URL`` names, as Prefect's own clients find it."""
+        url = os.environ.get("PREFECT_API_URL")
+        if not url:
+            raise SettingsError(
+                "PREFECT_API_URL is not set: say where the Prefect server is, "
+                "for example http://127.0.0.1:4200/api."
+            )
+        headers = {}
+        if key := os.environ.get("PREFECT_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        elif login := os.environ.get("PREFECT_API_AUTH_STRING"):
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        return cls(url, headers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    # -- starting and ending ----------------------------------------------------------------
+
+    async def start(
+        self,
+        deployment: str,
+        parameters: Mapping[str, Any],
+        *,
+        name: str,
+        key: str | None = None,
+    ) -> FlowRun:
+        """Start ``flow/deployment`` under ``name``, which is its tag as well.
+
+        Whoever asks with the same ``key`` gets the same flow run.
+        """
+        body = {
+            "name": name,
+            "tags": [name],
+            "parameters": dict(parameters),
+            "state": {"type": "SCHEDULED"},
+            "idempotency_key": key or secrets.token_hex(16),
+        }
+        deployment_id = await self._deployment_id(deployment)
+        answer = await self._call("POST", f"/deployments/{deployment_id}/create_flow_run", body)
+        return _flow_run(answer.json, answer.at)
+
+    async def start_after(
+        self, deployment: str, parameters: Mapping[str, Any], *, name: str, last: str | None
+    ) -> FlowRun:
+        """The flow run that comes after ``last``: one, however many ask for it at once.
+
+        Where the one after ``last`` has ended already, it is the one after that.
+        """
+        while True:
+            key = f"{deployment} {name} after {last or 'none'}"
+            run = await self.start(deployment, parameters, name=name, key=key)
+            if not run.has_ended or run.id == last:
+                return run
+            last = run.id
+
+    async def mark_crashed(self, flow_run_id: str, message: str) -> None:
+        """End a flow run whose process is gone, so that it frees its place in the work pool.
+
+        One that has ended by itself meanwhile, or is no longer there, is left as it is.
+        """
+        await self._end(flow_run_id, "CRASHED", message)
+
+    async def mark_cancelled(self, flow_run_id: str, message: str) -> None:
+        """Likewise for one that was being cancelled: Prefect takes no other end for it."""
+        await self._end(flow_run_id, "CANCELLED", message)
+
+    async def _end(self, flow_run_id: str, state: str, message: str) -> None:
+        body = {"state": {"type": state, "message": message}, "force": False}
+        try:
+            await self._call("POST", f"/flow_runs/{flow_run_id}/set_state", body)
+        except _Missing:
+            return
+
+    # -- looking ----------------------------------------------------------------------------
+
+    async def latest(self, deployment: str, *, tag: str | None = None) -> FlowRun | None:
+        """The newest flow run of ``flow/deployment``, of those that have ``tag``."""
+        wanted: dict[str, Any] = {
+            "deployment_id": {"any_": [await self._deployment_id(deployment)]}
+        }
+        if tag is not None:
+            wanted["tags"] = {"all_": [tag]}
+        # Prefect cannot sort by creation, and somebody may have scheduled runs for tomorrow.
+        body = {"flow_runs": wanted, "sort": "EXPECTED_START_TIME_DESC", "limit": _NEWEST_AMONG}
+        answer = await self._call("POST", "/flow_runs/filter", body)
+        newest = max(answer.json, key=lambda found: (found["created"], found["id"]), default=None)
+        return _flow_run(newest, answer.at) if newest else None
+
+    async def active(self, deployment: str) -> list[FlowRun]:
+        """The flow runs of ``flow/deployment`` that have not ended."""
+        flow, name = deployment.split("/")
+        return await self._filter(
+            {
+                "flows": {"name": {"any_": [flow]}},
+                "deployments": {"name": {"any_": [name]}},
+                "flow_runs": {"state": {"type": {"any_": [*_ON_ITS_WAY, *_BEGUN]}}},
+            }
+        )
+
+    async def begun(self, flows: Collection[str]) -> list[FlowRun]:
+        """The flow runs that a worker has taken and that have not ended, of any deployment."""
+        return await self._filter(
+            {
+                "flows": {"name": {"any_": list(flows)}},
+                "flow_runs": {
+                    "state": {"type": {"any_": list(_BEGUN)}},
+                    # A flow that another one calls ends with it.
+                    "deployment_id": {"is_null_": False},
+                },
+            }
+        )
+
+    async def find(self, flow_run_ids: Collection[str]) -> list[FlowRun]:
+        """Those of the flow runs that there are."""
+        if not flow_run_ids:
+            return []
+        return await self._filter({"flow_runs": {"id": {"any_": sorted(flow_run_ids)}}})
+
+    async def pool_limit(self, pool: str) -> int | None:
+        """How many flow runs the work pool runs at a time; None: as many as there are."""
+        limit = (await self._call("GET", f"/work_pools/{pool}")).json.get("concurrency_limit")
+        return None if limit is None else int(limit)
+
+    async def _filter(self, wanted: Mapping[str, Any]) -> list[FlowRun]:
+        runs: list[FlowRun] = []
+        while True:
+            body = {**wanted, "sort": "ID_DESC", "limit": _PAGE, "offset": len(runs)}
+            answer = await self._call("POST", "/flow_runs/filter", body)
+            runs += [_flow_run(found, answer.at) for found in answer.json]
+            if len(answer.json) < _PAGE:
+                return runs
+
+    async def _deployment_id(self, deployment: str) -> str:
+        return str((await self._call("GET", f"/deployments/name/{deployment}")).json["id"])
+
+    # -- HTTP -------------------------------------------------------------------------------
+
+    async def _call(self, method: str, path: str, body: Any = None) -> _Answer:
+        """One call; a server that is busy (its SQLite is locked) is asked again for a while."""
+        async for attempt in stamina.retry_context(on=_Busy, attempts=8, timeout=_TIMEOUT_SECONDS):
+            with attempt:
+                return await self._call_once(method, path, body)
+        raise AssertionError("a retry context returns or raises")
+
+    async def _call_once(self, method: str, path: str, body: Any) -> _Answer:
+        try:
+            async with self._session.request(method, self._url + path, json=body) as response:
+                if response.status in {401, 403}:
+                    raise SettingsError(
+                        f"The Prefect server at {self._url} refuses us (HTTP {response.status}): "
+                        "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
+                    )
+                if response.status == 404:
+                    raise _Missing(
+                        f"The Prefect server at {self._url} has no {path}: run "
+                        "`prefect --no-prompt deploy --all`, and see that PREFECT_API_URL "
+                        "ends in /api."
+                    )
+                if response.status in {429, 503}:
+                    raise _Busy(f"Prefect is too busy: it answers {response.status} to {path}.")
+                if not response.ok:
+                    raise DispatchFailed(f"Prefect answered {response.status} to {path}.")
+                return _Answer(await response.json(), _date(response.headers))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise DispatchFailed(
+                f"The Prefect server at {self._url} did not answer: {reason}."
+            ) from error
+
+
+def _date(headers: Mapping[str, str]) -> datetime | None:
+    date = headers.get("Date")
+    return parsedate_to_datetime(date) if date else None
+
+
+def _flow_run(found: Mapping[str, Any], at: datetime | None) -> FlowRun:
+    """``at``: the moment at which the server said so, for how long it has been in its state."""
+    state = found.get("state") or {}
+    since = state.get("timestamp")
+    seconds = 0.0
+    if at is not None and since:
+        seconds = max(0.0, (at - datetime.fromisoformat(since)).total_seconds())
+    return FlowRun(
+        id=str(found["id"]),
+        state=str(state.get("type")),
+        message=str(state.get("message") or ""),
+        state_seconds=seconds,
+        tags=tuple(found.get("tags") or ()),
+        model=(found.get("parameters") or {}).get("model"),
+    )

@@ -1,0 +1,360 @@
+"""The scheduler: starts runners of chunks, drains them, and says which models cannot be served.
+
+Whoever holds the named lease ``scheduler`` acts. Two that both believe to hold it for a moment
+start each runner once, because the flow runs of a model in a pool follow one another and each has
+one successor, and drain each once, because draining is compare-and-set.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from batchyard.dispatch.lost_runs import bury_lost_runs
+from batchyard.dispatch.prefect_api import RUN_CHUNKS
+from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.schedule import ActiveRunner, ModelWork, Rate, plan_runners
+from batchyard.store import RunnerKind, RunnerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
+    from batchyard.settings import Settings
+    from batchyard.store import RunnerRecord, Store
+    from batchyard.store.chunks import ModelDemand
+
+logger = logging.getLogger(__name__)
+
+_LEASE = "scheduler"
+_LEASE_SECONDS = 15.0
+_BURY_SECONDS = 10.0
+"""So long a flow run may take to end, once its runner has retired, before it counts as lost."""
+_ENDS_WITHOUT_ANSWER = 3
+"""So many runners in a row may end without one answer before the model is given up."""
+_NO_SLOT = "No engine slot is free"
+_NO_SLOT_SECONDS = 30.0
+"""No runner is started in a pool for so long after one found every slot of its machine taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A model that no runner can serve. ``message`` says why, for its batches."""
+
+    model: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What was seen of a model since it has work."""
+
+    answered: int
+    chunks: int
+    """Open, like the answers, when a runner last ended."""
+    ends: int = 0
+    """Runners that ended since without an answer."""
+    runs: set[str] = field(default_factory=set)
+    """Flow runs whose end is news."""
+    served_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """What Prefect says of a pool."""
+
+    active: list[FlowRun]
+    limit: int | None
+
+
+class RunnerScheduler:
+    """Keeps runners at work for every model that has some. Call :meth:`look` every few seconds.
+
+    That Prefect is away, or has lost its database, ends nothing: it is logged once, and the next
+    look goes on.
+    """
+
+    def __init__(self, api: PrefectApi, store: Store, settings: Settings, owner: str) -> None:
+        self._api = api
+        self._store = store
+        self._settings = settings
+        self._owner = owner
+        self._watches: dict[str, _Watch] = {}
+        self._troubles: dict[str, str] = {}
+        self._suspects: set[str] = set()
+        self._buried_at = -math.inf
+        self._no_slot_until: dict[str, float] = {}
+        self.is_acting = False
+        """Whether it was our turn at the last look."""
+
+    async def look(self) -> Sequence[GivenUp]:
+        """Start and drain what the moment asks for, if it is our turn.
+
+        Returns the models that no runner can serve: one failed, or three in a row ended without
+        an answer. Each is named once; the caller fails its batches before it looks again, and
+        what has work by then is tried anew. Raises :class:`~batchyard.errors.StoreError`.
+        """
+        self.is_acting = await self._is_ours()
+        if not self.is_acting:
+            self._watches.clear()
+            return ()
+        demand = await self._store.chunks.demand()
+        await self._bury(await self._store.database.now())
+        self._watch(demand)
+        pools = await self._read_pools({self._settings.pool_of(entry.model) for entry in demand})
+        if not pools:
+            return ()
+        # The database after Prefect: a flow run that has become a runner since is counted once.
+        rows = await self._store.runners.live(
+            kind=RunnerKind.CHUNKS, within_seconds=self._settings.lease_seconds
+        )
+        ended = await self._ended(pools, rows)
+        now = await self._store.database.now()
+        # Prefect may have taken its time.
+        if ended is None or not await self._is_ours():
+            return ()
+        given_up = self._count_ends(demand, ended, now)
+        runners = _merged(pools, [row for row in rows if row.flow_run_id not in ended])
+        self._note(runners, pools, rows, now)
+        decision = plan_runners(
+            self._limits(pools, runners, now),
+            self._work(demand, {entry.model for entry in given_up}),
+            runners,
+            await self._rates(),
+            now=now,
+            swap_seconds=self._settings.swap_seconds,
+        )
+        await self._drain([row for row in rows if row.id in decision.drain])
+        await self._start(decision.start, pools)
+        for entry in given_up:
+            self._watches.pop(entry.model, None)
+        return given_up
+
+    async def close(self) -> None:
+        """Let somebody else be the scheduler at once."""
+        await self._store.leases.release(_LEASE, self._owner)
+
+    async def _is_ours(self) -> bool:
+        return await self._store.leases.acquire(_LEASE, self._owner, _LEASE_SECONDS)
+
+    # -- what there is ----------------------------------------------------------------------
+
+    async def _bury(self, now: float) -> None:
+        if now - self._buried_at < _BURY_SECONDS:
+            return
+        self._buried_at = now
+        try:
+            await bury_lost_runs(
+                self._api,
+                self._store,
+                silent_seconds=self._settings.lease_seconds,
+                seen=self._suspects,
+            )
+        except (DispatchFailed, SettingsError) as error:
+            self._say("lost flow runs", error)
+        else:
+            self._troubles.pop("lost flow runs", None)
+
+    async def _read_pools(self, names: set[str]) -> dict[str, _Pool]:
+        """The pools that Prefect can tell us about."""
+        pools: dict[str, _Pool] = {}
+        for name in sorted(names):
+            deployment = f"{RUN_CHUNKS}/{name}"
+            try:
+                limit = await self._api.pool_limit(name)
+                active = await self._api.active(deployment)
+            except (DispatchFailed, SettingsError) as error:
+                self._say(name, error)
+                continue
+            self._troubles.pop(name, None)
+            pools[name] = _Pool(active, limit)
+        return pools
+
+    async def _ended(
+        self, pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord]
+    ) -> dict[str, FlowRun] | None:
+        """Of the flow runs that we know of, those that have ended; None: Prefect does not say."""
+        known = {run for watch in self._watches.values() for run in watch.runs}
+        known.update(row.flow_run_id for row in rows if row.flow_run_id)
+        known.difference_update(run.id for pool in pools.values() for run in pool.active)
+        try:
+            found = await self._api.find(known)
+        except (DispatchFailed, SettingsError) as error:
+            self._say("flow runs", error)
+            return None
+        self._troubles.pop("flow runs", None)
+        return {run.id: run for run in found if run.has_ended}
+
+    async def _rates(self) -> dict[tuple[str, str], Rate]:
+        return {
+            (row.model, row.pool): Rate(
+                tokens_per_second=row.tokens_per_second, load_seconds=row.load_seconds
+            )
+            for row in await self._store.rates.all()
+        }
+
+    # -- what we remember -------------------------------------------------------------------
+
+    def _watch(self, demand: Sequence[ModelDemand]) -> None:
+        """A model without work is forgotten: what happens later is not held against it."""
+        self._watches = {
+            entry.model: self._watches.get(entry.model) or _Watch(entry.answered, _chunks(entry))
+            for entry in demand
+        }
+
+    def _count_ends(
+        self, demand: Sequence[ModelDemand], ended: Mapping[str, FlowRun], now: float
+    ) -> list[GivenUp]:
+        given_up: list[GivenUp] = []
+        for entry in demand:
+            watch = self._watches[entry.model]
+            for flow_run_id in sorted(watch.runs & ended.keys()):
+                watch.runs.discard(flow_run_id)
+                run = ended[flow_run_id]
+                if _NO_SLOT in run.message:
+                    pool = self._settings.pool_of(entry.model)
+                    self._no_slot_until[pool] = now + _NO_SLOT_SECONDS
+                elif message := _reason_to_give_up(watch, entry, run):
+                    given_up.append(GivenUp(entry.model, message))
+                    break
+        return given_up
+
+    def _note(
+        self,
+        runners: Sequence[ActiveRunner],
+        pools: Mapping[str, _Pool],
+        rows: Sequence[RunnerRecord],
+        now: float,
+    ) -> None:
+        """Remember who was served, and whose end to look out for: nobody's that is drained."""
+        for runner in runners:
+            if (watch := self._watches.get(runner.model)) is not None:
+                watch.served_at = now
+        draining = {row.flow_run_id for row in rows if row.status is RunnerStatus.DRAINING}
+        for watch in self._watches.values():
+            watch.runs -= draining
+        for pool in pools.values():
+            for run in pool.active:
+                watch_of = self._watches.get(run.model or "")
+                if watch_of is not None and run.id not in draining:
+                    watch_of.runs.add(run.id)
+
+    def _say(self, about: str, error: Exception) -> None:
+        """Log a trouble once, until it changes."""
+        if self._troubles.get(about) != str(error):
+            self._troubles[about] = str(error)
+            logger.warning("scheduler.waits about=%s %s", about, error)
+
+    # -- what to do -------------------------------------------------------------------------
+
+    def _work(self, demand: Sequence[ModelDemand], given_up: set[str]) -> list[ModelWork]:
+        return [
+            ModelWork(
+                model=entry.model,
+                pool=self._settings.pool_of(entry.model),
+                free_chunks=entry.free_chunks,
+                leased_chunks=entry.leased_chunks,
+                remaining_tokens=entry.remaining_tokens,
+                deadline=entry.deadline,
+                served_at=self._watches[entry.model].served_at,
+            )
+            for entry in demand
+            if entry.model not in given_up
+        ]
+
+    def _limits(
+        self, pools: Mapping[str, _Pool], runners: Sequence[ActiveRunner], now: float
+    ) -> dict[str, int | None]:
+        """Prefect's limits; a pool whose engine slots are all taken gets nothing more."""
+        limits = {name: pool.limit for name, pool in pools.items()}
+        active = Counter(runner.pool for runner in runners)
+        for name, until in self._no_slot_until.items():
+            limit = limits.get(name)
+            if name in limits and now < until and (limit is None or limit > active[name]):
+                limits[name] = active[name]
+        return limits
+
+    async def _drain(self, rows: Sequence[RunnerRecord]) -> None:
+        for row in rows:
+            if await self._store.runners.drain(row.id):
+                logger.info("runner.draining model=%s runner=%s", row.model, row.id)
+                for watch in self._watches.values():
+                    watch.runs.discard(row.flow_run_id or "")
+
+    async def _start(self, wanted: Sequence[tuple[str, str]], pools: Mapping[str, _Pool]) -> None:
+        for (model, pool), count in Counter(wanted).items():
+            try:
+                await self._start_runners(model, pool, count, pools[pool].active)
+            except (DispatchFailed, SettingsError) as error:
+                self._say(f"start on {pool}", error)
+                return
+            self._troubles.pop(f"start on {pool}", None)
+
+    async def _start_runners(
+        self, model: str, pool: str, count: int, active: Sequence[FlowRun]
+    ) -> None:
+        deployment = f"{RUN_CHUNKS}/{pool}"
+        last = await self._api.latest(deployment, tag=model)
+        if last is not None and not last.has_ended and last.id not in {run.id for run in active}:
+            # Another scheduler was faster; the next look counts what it has started.
+            return
+        for _ in range(count):
+            last = await self._api.start_after(
+                deployment, {"model": model}, name=model, last=last.id if last else None
+            )
+            self._watches[model].runs.add(last.id)
+            logger.info("runner.started model=%s pool=%s flow_run=%s", model, pool, last.id)
+
+
+def _merged(pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord]) -> list[ActiveRunner]:
+    """Runners, and flow runs that are not yet one, or no longer: each once."""
+    runs = {run.id: (name, run) for name, pool in pools.items() for run in pool.active}
+    merged = []
+    for row in rows:
+        _, run = runs.pop(row.flow_run_id or "", (None, None))
+        is_cancelling = run is not None and run.state == "CANCELLING"
+        merged.append(
+            ActiveRunner(
+                model=row.model or "",
+                pool=row.pool,
+                runner_id=row.id,
+                is_draining=row.status is RunnerStatus.DRAINING or is_cancelling,
+                started_at=row.started_at,
+                ready_at=row.ready_at,
+            )
+        )
+    merged += [
+        ActiveRunner(
+            model=run.model or "",
+            pool=name,
+            is_draining=run.state == "CANCELLING" or run.is_late,
+        )
+        for name, run in runs.values()
+    ]
+    return merged
+
+
+def _reason_to_give_up(watch: _Watch, entry: ModelDemand, run: FlowRun) -> str | None:
+    """Count the end of a runner. An answer since the one before clears the count."""
+    if run.state == "FAILED":
+        return run.message or f"The runner of {entry.model}, flow run {run.id}, failed."
+    # A chunk takes its answers along when it is done.
+    got_somewhere = entry.answered != watch.answered or _chunks(entry) < watch.chunks
+    watch.ends = 0 if got_somewhere else watch.ends + 1
+    watch.answered, watch.chunks = entry.answered, _chunks(entry)
+    how = f"{run.state.lower()} ({run.message or 'no message'})"
+    logger.warning("runner.ended model=%s flow_run=%s %s", entry.model, run.id, how)
+    if watch.ends < _ENDS_WITHOUT_ANSWER:
+        return None
+    return (
+        f"{watch.ends} runners of the model {entry.model} ended one after the other without an "
+        f"answer. The last one, flow run {run.id}, is {how}. "
+        "Do the workers of the GPU pool use the database of this batch?"
+    )
+
+
+def _chunks(entry: ModelDemand) -> int:
+    return entry.free_chunks + entry.leased_chunks
