@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 from prefect import flow
@@ -11,6 +12,7 @@ from prefect.states import Completed, Failed, State
 
 from batchyard.errors import BatchyardError
 from batchyard.steps.run import Runner
+from batchyard.steps.slot import NoSlotFree, engine_slot
 from flows.worker import worker_services
 from tasks.run_chunk import RUNNER, run_chunk
 
@@ -27,7 +29,13 @@ async def run_chunks(model: str) -> State:
     """
     async with worker_services() as services:
         try:
-            answered = await serve(services, model)
+            async with engine_slot(services) as slot:
+                if slot.devices is not None:
+                    # The engine inherits it; this process starts no other.
+                    os.environ["CUDA_VISIBLE_DEVICES"] = slot.devices
+                answered = await serve(services, model)
+        except NoSlotFree as error:
+            return Completed(name="NoSlot", message=str(error))
         except BatchyardError as error:
             return Failed(message=str(error), data=error)
     return Completed(message=f"{answered:,} requests answered")

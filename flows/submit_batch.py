@@ -13,7 +13,9 @@ from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.lines import REQUIRED_FIELDS
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.location import LocalFile, WebUrl, parse_location
-from flows.process_batch import process_batch
+from flows.cancel import cancel_its_batch
+from flows.control import control
+from flows.process_batch import take_to_its_end
 from flows.worker import worker_services
 
 # The server checks these before it records a flow run, the UI while the form is filled in.
@@ -24,7 +26,12 @@ Place = Annotated[str, Field(json_schema_extra=_NO_SECRET)]
 Endpoint = Annotated[str, Field(json_schema_extra=_ENDPOINTS)]
 
 
-@flow(name="submit-batch", flow_run_name="{input}", persist_result=False)
+@flow(
+    name="submit-batch",
+    flow_run_name="{input}",
+    persist_result=False,
+    on_cancellation=[cancel_its_batch],
+)
 async def submit_batch(
     input: Place,  # noqa: A002 - the name that people fill in
     output: Place = "",
@@ -32,6 +39,7 @@ async def submit_batch(
     model: str = "",
     endpoint: Endpoint = "",
     completion_window: str = "24h",
+    priority: int = 0,
     metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
 ) -> State:
     """Run a file of requests to its result file.
@@ -46,12 +54,13 @@ async def submit_batch(
         model: The model that every line must name. Empty: the one that the first line names.
         endpoint: The endpoint that every line must name. Empty: lines may name different ones.
         completion_window: How long the batch may take: a number and m, h or d.
+        priority: Among the batches of one tenant, the higher goes first.
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
     try:
         for name, text in (("input", input), ("output", output), ("errors", errors)):
             _check_recordable(name, text)
-        async with worker_services() as services:
+        async with worker_services() as services, control(services) as keeper:
             batch_id = await create_batch(
                 services,
                 BatchRequest(
@@ -62,13 +71,13 @@ async def submit_batch(
                     models=(model,) if model else (),
                     completion_window=completion_window,
                     metadata=metadata or None,
+                    priority=priority,
                 ),
+                owner=keeper.owner,
             )
+            return await take_to_its_end(services, keeper, batch_id)
     except BatchyardError as error:
         return Failed(message=str(error), data=error)
-    ended = await process_batch(batch_id, return_state=True)
-    # A new state, for Prefect would put "All states completed" in the place of the message.
-    return State(type=ended.type, name=ended.name, message=ended.message)
 
 
 def _check_recordable(name: str, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -103,7 +104,10 @@ def engine_log(settings: Settings, name: str) -> Path:
     """Where the engine of this name writes what it has to say."""
     folder = settings.home_folder / "logs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / f"engine-{name[-80:]}.log"
+    # Engines on other devices of this machine have logs of their own.
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if settings.engine_slots else ""
+    parts = ["engine", name[-80:], *([devices.replace(",", "-")] if devices else [])]
+    return folder / f"{'-'.join(parts)}.log"
 
 
 async def _load(block_type: type[B], name: str) -> B | None:

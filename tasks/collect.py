@@ -8,6 +8,6 @@ from tasks.step import step
 
 
 @step("collect")
-async def collect(batch_id: str) -> Collected:
+async def collect(batch_id: str, epoch: int) -> Collected:
     """The files, durable and not yet published, with their counts."""
-    return await collect_results(current_services(), batch_id)
+    return await collect_results(current_services(), batch_id, epoch)

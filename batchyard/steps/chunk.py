@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from batchyard.errors import LeaseLost
+from batchyard.errors import BatchyardError, EngineLost, LeaseLost
 from batchyard.framing import parse_envelope
 from batchyard.plan import RECORD, read_records
 from batchyard.results import Outcome
 from batchyard.steps.keys import segment_key
 from batchyard.steps.segments import encode_entry, finished_lines, put_bytes, read_object
 from batchyard.steps.window import WindowRequest
+from batchyard.store import Standing
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _READ_AHEAD = 64
 """Requests read from the input at a time."""
+_LAST_FLUSH_SECONDS = 5.0
 _FLUSH_BYTES = 4 * 1024**2
 """Finished lines in memory that are flushed before their time is up."""
 
@@ -57,6 +60,7 @@ class ChunkRun:
     """The life of one leased chunk in one runner.
 
     ``on_admitted`` is called once, when the last request has a slot: the next chunk may start.
+    ``on_answer`` gets the tokens of each answered request, by the plan's estimate.
     """
 
     services: Services
@@ -65,46 +69,97 @@ class ChunkRun:
     input_path: Path
     plan_key: str
     on_admitted: Callable[[], None]
-    on_answer: Callable[[], None]
+    on_answer: Callable[[float], None]
     tally: ChunkTally = field(default_factory=ChunkTally)
     _unflushed: list[bytes] = field(default_factory=list)
     _unflushed_bytes: int = 0
     _sequence: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_lost: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_lost: bool = False
+    _standing: Standing = Standing.RUN
+    _told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def lose(self) -> None:
         """The lease is not ours any more: :meth:`run` ends with ``LeaseLost``."""
-        self._is_lost.set()
+        self._is_lost = True
+        self._told.set()
 
-    async def run(self) -> ChunkTally:
-        """Return when every request of the chunk has its durable result line.
+    def stop(self, standing: Standing) -> None:
+        """End early and give the chunk back: what is in flight is finished or, to drop, aborted."""
+        if standing is not Standing.RUN:
+            self._standing = standing
+            self._told.set()
 
-        Raises :class:`~batchyard.errors.LeaseLost` when another runner owns the chunk, and
+    async def run(self) -> ChunkTally | None:
+        """Return when every request has its durable result line; None: it was stopped early.
+
+        What is finished by then is durable in any case. Raises
+        :class:`~batchyard.errors.LeaseLost` when another runner owns the chunk, and
         :class:`~batchyard.errors.EngineLost` when the engine was given up.
         """
+        work = asyncio.create_task(self._work())
+        told = asyncio.create_task(self._told.wait())
+        window_end = asyncio.create_task(self.window.ended())
         try:
-            finished = await self._finished_before()
-            async with asyncio.TaskGroup() as group:
-                flusher = group.create_task(self._flush_regularly())
-                watches = [
-                    group.create_task(self._fail_with_the_window()),
-                    group.create_task(self._fail_with_the_lease()),
-                ]
-                await self._admit(skip=finished)
-                self.on_admitted()
-                await flusher
-                for watch in watches:
-                    watch.cancel()
-        except ExceptionGroup as group_error:
-            raise group_error.exceptions[0] from None
+            await asyncio.wait((work, told, window_end), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+                await self._complete()
+                return self.tally
+            if told.done():
+                await self._end_early(work)
+                return None
+            self.window.check()
+            raise EngineLost("The window was closed with requests in it.")
+        finally:
+            for task in (work, told, window_end):
+                task.cancel()
+            await asyncio.wait((work, told, window_end))
+            if self._unflushed and not self._is_lost:
+                await self._save()
+
+    async def _work(self) -> None:
+        finished = await self._finished_before()
+        flusher = asyncio.create_task(self._flush_regularly())
+        try:
+            admission = asyncio.create_task(self._admit(skip=finished))
+            try:
+                await asyncio.wait((admission, flusher), return_when=asyncio.FIRST_COMPLETED)
+                if flusher.done():
+                    flusher.result()
+                await admission
+            finally:
+                admission.cancel()
+                await asyncio.wait((admission,))
+            self.on_admitted()
+            await flusher
+        finally:
+            flusher.cancel()
+            await asyncio.wait((flusher,))
+
+    async def _end_early(self, work: asyncio.Task[None]) -> None:
+        work.cancel()
+        await asyncio.wait((work,))
+        is_paused = not self._is_lost and self._standing is Standing.YIELD
+        await self.window.withdraw(self.lease.key, abort=not is_paused)
+        if self._is_lost:
+            raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
+        await self._flush()
+        await self.services.store.chunks.release(self.lease)
+
+    async def _save(self) -> None:
+        """Keep what is finished though the run is cut short; the next owner need not run it."""
+        with contextlib.suppress(BatchyardError, TimeoutError):
+            async with asyncio.timeout(_LAST_FLUSH_SECONDS):
+                await self._flush()
+
+    async def _complete(self) -> None:
         await self.services.store.chunks.complete(
             self.lease,
             completed=self.tally.completed,
             failed=self.tally.failed,
             usage=self.tally.usage.to_wire(),
         )
-        return self.tally
 
     async def _finished_before(self) -> Iterable[int]:
         if self.lease.epoch <= 1:
@@ -126,6 +181,7 @@ class ChunkRun:
                     envelope.url,
                     bytes(envelope.body),
                     self._deliver,
+                    owner=self.lease.key,
                 )
             )
 
@@ -150,7 +206,7 @@ class ChunkRun:
         self._unflushed_bytes += len(entry)
         if self._is_answered or self._unflushed_bytes >= _FLUSH_BYTES:
             self._wake.set()
-        self.on_answer()
+        self.on_answer(self.lease.token_estimate / self.lease.request_count)
 
     @property
     def _is_answered(self) -> bool:
@@ -176,19 +232,16 @@ class ChunkRun:
         lease = self.lease
         key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence)
         self._sequence += 1
-        # Bytes first, then the row that counts them.
-        await put_bytes(self.services.storage, key, entries)
+        try:
+            # Bytes first, then the row that counts them.
+            await put_bytes(self.services.storage, key, entries)
+        except BaseException:
+            self._unflushed = entries + self._unflushed
+            self._unflushed_bytes += sum(map(len, entries))
+            raise
         await self.services.store.chunks.record_progress(
             lease, completed=tally.completed, failed=tally.failed, usage=tally.usage.to_wire()
         )
-
-    async def _fail_with_the_window(self) -> None:
-        await self.window.ended()
-        self.window.check()
-
-    async def _fail_with_the_lease(self) -> None:
-        await self._is_lost.wait()
-        raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
 
 
 def _read_envelopes(descriptor: int, records: Any) -> list[tuple[Any, Envelope]]:

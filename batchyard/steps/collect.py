@@ -17,7 +17,7 @@ import numpy as np
 from batchyard.framing import parse_envelope, read_lines
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, Outcome, unanswered
-from batchyard.steps.keys import file_key, segments_prefix
+from batchyard.steps.keys import file_key, result_key, segments_prefix
 from batchyard.steps.segments import decode_entries, read_object
 from batchyard.steps.services import Progress
 from batchyard.storage.file import os_errors_as_ours
@@ -53,14 +53,17 @@ class Collected:
     error: NewFile | None
     counts: RequestCounts
     usage: TokenUsage
+    epoch: int
+    """The lease under which they were made."""
 
 
-async def collect_results(services: Services, batch_id: str) -> Collected:
+async def collect_results(services: Services, batch_id: str, epoch: int) -> Collected:
     """Make the two files of a batch of which nothing more will run.
 
     A batch in progress moves to ``finalizing``. Lines without a result get their
     ``batch_expired`` or ``batch_cancelled`` line in the error file and count as neither completed
-    nor failed. Running it again replaces the same objects.
+    nor failed. Running it again replaces the same objects; under another lease it makes others,
+    so that nobody overwrites what is published already.
     """
     batch = await services.store.batches.get(batch_id)
     if batch.status is BatchStatus.IN_PROGRESS:
@@ -81,10 +84,11 @@ async def collect_results(services: Services, batch_id: str) -> Collected:
             await _add_unfinished(services, batch, lines, _UNFINISHED[target])
         return Collected(
             target=target,
-            output=await _write_file(services, batch, lines, Outcome.OUTPUT),
-            error=await _write_file(services, batch, lines, Outcome.ERROR),
+            output=await _write_file(services, batch, lines, Outcome.OUTPUT, epoch),
+            error=await _write_file(services, batch, lines, Outcome.ERROR, epoch),
             counts=counts,
             usage=lines.usage,
+            epoch=epoch,
         )
 
 
@@ -170,7 +174,7 @@ def _custom_ids(path: Path) -> Iterator[str]:
 
 
 async def _write_file(
-    services: Services, batch: BatchRecord, lines: _Lines, outcome: Outcome
+    services: Services, batch: BatchRecord, lines: _Lines, outcome: Outcome, epoch: int
 ) -> NewFile | None:
     kind: Literal["output", "error"] = "output" if outcome is Outcome.OUTPUT else "error"
     parts = lines.parts(outcome)
@@ -185,7 +189,7 @@ async def _write_file(
             part = await asyncio.to_thread(next, parts, b"")
 
     file_id = result_file_id(batch.id, kind)
-    stored = await services.storage.put(file_key(file_id), stream())
+    stored = await services.storage.put(result_key(file_id, epoch), stream())
     return NewFile(
         id=file_id,
         purpose="batch_output",

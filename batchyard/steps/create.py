@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batchyard.errors import RequestRefused
+from batchyard.forecast import OpenWork
 from batchyard.lines import REQUIRED_FIELDS
+from batchyard.steps.forecast import check_window
 from batchyard.storage.location import LocalFile, check_output, parse_location
-from batchyard.store import BatchLocations, BatchOptions, NewBatch
+from batchyard.store import BatchLocations, BatchOptions, NewBatch, Quota
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,12 +43,28 @@ class BatchRequest:
     mixed_models: bool = False
     completion_window: str = "24h"
     metadata: Mapping[str, str] | None = field(default=None)
+    priority: int = 0
+    tenant: str = "default"
 
 
-async def create_batch(services: Services, request: BatchRequest) -> str:
+def default_quota(services: Services) -> Quota:
+    """For tenants that have none of their own."""
+    quota = services.settings.quota
+    return Quota(
+        max_active_batches=quota.active_batches,
+        max_enqueued_requests=quota.enqueued_requests,
+        max_enqueued_tokens=quota.enqueued_tokens,
+    )
+
+
+async def create_batch(
+    services: Services, request: BatchRequest, *, owner: str | None = None
+) -> str:
     """Write the batch's row and return its id. Nothing has been read or run yet.
 
-    Raises :class:`~batchyard.errors.RequestRefused`, and
+    With an ``owner`` the batch is leased to it. Raises
+    :class:`~batchyard.errors.RequestRefused`, :class:`~batchyard.errors.QuotaExceeded`,
+    :class:`~batchyard.errors.WindowUnattainable`, and
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
     if request.endpoint is not None and request.endpoint not in REQUIRED_FIELDS:
@@ -66,6 +84,8 @@ async def create_batch(services: Services, request: BatchRequest) -> str:
         completion_window=request.completion_window,
         window_seconds=window_seconds,
         metadata=dict(request.metadata) if request.metadata is not None else None,
+        priority=request.priority,
+        tenant=request.tenant,
         options=BatchOptions(
             mixed_endpoints=request.endpoint is None,
             mixed_models=request.mixed_models,
@@ -75,7 +95,24 @@ async def create_batch(services: Services, request: BatchRequest) -> str:
             _absolute(request.input), _absolute(request.output), _absolute(request.error)
         ),
     )
-    return (await services.store.batches.create(batch)).id
+    if len(request.models) == 1:
+        await _check_backlog(services, batch, request.models[0])
+    created = await services.store.batches.create(
+        batch,
+        quota=default_quota(services),
+        owner=owner,
+        lease_seconds=services.settings.lease_seconds,
+    )
+    return created.id
+
+
+async def _check_backlog(services: Services, batch: NewBatch, model: str) -> None:
+    """What waits already may be too much. How much is new is known when the input is read."""
+    now = int(await services.store.database.now())
+    new = OpenWork(
+        batch.id, model, batch.tenant, now + batch.window_seconds, batch.priority, now, 1.0
+    )
+    await check_window(services, new, batch.completion_window)
 
 
 def parse_window(text: str) -> int:

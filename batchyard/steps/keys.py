@@ -2,7 +2,8 @@
 
 ::
 
-    files/<file id>                                   inputs, outputs, error files
+    files/<file id>                                   inputs
+    files/<file id>.<epoch>                           outputs and error files
     batches/<batch id>/plan                           records in the order of execution
     batches/<batch id>/segments/<chunk>-<epoch>-<n>   finished lines
 """
@@ -12,6 +13,11 @@ from __future__ import annotations
 
 def file_key(file_id: str) -> str:
     return f"files/{file_id}"
+
+
+def result_key(file_id: str, epoch: int) -> str:
+    """The epoch is that of the batch's lease: of two who make a file, one is published."""
+    return f"{file_key(file_id)}.{epoch}"
 
 
 def plan_key(batch_id: str) -> str:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator
 from batchyard.plan import Planner, PlanSummary
+from batchyard.steps.create import default_quota
+from batchyard.steps.forecast import check_window
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.services import Progress
 from batchyard.storage.file import os_errors_as_ours
@@ -38,7 +41,8 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
     """Validate the input, store the plan, move the batch to ``in_progress`` with its chunks.
 
     None when the batch is past validation already. Raises
-    :class:`~batchyard.errors.InputRefused` with every (capped) error of the file.
+    :class:`~batchyard.errors.InputRefused` with every (capped) error of the file,
+    :class:`~batchyard.errors.QuotaExceeded` and :class:`~batchyard.errors.WindowUnattainable`.
     """
     batch = await services.store.batches.get(batch_id)
     if batch.status is not BatchStatus.VALIDATING:
@@ -49,6 +53,7 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
         input_path = await services.storage.local_path(file_key(batch.input_file_id), folder)
         with os_errors_as_ours(str(services.spool)):
             prepared = await asyncio.to_thread(_prepare, services, batch, input_path, folder)
+        await check_window(services, _open_work(batch, prepared), batch.completion_window)
         await services.storage.put(plan_key(batch_id), _file_parts(folder / "plan"))
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -67,6 +72,7 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
             )
             for chunk in prepared.plan.chunks
         ],
+        quota=default_quota(services),
     )
     return prepared
 
@@ -91,6 +97,18 @@ def _prepare(services: Services, batch: BatchRecord, input_path: Path, folder: P
         summary = planner.write(plan_file)
     assert validator.model is not None  # noqa: S101 - every valid line names one
     return Prepared(validator.model, summary)
+
+
+def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:
+    return OpenWork(
+        batch.id,
+        prepared.model,
+        batch.tenant,
+        batch.expires_at,
+        batch.priority,
+        batch.created_at,
+        remaining_tokens=sum(chunk.token_estimate for chunk in prepared.plan.chunks),
+    )
 
 
 async def _file_parts(path: Path) -> AsyncIterator[bytes]:

@@ -32,7 +32,8 @@ class Published:
 async def publish_results(services: Services, batch_id: str, collected: Collected) -> Published:
     """Deliver the files to the user's locations, then end the batch as collected.
 
-    A batch that has ended already is left as it is: terminal is final.
+    A batch that has ended already is left as it is: terminal is final. Raises
+    :class:`~batchyard.errors.LeaseLost` when somebody else has the batch by now.
     """
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
@@ -50,6 +51,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         error=collected.error,
         counts=collected.counts,
         usage=collected.usage.to_wire(),
+        epoch=collected.epoch,
     )
     return Published(ended, tuple(filter(None, undelivered)))
 

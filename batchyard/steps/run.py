@@ -9,11 +9,13 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Self
 
-from batchyard.errors import LeaseLost, StoreError
+from batchyard.errors import LeaseLost, RecordNotFound, StoreError
+from batchyard.lifecycle import BatchStatus
 from batchyard.steps.chunk import ChunkRun
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.services import Progress
 from batchyard.steps.window import RetryPolicy, Window
+from batchyard.store import RunnerKind, RunnerStatus, Standing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CLAIM_PAUSE_SECONDS = 0.5
-"""Between two looks at the database for a chunk, when there was none."""
+_PACE_SECONDS = 5.0
+"""A rate is measured over so much busy time."""
 
 
 class Runner:
@@ -40,8 +42,9 @@ class Runner:
                 async for lease in runner.leases():
                     group.create_task(runner.run(lease))
 
-    ``batch_id`` restricts it to one batch; it then ends with the batch's last chunk, otherwise
-    after ``runner_idle_seconds`` without work.
+    ``batch_id`` restricts it to one batch; it then ends with the batch's last chunk. Otherwise
+    it is known to everybody, and ends after ``runner_idle_seconds`` without work or when it is
+    told to drain.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class Runner:
         self._flow_run_id = flow_run_id
         self._owner = f"runner_{secrets.token_hex(16)}"
         self._is_announced = False
+        self._is_draining = False
+        self._pace = _Pace()
         self.answered = 0
         """Requests answered by this runner."""
         self._answered_before = 0
@@ -70,7 +75,6 @@ class Runner:
         # Held by the one chunk that is being admitted: chunks enter the window in their order,
         # and none is leased before there is room for its first request.
         self._admission = asyncio.Lock()
-        self._background: asyncio.Task[None]
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
@@ -87,7 +91,7 @@ class Runner:
             await stack.enter_async_context(self._leases_kept())
             stack.push_async_callback(self._engine.stop)
             self.services.on_progress(Progress(self.batch_id or "", "loading"))
-            await self._engine.start(self._show_start)
+            await self._start_engine()
             self._window = await stack.enter_async_context(
                 Window(
                     self._engine,
@@ -109,7 +113,7 @@ class Runner:
         while True:
             await self._admission.acquire()
             self._window.check()
-            lease = await self._claim()
+            lease = None if self._is_draining else await self._claim()
             if lease is not None:
                 self._held[lease.batch_id, lease.index] = lease
                 yield lease
@@ -120,12 +124,13 @@ class Runner:
                 idle_since = time.monotonic()
             if await self._is_over(idle_since):
                 return
-            await asyncio.sleep(_CLAIM_PAUSE_SECONDS)
+            await asyncio.sleep(self.services.settings.poll_seconds)
 
     async def run(self, batch_id: str, index: int) -> ChunkTally | None:
         """Run a chunk that :meth:`leases` has handed out, to its last durable line.
 
-        None when its lease was lost: the new owner runs what is missing.
+        None when it was given back before its end, or lost to another runner: whoever has it
+        next runs what is missing.
         """
         admitting = True
 
@@ -145,7 +150,7 @@ class Runner:
                 on_answer=self._count_answer,
             )
             self._running[batch_id, index] = chunk
-            tally: ChunkTally | None = await chunk.run()
+            tally = await chunk.run()
         except LeaseLost as error:
             logger.warning("chunk.lost %s", error)
             tally = None
@@ -159,7 +164,12 @@ class Runner:
     async def _announce(self, stack: contextlib.AsyncExitStack) -> None:
         """Be counted on for every batch of the model, until the stack is closed."""
         runners = self.services.store.runners
-        record = await runners.register(model=self.model, flow_run_id=self._flow_run_id)
+        record = await runners.register(
+            kind=RunnerKind.CHUNKS,
+            model=self.model,
+            pool=self.services.settings.pool,
+            flow_run_id=self._flow_run_id,
+        )
         self._owner = record.id
         self._is_announced = True
         stack.push_async_callback(runners.retire, record.id)
@@ -178,39 +188,92 @@ class Runner:
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:
             chunks = await self.services.store.chunks.summary(self.batch_id)
-            return chunks.pending == 0 and chunks.leased == len(self._held)
+            if chunks.pending == 0 and chunks.leased == len(self._held):
+                return True
+            batch = await self.services.store.batches.get(self.batch_id)
+            return batch.status is not BatchStatus.IN_PROGRESS
         if self._held:
             return False
-        return time.monotonic() - idle_since >= self.services.settings.runner_idle_seconds
+        idle_seconds = time.monotonic() - idle_since
+        return self._is_draining or idle_seconds >= self.services.settings.runner_idle_seconds
 
     @contextlib.asynccontextmanager
     async def _leases_kept(self) -> AsyncIterator[None]:
         """Renew what is held while the block runs; give it back at the end."""
-        self._background = asyncio.create_task(self._keep_leases(), name="leases")
+        background = [
+            asyncio.create_task(self._keep_leases(), name="leases"),
+            asyncio.create_task(self._keep_looking(), name="look"),
+        ]
         try:
             yield
         finally:
-            self._background.cancel()
-            await asyncio.wait([self._background])
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
             for lease in self._held.values():
                 with contextlib.suppress(LeaseLost):
                     await self.services.store.chunks.release(lease)
 
     async def _keep_leases(self) -> None:
-        """Renew every lease that is held, in one statement, and tell that this runner lives."""
+        """Renew every lease that is held, in one statement."""
         store, settings = self.services.store, self.services.settings
         while True:
             await asyncio.sleep(settings.lease_seconds / 3)
             try:
-                renewed = set(await store.chunks.renew(self._owner, settings.lease_seconds))
-                for place, lease in self._held.items():
-                    if lease.key not in renewed and place in self._running:
-                        self._running[place].lose()
-                if self._is_announced:
-                    await store.runners.heartbeat(self._owner)
+                await store.chunks.renew(self._owner, settings.lease_seconds)
             except StoreError as error:
                 # There is another try before the leases end; to stop here would lose them all.
                 logger.warning("leases.not_renewed runner=%s %s", self._owner, error)
+
+    async def _keep_looking(self) -> None:
+        """See what has become of what is held, tell that this runner lives, and how fast it is."""
+        while True:
+            await asyncio.sleep(self.services.settings.look_seconds)
+            try:
+                await self._look()
+            except RecordNotFound:
+                # It was silent for so long that it was taken for dead: another has its place.
+                self._drain()
+            except StoreError as error:
+                logger.warning("runner.not_seen runner=%s %s", self._owner, error)
+
+    async def _look(self) -> None:
+        store = self.services.store
+        # Before the database is asked: what is claimed meanwhile is not in its answer.
+        running = [(chunk.lease.key, chunk) for chunk in self._running.values()]
+        if running:
+            standings = await store.chunks.held(self._owner)
+            for key, chunk in running:
+                if key not in standings:
+                    chunk.lose()
+                else:
+                    chunk.stop(standings[key])
+        if not self._is_announced:
+            return
+        if await store.runners.heartbeat(self._owner) is RunnerStatus.DRAINING:
+            self._drain()
+        tokens_per_second = self._pace.measured(is_busy=bool(self._running))
+        if tokens_per_second is not None:
+            await store.rates.record(
+                self.model, self.services.settings.pool, tokens_per_second=tokens_per_second
+            )
+
+    def _drain(self) -> None:
+        """Another model waits for this place: finish what is in the engine, nothing more."""
+        self._is_draining = True
+        for chunk in self._running.values():
+            chunk.stop(Standing.YIELD)
+
+    async def _start_engine(self) -> None:
+        began = time.monotonic()
+        await self._engine.start(self._show_start)
+        if self._is_announced:
+            await self.services.store.runners.ready(self._owner)
+            await self.services.store.rates.record(
+                self.model,
+                self.services.settings.pool,
+                load_seconds=time.monotonic() - began,
+            )
 
     # -- what chunks need -------------------------------------------------------------------
 
@@ -226,8 +289,9 @@ class Runner:
             file_key(batch.input_file_id), self.services.spool
         )
 
-    def _count_answer(self) -> None:
+    def _count_answer(self, tokens: float) -> None:
         self.answered += 1
+        self._pace.tokens += tokens
         self._show_answers()
 
     def _show_answers(self) -> None:
@@ -240,6 +304,28 @@ class Runner:
         self.services.on_progress(
             Progress(self.batch_id or "", "loading", done, total, start.message)
         )
+
+
+class _Pace:
+    """Tokens per second of busy time, by the plan's estimates of tokens."""
+
+    def __init__(self) -> None:
+        self.tokens = 0.0
+        self._counted = 0.0
+        self._busy_seconds = 0.0
+        self._looked_at: float | None = None
+
+    def measured(self, *, is_busy: bool) -> float | None:
+        """To be asked regularly; a rate when enough time was spent busy since the last one."""
+        now = time.monotonic()
+        if is_busy and self._looked_at is not None:
+            self._busy_seconds += now - self._looked_at
+        self._looked_at = now if is_busy else None
+        if self._busy_seconds < _PACE_SECONDS:
+            return None
+        rate = (self.tokens - self._counted) / self._busy_seconds
+        self._counted, self._busy_seconds = self.tokens, 0.0
+        return rate
 
 
 async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:

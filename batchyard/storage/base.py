@@ -19,6 +19,15 @@ class StoredObject:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """One object of a listing. ``age_seconds``: since it was written, by the storage's clock."""
+
+    key: str
+    size_bytes: int
+    age_seconds: float
+
+
 class Storage(Protocol):
     """Immutable objects under slash-separated keys such as ``files/file-abc``.
 
@@ -51,6 +60,17 @@ class Storage(Protocol):
 
     def list(self, prefix: str) -> AsyncIterator[str]:
         """Every key that starts with ``prefix``, in byte order."""
+        ...
+
+    def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
+        """As :meth:`list`, with sizes and ages; one that goes away meanwhile may be left out."""
+        ...
+
+    async def remove_unfinished(self, prefix: str, older_than_seconds: float) -> int:
+        """Wipe what killed writers left half-written below ``prefix``, a folder: how many.
+
+        What was touched less than ``older_than_seconds`` ago may still be growing, and stays.
+        """
         ...
 
     async def local_path(self, key: str, spool: Path) -> Path:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import ObjectNotFound
+from batchyard.storage.base import ListedObject
 from batchyard.storage.file import (
     make_folder,
     os_errors_as_ours,
@@ -19,9 +24,11 @@ from batchyard.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator
-    from pathlib import Path
 
     from batchyard.storage.base import StoredObject
+
+_PARTIAL: Final = re.compile(r"\.[0-9a-f]{16}\.partial")
+"""What :func:`~batchyard.storage.file.write_file` calls a file that is not whole yet."""
 
 
 class LocalStorage:
@@ -58,6 +65,16 @@ class LocalStorage:
             keys = await in_thread(_keys_below, self._root, prefix)
         for key in keys:
             yield key
+
+    async def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
+        with os_errors_as_ours(prefix):
+            found = await in_thread(_listing, self._root, prefix)
+        for each in found:
+            yield each
+
+    async def remove_unfinished(self, prefix: str, older_than_seconds: float) -> int:
+        with os_errors_as_ours(prefix):
+            return await in_thread(_remove_unfinished, self._root, prefix, older_than_seconds)
 
     async def local_path(self, key: str, spool: Path) -> Path:  # noqa: ARG002 — has the file
         return await self._existing(key)
@@ -99,6 +116,50 @@ def _keys_below(root: Path, prefix: str) -> list[str]:
             if key.startswith(prefix) and not name.startswith("."):
                 keys.append(key)
     return sorted(keys)
+
+
+def _listing(root: Path, prefix: str) -> list[ListedObject]:
+    found = []
+    for key in _keys_below(root, prefix):
+        with contextlib.suppress(FileNotFoundError):
+            status = (root / key).stat()
+            found.append(ListedObject(key, status.st_size, _age_seconds(status)))
+    return found
+
+
+def _remove_unfinished(root: Path, prefix: str, older_than_seconds: float) -> int:
+    """Also folders that were left empty, but for those at the top.
+
+    They are used all the time: one must not go while a put is about to write into it.
+    """
+    removed = 0
+    emptied: list[Path] = []
+    for where, folders, names in os.walk(root / prefix.rpartition("/")[0]):
+        folder = Path(where)
+        if folder != root:
+            emptied += [
+                each for name in folders if _is_old(each := folder / name, older_than_seconds)
+            ]
+        for path in (folder / name for name in names if _PARTIAL.fullmatch(name)):
+            if _is_old(path, older_than_seconds):
+                path.unlink(missing_ok=True)
+                removed += 1
+    for folder in reversed(emptied):
+        with contextlib.suppress(OSError):  # most are not empty
+            folder.rmdir()
+    return removed
+
+
+def _is_old(path: Path, older_than_seconds: float) -> bool:
+    try:
+        return _age_seconds(path.stat()) >= older_than_seconds
+    except FileNotFoundError:
+        return False
+
+
+def _age_seconds(status: os.stat_result) -> float:
+    # The file system's times are this host's, or near it: nobody asks for an age of seconds.
+    return max(0.0, time.time() - status.st_mtime)
 
 
 def _raise(error: OSError) -> None:

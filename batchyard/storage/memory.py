@@ -5,10 +5,12 @@ It keeps the same promises as the others, and fails when told to.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.errors import ObjectNotFound, StorageUnavailable
+from batchyard.storage.base import ListedObject
 from batchyard.storage.blocks import BLOCK_BYTES, Tally
 from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
 from batchyard.storage.key import checked_key
@@ -34,6 +36,7 @@ class MemoryStorage:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         """What is stored, for a test to look at."""
+        self._written: dict[str, float] = {}
         self._put_failure: _Failure | None = None
         self._get_failure: _Failure | None = None
 
@@ -61,6 +64,7 @@ class MemoryStorage:
             tally.add(part)
             self._fail_if_due(self._put_failure, len(content))
         self.objects[key] = bytes(content)
+        self._written[key] = time.monotonic()
         return tally.stored(key)
 
     async def get(
@@ -87,6 +91,20 @@ class MemoryStorage:
         for key in sorted(self.objects):
             if key.startswith(prefix):
                 yield key
+
+    async def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
+        now = time.monotonic()
+        for key in sorted(self.objects):
+            if key.startswith(prefix):
+                age_seconds = now - self._written.get(key, now)
+                yield ListedObject(key, len(self.objects[key]), age_seconds)
+
+    async def remove_unfinished(
+        self,
+        prefix: str,  # noqa: ARG002 — has none
+        older_than_seconds: float,  # noqa: ARG002 — has none
+    ) -> int:
+        return 0
 
     async def local_path(self, key: str, spool: Path) -> Path:
         path = spool / checked_key(key)

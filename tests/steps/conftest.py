@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.stub import StubEngine
-from batchyard.errors import BatchyardError
 from batchyard.settings import read_settings
-from batchyard.steps.collect import collect_results
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
+from batchyard.steps.keeper import BatchKeeper
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.publish import fail_batch, publish_results
+from batchyard.steps.process import bare_steps, process
 from batchyard.steps.run import run_chunks
 from batchyard.steps.services import Services, open_services
 from batchyard.storage.bucket import S3Credentials
@@ -77,16 +76,13 @@ class Yard:
 
     async def finish(self, batch_id: str) -> BatchRecord:
         """What the process-batch flow does, in its order."""
-        try:
-            await fetch_input(self.services, batch_id)
-            await prepare_batch(self.services, batch_id)
-            batch = await self.services.store.batches.get(batch_id)
-            if batch.status == "in_progress":
-                await run_chunks(self.services, "stub-model", batch_id=batch_id)
-            collected = await collect_results(self.services, batch_id)
-            published = await publish_results(self.services, batch_id, collected)
-        except BatchyardError as error:
-            return await fail_batch(self.services, batch_id, error)
+        services = self.services
+
+        async def run(batch_id: str) -> int:
+            return await run_chunks(services, "stub-model", batch_id=batch_id)
+
+        async with BatchKeeper(services) as keeper:
+            published = await process(services, keeper, batch_id, bare_steps(services, run))
         self.undelivered = published.undelivered
         return published.batch
 
@@ -96,7 +92,8 @@ class Yard:
     async def results(self, file_id: str | None) -> list[dict[str, Any]]:
         if file_id is None:
             return []
-        data = b"".join([part async for part in self.services.storage.get(f"files/{file_id}")])
+        key = (await self.services.store.files.get(file_id)).storage_key
+        data = b"".join([part async for part in self.services.storage.get(key)])
         assert data.endswith(b"\n")
         return [json.loads(line) for line in data.splitlines()]
 
@@ -112,7 +109,12 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
         return S3Credentials()
 
     settings = read_settings(
-        home=tmp_path / "home", chunk_requests=10, flush_seconds=0.05, retry_pause_seconds=0.01
+        home=tmp_path / "home",
+        chunk_requests=10,
+        flush_seconds=0.05,
+        retry_pause_seconds=0.01,
+        poll_seconds=0.02,
+        look_seconds=0.05,
     )
     async with open_services(
         settings, engine_for=engine_for, s3_credentials=s3_credentials

@@ -31,7 +31,7 @@ async def write_segment(yard: Yard, batch_id: str, epoch: int, *entries: bytes) 
 
 
 async def end(yard: Yard, batch_id: str) -> BatchRecord:
-    collected = await collect_results(yard.services, batch_id)
+    collected = await collect_results(yard.services, batch_id, 0)
     return (await publish_results(yard.services, batch_id, collected)).batch
 
 
@@ -103,8 +103,8 @@ async def test_lines_without_an_answer_count_as_failed_only_if_the_engine_was_to
 async def test_collecting_twice_gives_the_same_files(yard: Yard) -> None:
     batch_id = await yard.prepared(lines(5))
     await run_chunks(yard.services, "stub-model", batch_id=batch_id)
-    first = await collect_results(yard.services, batch_id)
-    second = await collect_results(yard.services, batch_id)
+    first = await collect_results(yard.services, batch_id, 0)
+    second = await collect_results(yard.services, batch_id, 0)
     assert first == second
 
 

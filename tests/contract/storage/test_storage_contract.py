@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from batchyard.errors import LocationRefused, ObjectNotFound
 from batchyard.storage.base import StoredObject
+from batchyard.storage.local import LocalStorage
+from batchyard.storage.memory import MemoryStorage
+from tests.contract.storage.conftest import BUCKET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from batchyard.storage.base import Storage
+    from batchyard.storage.base import ListedObject, Storage
+    from batchyard.storage.s3 import S3Storage
 
 KEY = "files/file-abc"
 LARGE = random.Random(0).randbytes(11 * 1024 * 1024 + 17)  # three parts of a multipart upload
@@ -206,3 +212,134 @@ async def test_many_puts_and_gets_at_once_do_not_mix(storage: Storage) -> None:
     got = await asyncio.gather(*(content_of(storage, key) for key in contents))
 
     assert got == list(contents.values())
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def own_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """Those that are listed and tidied; a presigned URL names one object and can do neither."""
+    match request.param:
+        case "local":
+            return LocalStorage(tmp_path / "objects")
+        case "memory":
+            return MemoryStorage()
+    made: S3Storage = request.getfixturevalue("s3_storage")
+    return made
+
+
+async def listed(storage: Storage, prefix: str = "") -> list[ListedObject]:
+    return [each async for each in storage.listing(prefix)]
+
+
+async def test_a_listing_has_the_keys_in_byte_order_with_their_sizes(own_storage: Storage) -> None:
+    """The same keys as ``list`` gives, whatever the prefix."""
+    for n, key in enumerate(["plan", "files/a/b", "files2/x", "files/a.b", "files/B"]):
+        await own_storage.put(key, parts_of(bytes(n)))
+
+    for prefix in ("", "files/", "files/a", "fil", "absent/"):
+        found = await listed(own_storage, prefix)
+        assert [each.key for each in found] == await keys_of(own_storage, prefix)
+    assert [each.size_bytes for each in await listed(own_storage)] == [4, 3, 1, 2, 0]
+
+
+async def test_a_listing_says_how_long_ago_an_object_was_written(own_storage: Storage) -> None:
+    """Of a new object: a few seconds, even where another host's clock is asked."""
+    await own_storage.put(KEY, parts_of(b"content"))
+
+    (found,) = await listed(own_storage, KEY)
+    assert 0 <= found.age_seconds < 60
+
+
+async def test_a_second_put_makes_an_object_young_again(own_storage: Storage) -> None:
+    """What is replaced has the age of its new content."""
+    await own_storage.put(KEY, parts_of(b"first"))
+    await asyncio.sleep(2.1)
+    await own_storage.put(KEY, parts_of(b"second"))
+
+    (found,) = await listed(own_storage, KEY)
+    assert found.age_seconds < 2
+
+
+async def test_a_whole_object_is_never_unfinished(own_storage: Storage) -> None:
+    """However old it may be; and a storage in which nothing was ever put is fine as well."""
+    assert await own_storage.remove_unfinished("files/", 0) == 0
+    await own_storage.put(KEY, parts_of(LARGE))
+
+    assert await own_storage.remove_unfinished("files/", 0) == 0
+    assert await content_of(own_storage, KEY) == LARGE
+
+
+async def test_a_put_that_goes_on_is_left_alone(own_storage: Storage) -> None:
+    """What grows is younger than what is asked for."""
+    going_on, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield LARGE
+        going_on.set()
+        await go_on.wait()
+
+    putting = asyncio.create_task(own_storage.put(KEY, slow()))
+    await asyncio.wait_for(going_on.wait(), timeout=20)
+    assert await own_storage.remove_unfinished("files/", 60) == 0
+    go_on.set()
+    await putting
+
+    assert await content_of(own_storage, KEY) == LARGE
+
+
+async def test_a_killed_process_s_half_written_file_is_wiped(tmp_path: Path) -> None:
+    """By its name and its age; another hidden file is not ours."""
+    storage = LocalStorage(tmp_path)
+    await storage.put(KEY, parts_of(b"content"))
+    old = tmp_path / "files" / f".{'0a' * 8}.partial"
+    young = tmp_path / "files" / f".{'0b' * 8}.partial"
+    other = tmp_path / "files" / ".nfs0000.partial"
+    for path in (old, young, other):
+        path.write_bytes(b"half a pro")
+    an_hour_ago = time.time() - 3600
+    for path in (old, other):
+        os.utime(path, (an_hour_ago, an_hour_ago))
+
+    assert await storage.remove_unfinished("files/", 3500) == 1
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == [
+        young.name,
+        other.name,
+        "file-abc",
+    ]
+
+
+async def test_folders_that_were_left_empty_go_in_the_end(tmp_path: Path) -> None:
+    """Those of a batch, but never one of the top: it is always in use."""
+    storage = LocalStorage(tmp_path / "objects")
+    await storage.put("batches/one/segments/a", parts_of(b"x"))
+    await storage.put("batches/two/segments/a", parts_of(b"x"))
+    await storage.put(KEY, parts_of(b"x"))
+    await storage.delete("batches/one/segments/a")
+    await storage.delete(KEY)
+
+    await storage.remove_unfinished("batches/", 60)
+    assert (tmp_path / "objects/batches/one/segments").is_dir()
+    await storage.remove_unfinished("batches/", 0)
+    await storage.remove_unfinished("files/", 0)
+    assert not (tmp_path / "objects/batches/one").exists()
+    assert (tmp_path / "objects/files").is_dir()
+    assert await keys_of(storage) == ["batches/two/segments/a"]
+
+
+async def test_a_killed_process_s_upload_is_aborted(
+    s3_storage: S3Storage, s3_client: Any, prefix: str
+) -> None:
+    """Its parts cannot be seen, but they hold prompts and cost money."""
+    upload = s3_client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/files/one")
+    s3_client.upload_part(
+        Bucket=BUCKET,
+        Key=f"{prefix}/files/one",
+        UploadId=upload["UploadId"],
+        PartNumber=1,
+        Body=b"half a prompt",
+    )
+    elsewhere = s3_client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/theirs/files/one")
+
+    assert await s3_storage.remove_unfinished("files/", 3600) == 0
+    assert await s3_storage.remove_unfinished("files/", 0) == 1
+    uploads = s3_client.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix)["Uploads"]
+    assert [each["UploadId"] for each in uploads] == [elsewhere["UploadId"]]

@@ -1,0 +1,80 @@
+"""When each running batch will probably be done, from what was measured and what is open."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from batchyard.errors import WindowUnattainable
+from batchyard.forecast import Capacity, OpenWork, forecast
+from batchyard.store import RunnerKind, RunnerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchyard.steps.services import Services
+    from batchyard.store import BatchRecord
+
+logger = logging.getLogger(__name__)
+
+
+async def update_forecasts(services: Services) -> list[BatchRecord]:
+    """Write the forecast of every batch in progress; those that are at risk since now."""
+    work = await services.store.batch_schedule.open_work()
+    now = await services.store.database.now()
+    etas = forecast(work, await _capacity(services, {item.model for item in work}), now)
+    at_risk = await services.store.batch_schedule.record_forecast(etas)
+    for batch in at_risk:
+        logger.warning(
+            "batch.at_risk batch=%s late_seconds=%d",
+            batch.id,
+            (batch.eta_at or 0) - batch.expires_at,
+        )
+    return at_risk
+
+
+async def check_window(services: Services, new: OpenWork, completion_window: str) -> None:
+    """Refuse work that by forecast would be done after its deadline.
+
+    Only where ``admission`` says so, and where the model's pace is known. Raises
+    :class:`~batchyard.errors.WindowUnattainable`.
+    """
+    if services.settings.admission == "off":
+        return
+    work = [*await services.store.batch_schedule.open_work(), new]
+    now = await services.store.database.now()
+    eta_at = forecast(work, await _capacity(services, [new.model]), now).get(new.batch_id)
+    if eta_at is not None and eta_at > new.deadline:
+        raise WindowUnattainable(
+            f"By forecast the batch would be done in {_hours(eta_at - now)}, and its completion "
+            f"window of {completion_window} ends in {_hours(new.deadline - now)}: give it a "
+            "longer one, make it smaller, or submit it when less is waiting."
+        )
+
+
+async def _capacity(services: Services, models: Sequence[str] | set[str]) -> dict[str, Capacity]:
+    """What serves each model now, or one runner that would first have to load it."""
+    store, settings = services.store, services.settings
+    live = await store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=settings.lease_seconds)
+    ready = Counter(
+        runner.model
+        for runner in live
+        if runner.ready_at is not None and runner.status is RunnerStatus.LIVE
+    )
+    rates = {(rate.model, rate.pool): rate for rate in await store.rates.all()}
+    capacity = {}
+    for model in models:
+        rate = rates.get((model, settings.pool_of(model)))
+        if rate is not None and rate.tokens_per_second:
+            loading_seconds = 0.0 if ready[model] else rate.load_seconds or 0.0
+            capacity[model] = Capacity(
+                rate.tokens_per_second, max(1, ready[model]), loading_seconds
+            )
+    return capacity
+
+
+def _hours(seconds: float) -> str:
+    minutes = max(0, math.ceil(seconds / 60))
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,146 @@
+"""The life of a batch, in its order, from wherever it is to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from batchyard.errors import (
+    BatchyardError,
+    LeaseLost,
+    StorageFull,
+    StorageUnavailable,
+    StoreUnavailable,
+    TransitionConflict,
+)
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.steps.collect import collect_results
+from batchyard.steps.fetch import fetch_input
+from batchyard.steps.keeper import BatchEnded
+from batchyard.steps.prepare import prepare_batch
+from batchyard.steps.publish import Published, fail_batch, publish_results
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from batchyard.steps.collect import Collected
+    from batchyard.steps.keeper import BatchKeeper
+    from batchyard.steps.services import Services
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_SECONDS = 10.0
+_SETTLE_POLL_SECONDS = 0.1
+_PASSING: Final = (StoreUnavailable, StorageUnavailable, StorageFull)
+"""Our own database or object store is away or full: no reason to fail a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What each step is: the bare function, or a Prefect task around it.
+
+    ``run`` returns when nothing more will run; ``collect`` takes the epoch of the lease.
+    """
+
+    fetch: Callable[[str], Awaitable[object]]
+    prepare: Callable[[str], Awaitable[object]]
+    run: Callable[[str], Awaitable[object]]
+    collect: Callable[[str, int], Awaitable[Collected]]
+    publish: Callable[[str, Collected], Awaitable[Published]]
+
+
+def bare_steps(services: Services, run: Callable[[str], Awaitable[object]]) -> Steps:
+    """The steps without Prefect."""
+
+    async def fetch(batch_id: str) -> object:
+        return await fetch_input(services, batch_id)
+
+    async def prepare(batch_id: str) -> object:
+        return await prepare_batch(services, batch_id)
+
+    async def collect(batch_id: str, epoch: int) -> Collected:
+        return await collect_results(services, batch_id, epoch)
+
+    async def publish(batch_id: str, collected: Collected) -> Published:
+        return await publish_results(services, batch_id, collected)
+
+    return Steps(fetch, prepare, run, collect, publish)
+
+
+async def process(
+    services: Services,
+    keeper: BatchKeeper,
+    batch_id: str,
+    steps: Steps,
+    *,
+    on_held: Callable[[], Awaitable[object]] | None = None,
+) -> Published:
+    """Take a batch to its end, however far it has come; what it ended as.
+
+    What cannot be run ends as ``failed``. Raises :class:`~batchyard.errors.LeaseLost` when
+    somebody else has taken the batch, and retriable errors of our own database and object store,
+    after which it is as it was.
+    """
+    try:
+        async with keeper.hold(batch_id) as lease:
+            if on_held is not None:
+                await on_held()
+            try:
+                return await _to_its_end(services, keeper, batch_id, lease.epoch, steps)
+            except LeaseLost:
+                raise
+            except BatchyardError as error:
+                if isinstance(error, _PASSING) and not await _is_validating(services, batch_id):
+                    raise
+                return Published(await fail_batch(services, batch_id, error), ())
+    except BatchEnded:
+        return Published(await services.store.batches.get(batch_id), ())
+
+
+async def _to_its_end(
+    services: Services, keeper: BatchKeeper, batch_id: str, epoch: int, steps: Steps
+) -> Published:
+    while True:
+        batch = await services.store.batches.get(batch_id)
+        if batch.status in TERMINAL:
+            return Published(batch, ())
+        try:
+            if batch.status is BatchStatus.VALIDATING:
+                # A cancellation must not wait for gigabytes to arrive.
+                async with keeper.while_in(batch_id, batch.status, BatchStatus.IN_PROGRESS):
+                    await steps.fetch(batch_id)
+                    await steps.prepare(batch_id)
+            elif batch.status is BatchStatus.IN_PROGRESS and await _has_open(services, batch_id):
+                async with keeper.waiting():
+                    await steps.run(batch_id)
+            else:
+                await _settle(services, batch_id)
+                collected = await steps.collect(batch_id, epoch)
+                return await steps.publish(batch_id, collected)
+        except TransitionConflict as error:
+            # Cancelled or overdue meanwhile: what is to be done now is another thing.
+            logger.info("batch.turned batch=%s %s", batch_id, error)
+
+
+async def _has_open(services: Services, batch_id: str) -> bool:
+    standings = await services.store.batch_leases.standings([batch_id])
+    return standings[batch_id].has_open_chunks
+
+
+async def _is_validating(services: Services, batch_id: str) -> bool:
+    return (await services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
+
+
+async def _settle(services: Services, batch_id: str) -> None:
+    """Let runners that are stopping make durable what they have finished.
+
+    One that is dead keeps its lease for longer than anybody wants to wait.
+    """
+    until = time.monotonic() + _SETTLE_SECONDS
+    while time.monotonic() < until:
+        if not (await services.store.chunks.summary(batch_id)).leased:
+            return
+        await asyncio.sleep(_SETTLE_POLL_SECONDS)

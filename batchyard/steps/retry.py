@@ -1,0 +1,250 @@
+"""Retry: a new batch of those lines of a finished one that have no answer, or a bad one."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused, StorageError
+from batchyard.framing import parse_envelope, read_lines
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.steps.create import parse_window
+from batchyard.steps.keys import file_key
+from batchyard.storage.file import os_errors_as_ours
+from batchyard.storage.location import LocalFile, check_output, parse_location
+from batchyard.store import BatchLocations, NewBatch, NewFile
+from batchyard.wire import new_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from batchyard.steps.services import Services
+    from batchyard.store import BatchRecord, FileRecord
+
+_PART_BYTES = 1024**2
+
+
+class _ErrorLine(msgspec.Struct, frozen=True):
+    custom_id: str
+
+
+_parse_error_line = msgspec.json.Decoder(_ErrorLine).decode
+
+
+async def retry_batch(
+    services: Services,
+    batch_id: str,
+    *,
+    completion_window: str | None = None,
+    output: str | None = None,
+    error: str | None = None,
+) -> str:
+    """Create a batch of the lines in ``batch_id``'s error file; the new batch's id.
+
+    Of a batch that failed after validation: of all its lines. The lines are byte for byte as they
+    were, in their order. All else is as before, but for the completion window if one is given,
+    and the locations: results are written to ``output`` and ``error`` alone.
+
+    Raises :class:`~batchyard.errors.RequestRefused` where there is nothing to retry, and
+    :class:`~batchyard.errors.StorageError` for a location that can never work.
+    """
+    batch = await services.store.batches.get(batch_id)
+    window = completion_window or batch.completion_window
+    window_seconds = parse_window(window)
+    locations = await _destinations(services, batch, output, error)
+    source, errors = await _files_of(services, batch)
+    file = await _copy_lines(services, batch, source, errors)
+    await services.store.files.create(file)
+    new = NewBatch(
+        endpoint=batch.endpoint,
+        completion_window=window,
+        window_seconds=window_seconds,
+        input_file_id=file.id,
+        metadata=batch.metadata,
+        options=batch.options,
+        locations=locations,
+        priority=batch.priority,
+        tenant=batch.tenant,
+        retry_of=batch.id,
+    )
+    try:
+        return (await services.store.batches.create(new)).id
+    except RequestRefused:
+        # Nobody knows this file: the caller gets no id of it.
+        await services.store.files.delete(file.id)
+        await services.storage.delete(file.storage_key)
+        raise
+
+
+async def _files_of(services: Services, batch: BatchRecord) -> tuple[FileRecord, FileRecord | None]:
+    """The input file, and the error file that names the lines; None: all lines."""
+    if batch.status not in TERMINAL:
+        raise _refused(
+            f"{batch.id} is {batch.status.value}: wait until it has ended, or cancel it, "
+            "and retry then.",
+            "batch_not_finished",
+        )
+    if batch.in_progress_at is None:
+        why = (
+            "its errors say why, put that right"
+            if batch.status is BatchStatus.FAILED
+            else "none of its requests was run"
+        )
+        raise _refused(
+            f"{batch.id} ended before its input was found valid: {why} and submit the file as a "
+            "new batch.",
+            "batch_not_validated",
+        )
+    if batch.status is BatchStatus.FAILED:
+        return await _file(services, batch, "input", batch.input_file_id), None
+    if batch.error_file_id is None:
+        raise _refused(
+            f"Every request of {batch.id} was answered: there is nothing to retry.",
+            "nothing_to_retry",
+        )
+    return (
+        await _file(services, batch, "input", batch.input_file_id),
+        await _file(services, batch, "error", batch.error_file_id),
+    )
+
+
+async def _file(services: Services, batch: BatchRecord, kind: str, file_id: str) -> FileRecord:
+    try:
+        return await services.store.files.get(file_id)
+    except RecordNotFound:
+        raise _file_gone(batch, kind) from None
+
+
+async def _copy_lines(
+    services: Services, batch: BatchRecord, source: FileRecord, errors: FileRecord | None
+) -> NewFile:
+    """Store the lines to retry as a file, durable but not yet recorded."""
+    with os_errors_as_ours(str(services.spool)):
+        folder = Path(
+            await asyncio.to_thread(tempfile.mkdtemp, dir=services.spool, prefix="retry-")
+        )
+    try:
+        source_path = await _local_path(services, batch, "input", source, folder)
+        errors_path = (
+            None if errors is None else await _local_path(services, batch, "error", errors, folder)
+        )
+        file_id = new_file_id()
+        parts = _parts(batch, source_path, errors_path)
+        stored = await services.storage.put(file_key(file_id), _stream(parts))
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    return NewFile(
+        id=file_id,
+        purpose="batch",
+        filename=f"{batch.id}_retry.jsonl",
+        size_bytes=stored.size_bytes,
+        sha256=stored.sha256,
+        storage_key=stored.key,
+        tenant=batch.tenant,
+    )
+
+
+async def _local_path(
+    services: Services, batch: BatchRecord, kind: str, file: FileRecord, folder: Path
+) -> Path:
+    try:
+        return await services.storage.local_path(file.storage_key, folder)
+    except ObjectNotFound:
+        raise _file_gone(batch, kind) from None
+
+
+async def _stream(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while part := await asyncio.to_thread(next, parts, b""):
+        yield part
+
+
+def _parts(batch: BatchRecord, source: Path, errors: Path | None) -> Iterator[bytes]:
+    """The lines, each with a line end, joined to parts of about a mebibyte."""
+    lines: list[bytes] = []
+    size = 0
+    for line in _lines(source) if errors is None else _lines_in_error(batch, source, errors):
+        lines.append(line + b"\n")
+        size += len(line) + 1
+        if size >= _PART_BYTES:
+            yield b"".join(lines)
+            lines, size = [], 0
+    if lines:
+        yield b"".join(lines)
+
+
+def _lines_in_error(batch: BatchRecord, source: Path, errors: Path) -> Iterator[bytes]:
+    """The input's lines that the error file names.
+
+    Both are in the order of the input, so one walk over the two needs no memory of either.
+    """
+    wanted = (_parse_error_line(line).custom_id for line in _lines(errors))
+    custom_id = next(wanted, None)
+    for line in _lines(source):
+        if custom_id is None:
+            return
+        if parse_envelope(line).custom_id == custom_id:
+            yield line
+            custom_id = next(wanted, None)
+    if custom_id is not None:
+        raise StorageError(
+            f"The error file of {batch.id} names a request that its input file lacks, or in "
+            "another order: one of the two was changed in the object store."
+        )
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for physical in read_lines(file, path.stat().st_size):
+            if physical.data and physical.data.strip():
+                yield physical.data
+
+
+async def _destinations(
+    services: Services, batch: BatchRecord, output: str | None, error: str | None
+) -> BatchLocations:
+    """Checked, and nowhere that a file of the first batch would be replaced."""
+    old = await services.store.batches.locations(batch.id)
+    taken = {
+        await asyncio.to_thread(_place, text): f"the {kind} file of {batch.id}"
+        for kind, text in (("input", old.input), ("output", old.output), ("error", old.error))
+        if text is not None
+    }
+    places: dict[str, str] = {}
+    for param, text in (("output", output), ("error", error)):
+        if text is None:
+            continue
+        location = parse_location(text)
+        await check_output(location)
+        place = await asyncio.to_thread(_place, text)
+        if place in taken:
+            raise RequestRefused(
+                f"{location} is the place of {taken[place]}: give another one as {param}.",
+                param=param,
+                code="invalid_value",
+            )
+        taken[place] = f"the {param} file"
+        places[param] = place
+    return BatchLocations(None, places.get("output"), places.get("error"))
+
+
+def _place(text: str) -> str:
+    """A location that means the same to whichever process comes to use it."""
+    location = parse_location(text)
+    return str(location.path.resolve()) if isinstance(location, LocalFile) else text
+
+
+def _file_gone(batch: BatchRecord, kind: str) -> RequestRefused:
+    return _refused(
+        f"The {kind} file of {batch.id} has expired or was deleted: submit the requests that are "
+        "missing as a new batch.",
+        "file_gone",
+    )
+
+
+def _refused(message: str, code: str) -> RequestRefused:
+    return RequestRefused(message, param="batch_id", code=code)

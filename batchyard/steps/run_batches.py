@@ -1,0 +1,124 @@
+"""The control runner: leases batches and takes each through its life, hundreds side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
+from batchyard.store import RunnerKind, RunnerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from batchyard.steps.keeper import BatchKeeper
+    from batchyard.steps.services import Services
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_AFTER_SECONDS = 5.0
+"""A batch that could not be gone on with is left alone for so long."""
+
+
+class BatchRunner:
+    """One process that takes batches to their ends until nothing has come for a while.
+
+    ``process`` does so with one batch, which ``keeper`` holds for it. What it raises is no reason
+    to fail a batch: the batch is given back, and is tried again.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        keeper: BatchKeeper,
+        process: Callable[[str], Awaitable[object]],
+        *,
+        flow_run_id: str | None = None,
+    ) -> None:
+        self._services = services
+        self._keeper = keeper
+        self._process = process
+        self._flow_run_id = flow_run_id
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ended = 0
+        """Batches that this runner is done with."""
+
+    async def serve(self) -> int:
+        """Return when idle for ``runner_idle_seconds`` or told to drain; the batches ended."""
+        store, settings = self._services.store, self._services.settings
+        runner = await store.runners.register(
+            kind=RunnerKind.BATCHES, pool=settings.pool, flow_run_id=self._flow_run_id
+        )
+        try:
+            await store.runners.ready(runner.id)
+            await self._serve(runner.id)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            await store.runners.retire(runner.id)
+        return self.ended
+
+    async def _serve(self, runner_id: str) -> None:
+        settings = self._services.settings
+        busy_at = told_at = time.monotonic()
+        is_draining = False
+        while True:
+            if not is_draining:
+                await self._take_up(settings.batches_at_once - len(self._tasks))
+            now = time.monotonic()
+            if self._tasks:
+                busy_at = now
+            elif is_draining or now - busy_at >= settings.runner_idle_seconds:
+                return
+            if now - told_at >= settings.look_seconds:
+                told_at = now
+                is_draining = await self._is_draining(runner_id)
+            await asyncio.sleep(settings.poll_seconds)
+
+    async def _take_up(self, room: int) -> None:
+        if room <= 0:
+            return
+        try:
+            batch_ids = await self._keeper.claim(room)
+        except StoreError as error:
+            logger.warning("batches.not_claimed %s", error)
+            return
+        for batch_id in batch_ids:
+            task = asyncio.create_task(self._run(batch_id), name=batch_id)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, batch_id: str) -> None:
+        try:
+            async with self._keeper.busy:
+                await self._process(batch_id)
+            self.ended += 1
+        except LeaseLost as error:
+            logger.warning("batch.lost %s", error)
+        except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
+            # Of what is not ours the name alone: its text may hold anything.
+            reason = str(error) if isinstance(error, BatchyardError) else type(error).__name__
+            logger.warning("batch.put_off batch=%s %s", batch_id, reason)
+            await self._put_off(batch_id)
+
+    async def _put_off(self, batch_id: str) -> None:
+        try:
+            await self._keeper.give_back(batch_id, after_seconds=_AGAIN_AFTER_SECONDS)
+        except StoreError as error:
+            # Its lease ends by itself.
+            logger.warning("batch.not_given_back batch=%s %s", batch_id, error)
+
+    async def _is_draining(self, runner_id: str) -> bool:
+        try:
+            status = await self._services.store.runners.heartbeat(runner_id)
+        except RecordNotFound:
+            # It was silent for so long that it was taken for dead: another has its place.
+            return True
+        except StoreError as error:
+            logger.warning("runner.not_seen runner=%s %s", runner_id, error)
+            return False
+        return status is RunnerStatus.DRAINING

@@ -1,0 +1,107 @@
+"""What a process does beside the batches that it takes through their lives.
+
+It keeps their leases. Where chunks run on a pool, one process at a time also sees to the runners,
+the forecasts, and what the dead have left undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from prefect.events import emit_event
+
+from batchyard.dispatch import PrefectApi, RunnerScheduler
+from batchyard.errors import EngineStartFailed
+from batchyard.steps.forecast import update_forecasts
+from batchyard.steps.keeper import KEEPER, BatchKeeper
+from batchyard.steps.publish import fail_batch
+from batchyard.steps.reconcile import reconcile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.dispatch import GivenUp
+    from batchyard.steps.services import Services
+    from batchyard.store import BatchRecord
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 2.0
+_RECONCILE_EVERY = 5
+"""Looks. The reconciler's own deployment does the same once a minute, whoever lives."""
+
+
+@asynccontextmanager
+async def control(services: Services) -> AsyncIterator[BatchKeeper]:
+    """The keeper of this process: the caller's, or a new one with all that goes with it."""
+    keeper = KEEPER.get(None)
+    if keeper is not None:
+        yield keeper
+        return
+    async with BatchKeeper(services) as keeper:
+        token = KEEPER.set(keeper)
+        try:
+            if services.settings.runners == "pool":
+                async with PrefectApi.from_environment() as api, _scheduling(services, api, keeper):
+                    yield keeper
+            else:
+                yield keeper
+        finally:
+            KEEPER.reset(token)
+
+
+async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
+    """Start and drain runners, and write forecasts, if it is our turn; whether it was."""
+    for given_up in await scheduler.look():
+        await _fail_batches_of(services, given_up)
+    if not scheduler.is_acting:
+        return False
+    for batch in await update_forecasts(services):
+        emit_at_risk(batch)
+    return True
+
+
+def emit_at_risk(batch: BatchRecord) -> None:
+    """A Prefect event, for automations: the window will probably end before the batch."""
+    emit_event(
+        event="batchyard.batch.deadline_at_risk",
+        resource={"prefect.resource.id": f"batchyard.batch.{batch.id}"},
+        payload={"eta_at": batch.eta_at, "expires_at": batch.expires_at},
+    )
+
+
+@asynccontextmanager
+async def _scheduling(
+    services: Services, api: PrefectApi, keeper: BatchKeeper
+) -> AsyncIterator[None]:
+    scheduler = RunnerScheduler(api, services.store, services.settings, keeper.owner)
+    task = asyncio.create_task(_keep_scheduling(services, scheduler), name="scheduler")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await scheduler.close()
+
+
+async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> None:
+    looks = 0
+    while True:
+        try:
+            if await look_once(services, scheduler):
+                if looks % _RECONCILE_EVERY == 0:
+                    await reconcile(services)
+                looks += 1
+        except Exception as error:  # noqa: BLE001 - the next look may go better; batches wait
+            logger.warning("scheduler.failed %s", type(error).__name__)
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _fail_batches_of(services: Services, given_up: GivenUp) -> None:
+    """No runner of the model starts, so nothing of these batches can be run."""
+    error = EngineStartFailed(given_up.message)
+    for batch_id in await services.store.batches.in_progress_of(given_up.model):
+        await fail_batch(services, batch_id, error)

@@ -1,0 +1,21 @@
+"""expire-files: deletes files whose time is over. On the control pool, once an hour."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.states import Completed, State
+
+from batchyard.steps import retention
+from flows.worker import worker_services
+
+
+@flow(name="expire-files", persist_result=False)
+async def expire_files() -> State:
+    """Delete expired files, and objects that nothing names any more."""
+    async with worker_services() as services:
+        expired = await retention.expire_files(services)
+        swept = await retention.sweep_orphans(services)
+    return Completed(
+        message=f"{expired.files:,} files of {expired.bytes:,} bytes expired, "
+        f"{swept.objects:,} objects of {swept.bytes:,} bytes swept"
+    )

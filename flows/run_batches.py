@@ -1,0 +1,41 @@
+"""run-batches: takes batches through their lives, hundreds side by side. On the control pool."""
+
+from __future__ import annotations
+
+from prefect import flow, get_client
+from prefect.flow_engine import run_flow_async
+from prefect.runtime import flow_run
+from prefect.states import Completed, Pending, State
+
+from batchyard.errors import DispatchFailed
+from batchyard.steps.run_batches import BatchRunner
+from flows.control import control
+from flows.process_batch import PUT_OFF, process_batch
+from flows.worker import worker_services
+
+
+@flow(name="run-batches", persist_result=False)
+async def run_batches() -> State:
+    """Lease batches and run process-batch for each, until none has come for a while."""
+    async with worker_services() as services, control(services) as keeper:
+        runner = BatchRunner(services, keeper, _process, flow_run_id=str(flow_run.id))
+        ended = await runner.serve()
+    return Completed(message=f"{ended:,} batches ended")
+
+
+async def _process(batch_id: str) -> None:
+    """A process-batch flow run in this process.
+
+    It is a flow run of its own and not a subflow: Prefect is at times two seconds in recording
+    the task run that stands for a subflow in its parent.
+    """
+    parameters = {"batch_id": batch_id}
+    async with get_client() as client:
+        run = await client.create_flow_run(
+            process_batch, parameters=parameters, tags=["run-batches"], state=Pending()
+        )
+    state = await run_flow_async(
+        process_batch, flow_run=run, parameters=parameters, return_type="state"
+    )
+    if state.is_crashed() or state.name == PUT_OFF:
+        raise DispatchFailed(state.message or "The flow run crashed.")

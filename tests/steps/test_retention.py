@@ -1,0 +1,256 @@
+"""What is kept, for how long, and that nothing of it is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.errors import RecordNotFound, StorageUnavailable
+from batchyard.lifecycle import BatchStatus
+from batchyard.steps.keys import file_key, plan_key, segment_key
+from batchyard.steps.retention import Expired, Swept, expire_files, sweep_orphans
+from batchyard.steps.segments import put_bytes
+from batchyard.storage.memory import MemoryStorage
+from batchyard.store import NewBatch, NewFile
+from batchyard.wire import new_batch_id, new_file_id, result_file_id
+from tests.steps.conftest import CHAT, Yard, chat_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from batchyard.store import FileRecord
+
+CANARY = "canary-7f3a9e"
+
+
+def lines(count: int) -> list[dict[str, Any]]:
+    return [chat_line(f"id-{n}", f"{CANARY} {n}") for n in range(count)]
+
+
+async def keys(yard: Yard, prefix: str = "") -> list[str]:
+    return [key async for key in yard.services.storage.list(prefix)]
+
+
+async def put(yard: Yard, *names: str) -> None:
+    for name in names:
+        await put_bytes(yard.services.storage, name, [CANARY.encode()])
+
+
+async def record(yard: Yard, key: str, lifetime_seconds: int | None = -1) -> FileRecord:
+    """A file whose bytes are stored under ``key``, by default expired a second ago."""
+    await put(yard, key)
+    return await yard.services.store.files.create(
+        NewFile(
+            purpose="batch",
+            filename="in.jsonl",
+            size_bytes=len(CANARY),
+            sha256="",
+            storage_key=key,
+            lifetime_seconds=lifetime_seconds,
+        )
+    )
+
+
+async def let_expire(yard: Yard) -> None:
+    """Every file's time is over, as if a month had gone by."""
+
+    async def work(connection: Any) -> None:
+        await connection.exec_driver_sql("UPDATE files SET expires_at = expires_at - 2592001")
+
+    await yard.services.store.database.write(work)
+
+
+async def installed_days_ago(yard: Yard, days: int) -> None:
+    """The database has known a batch for so long."""
+    batch_id = (await yard.services.store.batches.create(NewBatch(endpoint=CHAT))).id
+    await yard.services.store.batches.fail(batch_id, [])
+
+    async def work(connection: Any) -> None:
+        await connection.exec_driver_sql(
+            f"UPDATE batches SET created_at = created_at - {days * 86_400}, "  # noqa: S608
+            f"failed_at = failed_at - {days * 86_400} WHERE id = '{batch_id}'"
+        )
+
+    await yard.services.store.database.write(work)
+
+
+def objects_folder(yard: Yard) -> Path:
+    return yard.folder / "home" / "objects"
+
+
+def written_hours_ago(yard: Yard, key: str, hours: float) -> None:
+    then = time.time() - hours * 3600
+    os.utime(objects_folder(yard) / key, (then, then))
+
+
+async def test_no_byte_of_a_prompt_outlives_expiry_and_sweep(yard: Yard) -> None:
+    refused = Fault(FaultKind.ANSWER, lambda body: b'3"' in body, status=400)
+    yard.use(StubEngine(max_num_seqs=8, faults=[refused]))
+    batch = await yard.run(lines(20))
+    assert (batch.output_file_id, batch.error_file_id) != (None, None)
+    killed = objects_folder(yard) / "files" / f".{'0a' * 8}.partial"
+    killed.write_text(CANARY)
+    await let_expire(yard)
+
+    expired = await expire_files(yard.services)
+    swept = await sweep_orphans(yard.services, 0)
+
+    assert (expired.files, expired.objects, swept.unfinished) == (3, 3, 1)
+    assert swept.objects > 1  # the plan and the segments
+    assert await keys(yard) == []
+    left = [path for path in objects_folder(yard).rglob("*") if path.is_file()]
+    assert left == []
+
+
+async def test_a_running_batch_keeps_input_plan_and_segments(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(15))
+    await put(yard, segment_key(batch_id, 0, 1, 0), file_key(result_file_id(batch_id, "output")))
+    await let_expire(yard)
+    before = await keys(yard)
+
+    assert await expire_files(yard.services) == Expired(0, 0, 0)
+    assert await sweep_orphans(yard.services, 0) == Swept(0, 0, 0)
+
+    assert len(before) == 4
+    assert await keys(yard) == before
+
+
+async def test_an_input_that_was_fetched_but_not_yet_recorded_survives(yard: Yard) -> None:
+    batch_id = await yard.create(lines(2))
+    batch = await yard.services.store.batches.get(batch_id)
+    await put(yard, file_key(batch.input_file_id))
+    await sweep_orphans(yard.services, 0)
+    assert await keys(yard) == [file_key(batch.input_file_id)]
+
+
+async def test_results_of_every_claim_are_kept_until_the_batch_has_ended(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(2))
+    key = file_key(result_file_id(batch_id, "error"))
+    await put(yard, f"{key}.1", f"{key}.2")
+    await sweep_orphans(yard.services, 0)
+    assert await keys(yard, key) == [f"{key}.1", f"{key}.2"]
+    await yard.services.store.batches.fail(batch_id, [])
+    await sweep_orphans(yard.services, 0)
+    assert await keys(yard, key) == []
+
+
+async def test_an_object_stays_by_the_key_that_its_row_has(yard: Yard) -> None:
+    kept = await record(yard, "files/other-name.7", lifetime_seconds=None)
+    await put(yard, file_key(kept.id))
+    swept = await sweep_orphans(yard.services, 0)
+    assert swept == Swept(1, len(CANARY), 0)
+    assert await keys(yard) == ["files/other-name.7"]
+
+
+async def test_a_row_is_deleted_before_its_bytes(yard: Yard) -> None:
+    file = await record(yard, "files/one")
+
+    class Away(MemoryStorage):
+        async def delete(self, key: str) -> None:  # noqa: ARG002 — whichever
+            raise StorageUnavailable("gone for lunch")
+
+    services = replace(yard.services, storage=Away())
+    with pytest.raises(StorageUnavailable):
+        await expire_files(services)
+    with pytest.raises(RecordNotFound):
+        await yard.services.store.files.get(file.id)
+    assert await keys(yard) == ["files/one"]
+    assert (await sweep_orphans(yard.services, 0)).objects == 1
+    assert await keys(yard) == []
+
+
+async def test_bytes_that_two_files_share_go_with_the_second(yard: Yard) -> None:
+    await record(yard, "files/shared")
+    kept = await record(yard, "files/shared", lifetime_seconds=None)
+    assert await expire_files(yard.services) == Expired(1, len(CANARY), 0)
+    assert await keys(yard) == ["files/shared"]
+    assert (await yard.services.store.files.get(kept.id)) == kept
+
+
+async def test_expiry_goes_on_to_its_limit(yard: Yard) -> None:
+    yard.services = replace(yard.services, storage=MemoryStorage())
+    for n in range(230):
+        await record(yard, f"files/{n}")
+    assert (await expire_files(yard.services, limit=210)).files == 210
+    assert await expire_files(yard.services) == Expired(20, 20 * len(CANARY), 20)
+    assert await expire_files(yard.services) == Expired(0, 0, 0)
+    assert await keys(yard) == []
+
+
+async def test_each_file_is_expired_by_one_of_two_who_do_it_at_once(yard: Yard) -> None:
+    for n in range(30):
+        await record(yard, f"files/{n}")
+    both = await asyncio.gather(expire_files(yard.services), expire_files(yard.services))
+    assert sum(each.files for each in both) == 30
+    assert await keys(yard) == []
+
+
+async def test_what_is_younger_than_a_day_is_never_swept(yard: Yard) -> None:
+    await installed_days_ago(yard, 100)
+    unknown = new_batch_id()
+    young, old = file_key(new_file_id()), file_key(new_file_id())
+    await put(yard, young, old, plan_key(unknown), segment_key(unknown, 0, 1, 0))
+    written_hours_ago(yard, young, 23.9)
+    written_hours_ago(yard, old, 24.1)
+    written_hours_ago(yard, plan_key(unknown), 24.1)
+    assert await sweep_orphans(yard.services) == Swept(2, 2 * len(CANARY), 0)
+    assert await keys(yard) == [segment_key(unknown, 0, 1, 0), young]
+
+
+async def test_a_batch_keeps_plan_and_segments_for_a_day_after_its_end(yard: Yard) -> None:
+    await installed_days_ago(yard, 100)
+    batch_id = await yard.prepared(lines(3))
+    await yard.services.store.batches.fail(batch_id, [])
+    written_hours_ago(yard, plan_key(batch_id), 50)
+    await sweep_orphans(yard.services)
+    assert await keys(yard, "batches/") == [plan_key(batch_id)]
+
+    async def a_day_later(connection: Any) -> None:
+        await connection.exec_driver_sql("UPDATE batches SET failed_at = failed_at - 86400")
+
+    await yard.services.store.database.write(a_day_later)
+    await sweep_orphans(yard.services)
+    assert await keys(yard, "batches/") == []
+
+
+@pytest.mark.parametrize("status", [BatchStatus.FINALIZING, BatchStatus.CANCELLING])
+async def test_a_batch_that_is_about_to_end_keeps_everything(
+    yard: Yard, status: BatchStatus
+) -> None:
+    batch_id = await yard.prepared(lines(3))
+    await yard.services.store.batches.advance(batch_id, BatchStatus.IN_PROGRESS, status)
+    before = await keys(yard)
+    await sweep_orphans(yard.services, 0)
+    assert await keys(yard) == before
+
+
+async def test_what_is_older_than_the_database_is_another_installation_s(yard: Yard) -> None:
+    await put(yard, "files/theirs", plan_key(new_batch_id()))
+    before = await keys(yard)
+    for key in before:
+        written_hours_ago(yard, key, 1000)
+    assert await sweep_orphans(yard.services) == Swept(0, 0, 0)
+    await installed_days_ago(yard, 10)
+    assert await sweep_orphans(yard.services) == Swept(0, 0, 0)
+    assert await keys(yard) == before
+
+
+async def test_other_objects_than_ours_are_left_alone(yard: Yard) -> None:
+    await record(yard, "files/one", lifetime_seconds=None)
+    await put(yard, "backup/files/x", "filesystem", "batches2/x")
+    await sweep_orphans(yard.services, 0)
+    assert await keys(yard) == ["backup/files/x", "batches2/x", "files/one", "filesystem"]
+
+
+async def test_a_storage_in_memory_is_swept_alike(yard: Yard) -> None:
+    yard.services = replace(yard.services, storage=MemoryStorage())
+    await record(yard, "files/kept", lifetime_seconds=None)
+    await put(yard, "files/orphan", *(segment_key(new_batch_id(), 0, 1, n) for n in range(70)))
+    assert (await sweep_orphans(yard.services, 0)).objects == 71
+    assert await keys(yard) == ["files/kept"]
