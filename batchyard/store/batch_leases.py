@@ -7,7 +7,7 @@ and an epoch that every claim raises.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, case, func, or_, select, update
 
@@ -181,12 +181,12 @@ def _is_free() -> ColumnElement[bool]:
     return and_(_IS_UNFINISHED, or_(lease_end.is_(None), lease_end <= clock()))
 
 
-def _one_free_batch(batch_id: str) -> Select[tuple[str]]:
+def _one_free_batch(batch_id: str) -> Select[Any]:
     # Waits for whoever has the row for a moment: it may leave it free.
     return select(BATCHES.c.id).where(BATCHES.c.id == batch_id, _is_free()).with_for_update()
 
 
-def _free_batches(limit: int) -> Select[tuple[str]]:
+def _free_batches(limit: int) -> Select[Any]:
     """Those to lease, locked. On PostgreSQL two claimers never wait for each other's rows.
 
     Held batches count for their tenant's turns, so that one with many waits for the others.

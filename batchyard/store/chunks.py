@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, case, func, or_, select, update
+from sqlalchemy import and_, case, func, or_, select, tuple_, update
 
 from batchyard.errors import LeaseLost
 from batchyard.forecast import URGENCY_SECONDS
@@ -262,9 +262,18 @@ class Chunks:
 
         Whoever claims a chunk need not wait for it: one without a live lease is free.
         """
+        # What is locked is being renewed or ended. Two who each change several chunks and wait
+        # could wait for each other.
+        abandoned = (
+            select(CHUNKS.c.batch_id, CHUNKS.c.index)
+            .where(IS_LEASED, CHUNKS.c.lease_expires_at <= clock())
+            .with_for_update(skip_locked=True)
+            .cte("abandoned")
+        )
+        key = tuple_(CHUNKS.c.batch_id, CHUNKS.c.index)
         statement = (
             update(CHUNKS)
-            .where(IS_LEASED, CHUNKS.c.lease_expires_at <= clock())
+            .where(key.in_(select(abandoned.c.batch_id, abandoned.c.index)))
             .values(status=ChunkStatus.PENDING, owner=None, lease_expires_at=None)
         )
 
