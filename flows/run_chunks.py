@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed, State
 
+from batchyard.engine.vllm import VllmEngine
 from batchyard.errors import BatchyardError
 from batchyard.steps.run import Runner
 from batchyard.steps.slot import NoSlotFree, engine_slot
@@ -17,6 +19,8 @@ from flows.worker import worker_services
 from tasks.run_chunk import RUNNER, run_chunk
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from batchyard.steps.services import Services
 
 
@@ -29,16 +33,26 @@ async def run_chunks(model: str) -> State:
     """
     async with worker_services() as services:
         try:
-            async with engine_slot(services) as slot:
-                if slot.devices is not None:
-                    # The engine inherits it; this process starts no other.
-                    os.environ["CUDA_VISIBLE_DEVICES"] = slot.devices
+            async with _devices_for(services, model):
                 answered = await serve(services, model)
         except NoSlotFree as error:
             return Completed(name="NoSlot", message=str(error))
         except BatchyardError as error:
             return Failed(message=str(error), data=error)
     return Completed(message=f"{answered:,} requests answered")
+
+
+@asynccontextmanager
+async def _devices_for(services: Services, model: str) -> AsyncIterator[None]:
+    """A slot of this machine, for an engine that we start; a remote one has its own."""
+    if not isinstance(await services.engine_for(model), VllmEngine):
+        yield
+        return
+    async with engine_slot(services) as slot:
+        if slot.devices is not None:
+            # The engine inherits it; this process starts no other.
+            os.environ["CUDA_VISIBLE_DEVICES"] = slot.devices
+        yield
 
 
 async def serve(services: Services, model: str, *, batch_id: str | None = None) -> int:

@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
         "BATCHYARD_ENGINE_PYTHON": str(ENGINE_PYTHON),
         "BATCHYARD_LEASE_SECONDS": str(LEASE_SECONDS),
         "BATCHYARD_RUNNER_IDLE_SECONDS": "30",
-        "BATCHYARD_CHUNK_REQUESTS": "10",
+        "BATCHYARD_CHUNK_REQUESTS": "30",
         "BATCHYARD_FLUSH_SECONDS": "0.2",
     }
     with prefect_for_session(folder, environment) as running:

@@ -1,0 +1,184 @@
+"""B6: what a small batch costs, from its submission to its end, with everything as it is deployed.
+
+`make up` runs in a home of its own: Prefect's server, a worker on each pool, real vLLM with the
+tiny model, warm. Batches have ten lines. Measured: the seconds from submission to the end of one
+batch alone, batches per hour when many are submitted at once, and the processor seconds per
+batch of each process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchyard.cli.offline import offline_services
+from batchyard.dispatch import PrefectApi, wake_batch_runner
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.steps.create import BatchRequest, create_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from batchyard.steps.services import Services
+
+ROOT = Path(__file__).parents[1]
+LINES = 10
+ALONE = 7
+TOGETHER = 120
+_TICKS = os.sysconf("SC_CLK_TCK")
+_WARM_UP_SECONDS = 180.0
+_ALL_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """``alone``: seconds of each batch. ``processors``: seconds per batch, by process."""
+
+    alone: list[float]
+    batches_per_hour: float
+    processors: dict[str, float]
+
+
+def measure() -> Lifecycle:
+    with tempfile.TemporaryDirectory() as folder:
+        home, port = Path(folder), str(_free_port())
+        os.environ |= {
+            "BATCHYARD_HOME": str(home),
+            "PREFECT_SERVER_API_PORT": port,
+            "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        }
+        with (home / "up.log").open("wb") as log:
+            up = subprocess.Popen(
+                [sys.executable, ROOT / "infra" / "up.py"],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            _wait_for(home / "up.log", "Ctrl-C stops everything")
+            return asyncio.run(_measure(home))
+        finally:
+            up.send_signal(signal.SIGINT)
+            up.wait(60)
+
+
+async def _measure(home: Path) -> Lifecycle:
+    source = home / "input.jsonl"
+    source.write_text("".join(_line(number) for number in range(LINES)))
+    async with PrefectApi.from_environment() as api, offline_services() as services:
+        await _run(api, services, source, 1, _WARM_UP_SECONDS)
+        alone = [await _run(api, services, source, 1, _ALL_SECONDS) for _ in range(ALONE)]
+        before = _processor_seconds(home)
+        seconds = await _run(api, services, source, TOGETHER, _ALL_SECONDS)
+        after = _processor_seconds(home)
+    processors = {
+        name: (after[name] - before.get(name, 0.0)) / TOGETHER for name in sorted(after)
+    }
+    return Lifecycle(alone, 3600 * TOGETHER / seconds, processors)
+
+
+async def _run(
+    api: PrefectApi, services: Services, source: Path, count: int, limit_seconds: float
+) -> float:
+    """The seconds from the first submission to the last end."""
+    began = time.perf_counter()
+    batch_ids = []
+    for _ in range(count):
+        batch_ids.append(await create_batch(services, BatchRequest(input=str(source))))
+        await wake_batch_runner(api, services.store, silent_seconds=60.0)
+    async with asyncio.timeout(limit_seconds):
+        await _all_ended(services, batch_ids)
+    return time.perf_counter() - began
+
+
+async def _all_ended(services: Services, batch_ids: Sequence[str]) -> None:
+    waiting = list(batch_ids)
+    while waiting:
+        standings = await services.store.batch_leases.standings(waiting)
+        ended = {name: s.status for name, s in standings.items() if s.status in TERMINAL}
+        assert set(ended.values()) <= {BatchStatus.COMPLETED}, ended
+        waiting = [batch_id for batch_id in waiting if batch_id not in ended]
+        await asyncio.sleep(0.02)
+
+
+def _line(number: int) -> str:
+    content = f"Question {number} {secrets.token_hex(8)}"
+    body = {
+        "model": "tiny-chat",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 8,
+    }
+    line = {
+        "custom_id": f"id-{number}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
+    return json.dumps(line) + "\n"
+
+
+def _processor_seconds(home: Path) -> dict[str, float]:
+    """User and system time so far, by what a process is, of all that have our home."""
+    mark = f"BATCHYARD_HOME={home}".encode()
+    spent: dict[str, float] = {}
+    for process in Path("/proc").iterdir():
+        try:
+            if mark not in (process / "environ").read_bytes().split(b"\0"):
+                continue
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        name = _kind(words, (process / "environ").read_bytes())
+        spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
+    return spent
+
+
+def _kind(words: list[str], environment: bytes) -> str:
+    line = " ".join(words)
+    if "vllm" in line or "VLLM" in line or "multiprocessing" in line:
+        return "vLLM"
+    if "prefect.server" in line or "server start" in line or "uvicorn" in line:
+        return "Prefect server"
+    if "flow_engine" in line or "prefect.engine" in line or "flow-run execute" in line:
+        return "run-chunks" if b"BATCHYARD_POOL=gpu" in environment else "run-batches, reconcile"
+    if "worker start" in line:
+        return "Prefect workers"
+    return "other"
+
+
+def _wait_for(log: Path, text: str) -> None:
+    deadline = time.monotonic() + _WARM_UP_SECONDS
+    while text not in log.read_text(errors="replace"):
+        assert time.monotonic() < deadline, log.read_text(errors="replace")
+        time.sleep(0.2)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def main() -> None:
+    measured = measure()
+    print(f"alone: {statistics.median(measured.alone):.2f} s (all: {measured.alone})")
+    print(f"together: {measured.batches_per_hour:,.0f} batches per hour")
+    for name, seconds in measured.processors.items():
+        print(f"  {name}: {seconds:.3f} s per batch")
+
+
+if __name__ == "__main__":
+    main()
