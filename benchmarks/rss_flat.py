@@ -70,7 +70,7 @@ async def _run(requests: int) -> None:
             await fetch_input(services, batch_id)
             await prepare_batch(services, batch_id)
             await run_chunks(services, "stub", batch_id=batch_id)
-            collected = await collect_results(services, batch_id)
+            collected = await collect_results(services, batch_id, 0)
             published = await publish_results(services, batch_id, collected)
     if published.batch.counts.completed != requests:
         sys.exit(f"only {published.batch.counts.completed} of {requests} requests completed")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from httpx import HTTPError
@@ -79,10 +80,10 @@ class _ProgressBar:
     """The progress artifact of one batch, written only when there is news."""
 
     def __init__(self, services: Services, batch: BatchRecord) -> None:
-        self._chunks = services.store.chunks
+        self._batches = services.store.batches
         self._batch = batch
         self._artifact: UUID | None = None
-        self._percent = -1.0
+        self._shown: tuple[float, str] | None = None
 
     async def follow(self, *, until: asyncio.Event) -> None:
         while not until.is_set():
@@ -93,21 +94,39 @@ class _ProgressBar:
         await self._show()
 
     async def _show(self) -> None:
-        total = self._batch.counts.total
         try:
-            chunks = await self._chunks.summary(self._batch.id)
-            percent = 100.0 * (chunks.completed + chunks.failed) / total
-            if percent == self._percent:
+            batch = await self._batches.get(self._batch.id)
+            answered = batch.counts.completed + batch.counts.failed
+            shown = (100.0 * answered / batch.counts.total, _expectation(batch))
+            if shown == self._shown:
                 return
+            percent, description = shown
             if self._artifact is None:
                 self._artifact = await acreate_progress_artifact(
-                    progress=percent, description=f"Requests answered of {total:,}"
+                    progress=percent, description=description
                 )
             else:
-                await aupdate_progress_artifact(self._artifact, progress=percent)
-            self._percent = percent
+                await aupdate_progress_artifact(
+                    self._artifact, progress=percent, description=description
+                )
+            self._shown = shown
         except _NOT_SHOWN as error:
             logger.warning("progress.not_shown batch=%s %s", self._batch.id, error)
+
+
+def _expectation(batch: BatchRecord) -> str:
+    said = f"Requests answered of {batch.counts.total:,}"
+    if batch.paused_at is not None:
+        return f"{said}; paused"
+    if batch.eta_at is None:
+        return said
+    late = ", after its completion window" if batch.eta_at > batch.expires_at else ""
+    return f"{said}; probably done at {_time(batch.eta_at)}{late}"
+
+
+def _time(seconds: int) -> str:
+    """To the minute: a forecast is no more exact, and each change of it is a call to Prefect."""
+    return datetime.fromtimestamp(60 * round(seconds / 60), tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 async def _report(services: Services, batch: BatchRecord, undelivered: Sequence[str]) -> str:

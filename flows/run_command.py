@@ -113,7 +113,8 @@ async def _run(
 
     What there is to say is said when the display is gone, which would draw over it.
     """
-    from flows.worker import s3_credentials_from_block  # noqa: PLC0415 - it imports Prefect
+    from flows.control import control  # noqa: PLC0415 - it imports Prefect
+    from flows.worker import s3_credentials_from_block  # noqa: PLC0415
 
     async def engine_for(model: str) -> Engine:
         return choice.make(settings, model)
@@ -127,8 +128,9 @@ async def _run(
                 s3_credentials=s3_credentials_from_block,
                 on_progress=display,
             ) as services:
-                batch_id = await _batch_id(services, choice, what)
-                ending = await run_to_end(services, batch_id, own_prefect)
+                async with control(services) as keeper:
+                    batch_id = await _batch_id(services, choice, what, keeper.owner)
+                    ending = await run_to_end(services, batch_id, own_prefect)
                 if ending.status:
                     display.fail()
     except asyncio.CancelledError:
@@ -139,9 +141,12 @@ async def _run(
     return ending.status
 
 
-async def _batch_id(services: Services, choice: EngineChoice, what: BatchRequest | str) -> str:
+async def _batch_id(
+    services: Services, choice: EngineChoice, what: BatchRequest | str, owner: str
+) -> str:
     if isinstance(what, BatchRequest):
-        return await create_batch(services, what)
+        # Ours from the start: workers that share the database must not take it up.
+        return await create_batch(services, what, owner=owner)
     batch = await services.store.batches.get(what)
     offered = set(choice.models)
     if offered and not offered >= set(batch.options.models):

@@ -1,0 +1,116 @@
+"""Two runners share one batch: how much faster than one, each a process with its own engine.
+
+The engine is the stub, with the latency and the sequences of a small GPU, so that the engines
+are what takes the time and not the two processors of the machine. Everything else is real: the
+leases in SQLite, the segments, the rows. From the plan to the last chunk that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchyard.engine.stub import StubEngine
+from batchyard.settings import read_settings
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.fetch import fetch_input
+from batchyard.steps.prepare import prepare_batch
+from batchyard.steps.run import run_chunks
+from batchyard.steps.services import open_services
+from batchyard.storage.bucket import S3Credentials
+from batchyard.store import RunnerKind
+from benchmarks.inputs import short_requests
+
+if TYPE_CHECKING:
+    from batchyard.steps.services import Services
+
+ROOT = Path(__file__).parents[1]
+REQUESTS = 9_600
+CHUNK_REQUESTS = 64
+LATENCY_SECONDS = 0.1
+MAX_NUM_SEQS = 32
+MODEL = "stub"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Seconds for the same batch, with one runner and with two."""
+
+    one: float
+    two: float
+
+    @property
+    def ratio(self) -> float:
+        return self.one / self.two
+
+
+def measure() -> Shared:
+    return Shared(asyncio.run(_timed(1)), asyncio.run(_timed(2)))
+
+
+async def _timed(runners: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {
+            "BATCHYARD_HOME": folder,
+            "BATCHYARD_CHUNK_REQUESTS": str(CHUNK_REQUESTS),
+            "BATCHYARD_RUNNER_IDLE_SECONDS": "3600",
+        }
+        source = short_requests(Path(folder) / "in.jsonl", count=REQUESTS, model=MODEL, seed=1)
+        async with AsyncExitStack() as stack:
+            services = await stack.enter_async_context(_services(Path(folder)))
+            for _ in range(runners):
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.two_runners", "runner"],
+                    cwd=ROOT,
+                    env=environment,
+                )
+                stack.callback(process.wait)
+                stack.callback(process.terminate)
+            while await _ready(services) < runners:
+                await asyncio.sleep(0.1)
+            batch_id = await create_batch(services, BatchRequest(input=str(source)))
+            await fetch_input(services, batch_id)
+            await prepare_batch(services, batch_id)
+            began = time.perf_counter()
+            while (await services.store.chunks.summary(batch_id)).done < REQUESTS // CHUNK_REQUESTS:
+                await asyncio.sleep(0.02)
+            return time.perf_counter() - began
+
+
+async def _ready(services: Services) -> int:
+    live = await services.store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
+    return sum(runner.ready_at is not None for runner in live)
+
+
+def _services(home: Path):  # noqa: ANN202 - a context manager of services
+    async def engine_for(model: str) -> StubEngine:
+        return StubEngine(
+            model, latency=LATENCY_SECONDS, max_num_seqs=MAX_NUM_SEQS, keep_log=False
+        )
+
+    async def s3_credentials() -> S3Credentials:
+        return S3Credentials()
+
+    settings = read_settings(home=home, chunk_requests=CHUNK_REQUESTS)
+    return open_services(settings, engine_for=engine_for, s3_credentials=s3_credentials)
+
+
+async def _serve() -> None:
+    async with _services(Path(os.environ["BATCHYARD_HOME"])) as services:
+        await run_chunks(services, MODEL)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["runner"]:
+        asyncio.run(_serve())
+    else:
+        shared = measure()
+        print(f"one {shared.one:.1f} s, two {shared.two:.1f} s: {shared.ratio:.2f}x")
