@@ -97,6 +97,8 @@ class Settings(BaseSettings):
     """How long a runner keeps its engine warm with nothing to do."""
     request_timeout_seconds: float = Field(default=3600.0, gt=0)
     """How long one request may take in the engine."""
+    hang_seconds: float = Field(default=120.0, gt=0)
+    """An engine that has requests and makes no token for so long is taken for dead."""
     request_attempts: int = Field(default=5, ge=1)
     """How often a request is tried that gets 408, 429, 5xx or no answer."""
     retry_pause_seconds: float = Field(default=0.5, gt=0)

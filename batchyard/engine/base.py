@@ -85,6 +85,15 @@ class Engine(Protocol):
         """The paths that take POST requests, from the engine's own route list."""
         ...
 
+    async def work_done(self) -> float | None:
+        """A number that changes as the engine makes progress on any request; None: not known.
+
+        It counts tokens, so it grows, but for what it says of prompts that are half read. It
+        stands still while the engine hangs. Raises :class:`~batchyard.errors.EngineLost` when
+        the engine's server gives no answer.
+        """
+        ...
+
     def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:

@@ -14,7 +14,14 @@ from batchyard.engine.retry_after import retry_after_seconds
 from batchyard.errors import EngineLost
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterable,
+        AsyncIterator,
+        Callable,
+        Iterator,
+        Mapping,
+    )
 
     from batchyard.engine.base import EngineRequest
 
@@ -52,6 +59,7 @@ async def stream_lines(
         ) as response:
             if response.status != 200:
                 raise EngineLost(f"the engine refused the line stream: HTTP {response.status}")
+            outgoing.on_failure(response.close)
             async for data in response.content.iter_any():
                 for answer in answers.feed(data):
                     yield answer
@@ -81,6 +89,7 @@ class _Outgoing:
         self._room.set()
         self._is_complete = False
         self._failure: Exception | None = None
+        self._break_off: Callable[[], None] = lambda: None
         # Its own task, so that the requests that are ready at once travel together.
         self._puller = asyncio.create_task(self._pull())
 
@@ -96,6 +105,7 @@ class _Outgoing:
                     await self._room.wait()
         except Exception as error:  # noqa: BLE001 - raised again where the answers are read
             self._failure = error
+            self._break_off()
         finally:
             self._is_complete = True
             self._wake.set()
@@ -119,6 +129,11 @@ class _Outgoing:
             if frames:
                 yield b"".join(frames)
             self.raise_failure()
+
+    def on_failure(self, break_off: Callable[[], None]) -> None:
+        """Call ``break_off`` as ``requests`` fails: nothing else wakes whoever reads answers."""
+        self.raise_failure()
+        self._break_off = break_off
 
     def raise_failure(self) -> None:
         if self._failure is not None:

@@ -12,6 +12,7 @@ import msgspec
 
 from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress
 from batchyard.engine.fan_out import answer_concurrently
+from batchyard.engine.progress_metrics import requests_of, work_done_of
 from batchyard.engine.retry_after import retry_after_seconds
 from batchyard.engine.routes import STANDARD_ROUTES, post_routes
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
@@ -85,17 +86,20 @@ class RemoteEngine:
 
     async def routes(self) -> frozenset[str]:
         """From ``/openapi.json`` if the server has one, else the OpenAI standard set."""
-        try:
-            url = f"{self._address}/openapi.json"
-            timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS)
-            async with self._open_session().get(
-                url, timeout=timeout, allow_redirects=False
-            ) as response:
-                if response.status == 200:
-                    return post_routes(await response.read()) or STANDARD_ROUTES
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._lost(error) from error
-        return STANDARD_ROUTES
+        status, body = await self._get("/openapi.json")
+        return (post_routes(body) if status == 200 else None) or STANDARD_ROUTES
+
+    async def work_done(self) -> float | None:
+        """From ``/metrics`` of a vLLM that is at work; None for every other server.
+
+        One that says it has no requests is another than the one that has ours: there is a load
+        balancer between.
+        """
+        status, body = await self._get("/metrics")
+        if status >= 500:
+            raise EngineLost(f"the engine at {self._where} has no metrics (HTTP {status})")
+        metrics = body.decode(errors="replace") if status == 200 else ""
+        return work_done_of(metrics) if requests_of(metrics) else None
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
@@ -112,6 +116,17 @@ class RemoteEngine:
         async with contextlib.aclosing(answer_concurrently(requests, answer)) as answers:
             async for one in answers:
                 yield one
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a short exchange."""
+        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS)
+        try:
+            async with self._open_session().get(
+                self._address + path, timeout=timeout, allow_redirects=False
+            ) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._lost(error) from error
 
     async def _post(
         self,

@@ -39,6 +39,8 @@ class FaultKind(StrEnum):
     """It gets no answer; the engine lives."""
     DEATH = "death"
     """It takes the engine with it, and everything in flight."""
+    FREEZE = "freeze"
+    """It freezes the engine: nothing is answered any more until the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class StubEngine:
         self.log: list[EngineRequest] = []
         self.executed = 0
         self.running = 0
+        self.is_frozen = False
         self.peak_running = 0
         self.aborted = 0
         self.starts = 0
@@ -90,6 +93,8 @@ class StubEngine:
         self._keep_log = keep_log
         self._log_path = log_path
         self._start_failures = start_failures
+        self._hanging = 0
+        self._steps = 0
         self._slots = asyncio.Semaphore(max_num_seqs)
         self._death = asyncio.Event()
         self._death.set()
@@ -106,8 +111,11 @@ class StubEngine:
         self.starts += 1
         if self.starts <= self._start_failures:
             raise EngineStartFailed(f"the engine for model {self.model!r} was told to fail")
+        # What a frozen engine holds ends with it.
+        self.kill()
         self._death = asyncio.Event()
         self._slots = asyncio.Semaphore(self._max_num_seqs)
+        self.is_frozen = False
         if on_progress is not None:
             on_progress(StartProgress("ready", 1.0))
 
@@ -118,9 +126,20 @@ class StubEngine:
         """Die, with all that is in flight, until the next ``start``."""
         self._death.set()
 
+    def freeze(self) -> None:
+        """Answer nothing any more, until the next ``start``."""
+        self.is_frozen = True
+
     async def routes(self) -> frozenset[str]:
         self._check_alive()
         return frozenset(ANSWERS)
+
+    async def work_done(self) -> float:
+        """Executions begun, and a step for each request that is found running."""
+        self._check_alive()
+        if not self.is_frozen:
+            self._steps += self.running - self._hanging
+        return float(self.executed + self._steps)
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
@@ -139,7 +158,7 @@ class StubEngine:
         """Execute one request, as ``stream`` does each of its own."""
         self._check_alive()
         seconds = self._latency(request.body) if callable(self._latency) else self._latency
-        if not seconds and not self._faults:
+        if not (seconds or self._faults or self.is_frozen):
             self._record(request)
             return self._answer_well(request)
         try:
@@ -153,6 +172,7 @@ class StubEngine:
             raise
 
     async def _execute(self, request: EngineRequest, seconds: float) -> EngineAnswer:
+        await self._thaw()
         self._record(request)
         self.running += 1
         self.peak_running = max(self.peak_running, self.running)
@@ -160,7 +180,9 @@ class StubEngine:
             fault = self._next_fault(request.body)
             if fault is not None and fault.kind is FaultKind.DEATH:
                 self.kill()
-            await self._live(math.inf if fault and fault.kind is FaultKind.HANG else seconds)
+            if fault is not None and fault.kind is FaultKind.FREEZE:
+                self.freeze()
+            await (self._hang() if fault and fault.kind is FaultKind.HANG else self._live(seconds))
         finally:
             self.running -= 1
         if fault is None:
@@ -177,9 +199,24 @@ class StubEngine:
             try:
                 async with timer:
                     await self._death.wait()
+                raise self._lost()
             except TimeoutError:
                 if not timer.expired():
                     raise
+        await self._thaw()
+
+    async def _hang(self) -> None:
+        self._hanging += 1
+        try:
+            await self._live(math.inf)
+        finally:
+            self._hanging -= 1
+
+    async def _thaw(self) -> None:
+        """Wait for the end of an engine that is frozen; raises if it has ended."""
+        if self.is_frozen:
+            await self._death.wait()
+            raise self._lost()
         self._check_alive()
 
     def _next_fault(self, body: bytes) -> Fault | None:
@@ -210,7 +247,10 @@ class StubEngine:
 
     def _check_alive(self) -> None:
         if self._death.is_set():
-            raise EngineLost(f"the engine for model {self.model!r} is not running")
+            raise self._lost()
+
+    def _lost(self) -> EngineLost:
+        return EngineLost(f"the engine for model {self.model!r} is not running")
 
 
 def heavy_tailed_latency(median_seconds: float, sigma: float = 1.0) -> Callable[[bytes], float]:

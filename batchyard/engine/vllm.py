@@ -21,6 +21,7 @@ from batchyard.engine.engine_log import MAX_CAUSE_LINES, LogTail, cause_of, prog
 from batchyard.engine.guarded_process import GuardedProcess
 from batchyard.engine.line_client import stream_lines
 from batchyard.engine.middleware import line_stream
+from batchyard.engine.progress_metrics import work_done_of
 from batchyard.engine.routes import STANDARD_ROUTES, post_routes
 from batchyard.engine.vllm_options import (
     DeviceProfile,
@@ -144,6 +145,10 @@ class VllmEngine:
     async def routes(self) -> frozenset[str]:
         """The POST paths of the engine's OpenAPI description."""
         return post_routes(await self._get("/openapi.json")) or STANDARD_ROUTES
+
+    async def work_done(self) -> float | None:
+        """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
+        return work_done_of(await self.metrics())
 
     async def metrics(self) -> str:
         """The engine's own metrics, in Prometheus' text format."""

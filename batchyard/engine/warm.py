@@ -47,6 +47,9 @@ class WarmEngine:
     async def routes(self) -> frozenset[str]:
         return await self._engine.routes()
 
+    async def work_done(self) -> float | None:
+        return await self._engine.work_done()
+
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:

@@ -86,9 +86,11 @@ class ChunkRun:
 
     def stop(self, standing: Standing) -> None:
         """End early and give the chunk back: what is in flight is finished or, to drop, aborted."""
-        if standing is not Standing.RUN:
-            self._standing = standing
-            self._told.set()
+        # To drop is for good: a runner that drains may be told to yield after it.
+        if standing in {Standing.RUN, self._standing} or self._standing is Standing.DROP:
+            return
+        self._standing = standing
+        self._told.set()
 
     async def run(self) -> ChunkTally | None:
         """Return when every request has its durable result line; None: it was stopped early.
@@ -140,12 +142,27 @@ class ChunkRun:
     async def _end_early(self, work: asyncio.Task[None]) -> None:
         work.cancel()
         await asyncio.wait((work,))
-        is_paused = not self._is_lost and self._standing is Standing.YIELD
-        await self.window.withdraw(self.lease.key, abort=not is_paused)
+        await self._leave_window()
         if self._is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
         await self._flush()
         await self.services.store.chunks.release(self.lease)
+
+    async def _leave_window(self) -> None:
+        """Let what is in flight finish, until the chunk is lost or dropped: that aborts it."""
+        is_left = False
+        while not is_left:
+            self._told.clear()
+            abort = self._is_lost or self._standing is Standing.DROP
+            leaving = asyncio.create_task(self.window.withdraw(self.lease.key, abort=abort))
+            told = asyncio.create_task(self._told.wait())
+            try:
+                await asyncio.wait((leaving, told), return_when=asyncio.FIRST_COMPLETED)
+                is_left = leaving.done()
+            finally:
+                for task in (leaving, told):
+                    task.cancel()
+                await asyncio.wait((leaving, told))
 
     async def _save(self) -> None:
         """Keep what is finished though the run is cut short; the next owner need not run it."""

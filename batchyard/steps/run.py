@@ -13,8 +13,9 @@ from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.chunk import ChunkRun
 from batchyard.steps.keys import file_key, plan_key
+from batchyard.steps.retry_policy import RetryPolicy
 from batchyard.steps.services import Progress
-from batchyard.steps.window import RetryPolicy, Window
+from batchyard.steps.window import Window
 from batchyard.store import RunnerKind, RunnerStatus, Standing
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine, StartProgress
     from batchyard.steps.chunk import ChunkTally
     from batchyard.steps.services import Services
-    from batchyard.store import ChunkLease
+    from batchyard.store import ChunkLease, LeaseKey
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Runner:
         self._engine: Engine
         self._window: Window
         self._held: dict[tuple[str, int], ChunkLease] = {}
-        self._running: dict[tuple[str, int], ChunkRun] = {}
+        self._running: dict[LeaseKey, ChunkRun] = {}
         self._inputs: dict[str, asyncio.Task[Path]] = {}
         # Held by the one chunk that is being admitted: chunks enter the window in their order,
         # and none is leased before there is room for its first request.
@@ -96,6 +97,7 @@ class Runner:
                 Window(
                     self._engine,
                     timeout_seconds=settings.request_timeout_seconds,
+                    hang_seconds=settings.hang_seconds,
                     retry=RetryPolicy(settings.request_attempts, settings.retry_pause_seconds),
                     on_restart=self._show_start,
                 )
@@ -132,6 +134,7 @@ class Runner:
         None when it was given back before its end, or lost to another runner: whoever has it
         next runs what is missing.
         """
+        lease = self._held[batch_id, index]
         admitting = True
 
         def admitted() -> None:
@@ -142,23 +145,25 @@ class Runner:
         try:
             chunk = ChunkRun(
                 services=self.services,
-                lease=self._held[batch_id, index],
+                lease=lease,
                 window=self._window,
                 input_path=await self._input_path(batch_id),
                 plan_key=plan_key(batch_id),
                 on_admitted=admitted,
                 on_answer=self._count_answer,
             )
-            self._running[batch_id, index] = chunk
+            self._running[lease.key] = chunk
             tally = await chunk.run()
         except LeaseLost as error:
             logger.warning("chunk.lost %s", error)
             tally = None
         finally:
-            self._running.pop((batch_id, index), None)
+            self._running.pop(lease.key, None)
             if admitting:
                 self._admission.release()
-        del self._held[batch_id, index]
+        # What was lost may have been claimed here again meanwhile, under another epoch.
+        if self._held.get((batch_id, index)) is lease:
+            del self._held[batch_id, index]
         return tally
 
     async def _announce(self, stack: contextlib.AsyncExitStack) -> None:
@@ -240,7 +245,7 @@ class Runner:
     async def _look(self) -> None:
         store = self.services.store
         # Before the database is asked: what is claimed meanwhile is not in its answer.
-        running = [(chunk.lease.key, chunk) for chunk in self._running.values()]
+        running = list(self._running.items())
         if running:
             standings = await store.chunks.held(self._owner)
             for key, chunk in running:

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import logging
 import math
-import random
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.errors import EngineError, EngineLost
 from batchyard.results import NoAnswerCode, answered, new_request_id, unanswered
+from batchyard.steps.hang_watch import HangWatch
+from batchyard.steps.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
@@ -37,25 +38,6 @@ _NARROWING = 8
 _DEATHS_WITHOUT_ANSWER = 10
 """An engine that dies this often in a row without one answer is given up."""
 _LONGEST_RESTART_PAUSE_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """When a request is tried again: 408, 429, 5xx and lost connections, never other 4xx.
-
-    Pauses double from ``first_pause_seconds`` to ``longest_pause_seconds``, with jitter; a
-    ``Retry-After`` from the engine is honoured up to the longest.
-    """
-
-    attempts: int = 5
-    first_pause_seconds: float = 0.5
-    longest_pause_seconds: float = 30.0
-
-    def pause_seconds(self, attempt: int, asked_seconds: float | None) -> float:
-        backoff = min(math.ldexp(self.first_pause_seconds, attempt - 1), self.longest_pause_seconds)
-        if asked_seconds is not None:
-            return min(max(asked_seconds, backoff), self.longest_pause_seconds)
-        return backoff * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +69,8 @@ class Window:
     """Use as an async context manager around everything that submits; the engine is started.
 
     When the engine dies, whatever was in flight is suspect and runs again in ever smaller
-    company, until a request that dies alone gives itself away. Nobody else pays for it.
+    company, until a request that dies alone gives itself away. Nobody else pays for it. An
+    engine that makes no progress on what is in flight for ``hang_seconds`` is taken for dead.
     """
 
     def __init__(
@@ -95,6 +78,7 @@ class Window:
         engine: Engine,
         *,
         timeout_seconds: float,
+        hang_seconds: float,
         retry: RetryPolicy | None = None,
         on_restart: Callable[[StartProgress], None] | None = None,
     ) -> None:
@@ -102,6 +86,7 @@ class Window:
         """Requests in flight: the engine's next step is always full, a crash loses little."""
         self._engine = engine
         self._timeout_seconds = timeout_seconds
+        self._hang_seconds = hang_seconds
         self._retry = retry or RetryPolicy()
         self._on_restart = on_restart
         self._slots = asyncio.Semaphore(self.size)
@@ -115,6 +100,8 @@ class Window:
         self._limit = self.size
         self._suspects = 0
         self._feed_wake = asyncio.Event()
+        self._watch: HangWatch
+        self._is_hung = False
         self._is_streaming = False
         self._is_closing = False
         self._deaths_without_answer = 0
@@ -217,7 +204,9 @@ class Window:
     async def _stream_until_lost(self) -> bool:
         """Run one stream to its end; False if the engine was lost under it and is still needed."""
         answers = self._engine.stream(self._feed(), timeout_seconds=self._timeout_seconds)
-        self._is_streaming = True
+        self._is_streaming, self._is_hung = True, False
+        self._watch = HangWatch(self._engine, self._hang_seconds, lambda: bool(self._in_flight))
+        watching = asyncio.create_task(self._watch_progress(), name="hang watch")
         try:
             async with contextlib.aclosing(answers):
                 async for answer in answers:
@@ -233,10 +222,20 @@ class Window:
             return False
         finally:
             self._is_streaming = False
+            watching.cancel()
+            await asyncio.wait([watching])
         return True
+
+    async def _watch_progress(self) -> None:
+        await self._watch.until_hung()
+        self._is_hung = True
+        self._feed_wake.set()
 
     async def _feed(self) -> AsyncIterator[EngineRequest | Abort]:
         while True:
+            if self._is_hung:
+                # Through the stream, so that whoever stands between learns of the loss too.
+                raise EngineLost(f"it hangs: no progress in {self._hang_seconds:g} s")
             if self._aborts:
                 # They need no room: they make it.
                 yield Abort(self._aborts.popleft())
@@ -261,6 +260,9 @@ class Window:
         request = self._in_flight.pop(answer.tag)
         self._feed_wake.set()
         is_aborted = answer.no_answer is NoAnswer.ABORTED
+        if answer.status is not None:
+            # Time-outs and aborts are answered without the engine.
+            self._watch.saw_answer()
         if not is_aborted:
             # An aborted request is no sign that the engine can answer one.
             self._deaths_without_answer = 0

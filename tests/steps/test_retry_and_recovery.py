@@ -15,8 +15,9 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps import window
+from batchyard.steps.retry_policy import RetryPolicy
 from batchyard.steps.run import Runner, run_chunks
-from batchyard.steps.window import RetryPolicy, Window
+from batchyard.steps.window import Window
 from batchyard.store import ChunkStatus
 from tests.steps.conftest import Yard, chat_line
 
@@ -248,4 +249,4 @@ async def test_pauses_double_with_jitter_and_honour_what_the_engine_asks() -> No
 
 
 async def test_the_window_holds_twice_what_the_engine_runs_at_once() -> None:
-    assert Window(StubEngine(max_num_seqs=6), timeout_seconds=1).size == 12
+    assert Window(StubEngine(max_num_seqs=6), timeout_seconds=1, hang_seconds=1).size == 12

@@ -1,29 +1,35 @@
-"""What leaves the window when its owner withdraws, and that nobody else notices."""
+"""What leaves the window when its owner withdraws, and what an engine that hangs costs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from batchyard.engine.base import Abort
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.engine.warm import WarmEngine
 from batchyard.errors import EngineLost
-from batchyard.results import Outcome
+from batchyard.results import NoAnswerCode, Outcome
 from batchyard.steps import window as window_module
-from batchyard.steps.window import RetryPolicy, Window, WindowRequest
+from batchyard.steps.hang_watch import LOOKS, HangWatch
+from batchyard.steps.retry_policy import RetryPolicy
+from batchyard.steps.window import Window, WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
-    from batchyard.engine.base import EngineAnswer, EngineRequest, StartProgress
+    from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
     from batchyard.results import ResultLine
 
 SOON_SECONDS = 5.0
 """For what should take milliseconds, on a machine that is busy."""
+HANG_SECONDS = 0.24
 
 
 def latency_of(body: bytes) -> float:
@@ -35,9 +41,11 @@ def stub(**options: Any) -> StubEngine:
 
 
 @contextlib.asynccontextmanager
-async def opened(engine: StubEngine, **options: Any) -> AsyncIterator[Window]:
+async def opened(
+    engine: Engine, *, hang_seconds: float = 60, **options: Any
+) -> AsyncIterator[Window]:
     await engine.start()
-    async with Window(engine, timeout_seconds=60, **options) as window:
+    async with Window(engine, timeout_seconds=60, hang_seconds=hang_seconds, **options) as window:
         yield window
 
 
@@ -461,3 +469,158 @@ async def test_whatever_happens_no_slot_is_lost_and_nobody_else_misses_a_line(se
         assert (window._suspects, window._limit) == (0, window.size)
         left = [window._queue, window._in_flight, window._pausing, window._departures]
         assert not any(left)
+
+
+async def test_an_engine_that_freezes_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it had is answered, and one warning tells of it."""
+    engine = stub(faults=[Fault(FaultKind.FREEZE, skip=5, times=1)])
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        a = Owner(window, "a")
+        await a.submit(*["quick"] * 20)
+
+        await a.has(20)
+
+    assert {result.outcome for result in a.results.values()} == {Outcome.OUTPUT}
+    assert engine.starts == 2
+    warnings = [record.getMessage() for record in caplog.records]
+    assert warnings == ["engine lost, starting it again: it hangs: no progress in 0.24 s"]
+
+
+async def test_an_engine_that_is_kept_warm_is_started_again_too() -> None:
+    """``stop`` leaves it running, so it must learn of the hang in another way."""
+    engine = stub(faults=[Fault(FaultKind.FREEZE, times=1)])
+    async with opened(WarmEngine(engine), hang_seconds=HANG_SECONDS) as window:
+        a = Owner(window, "a")
+        await a.submit("quick")
+
+        await a.has(1)
+
+    assert engine.starts == 2
+
+
+async def test_a_request_that_freezes_the_engine_each_time_costs_one_line() -> None:
+    """Its neighbours are answered."""
+    engine = stub(max_num_seqs=4, faults=[Fault(FaultKind.FREEZE, lambda body: b"bad" in body)])
+    async with opened(engine, hang_seconds=HANG_SECONDS / 2) as window:
+        a = Owner(window, "a")
+        await a.submit(*["quick"] * 4, "bad", *["quick"] * 11)
+
+        await a.has(16)
+
+    failed = {n: one.line for n, one in a.results.items() if one.outcome is not Outcome.OUTPUT}
+    assert list(failed) == [5]
+    assert json.loads(failed[5])["error"]["code"] == NoAnswerCode.ENGINE_CRASH
+
+
+async def test_an_engine_that_is_slow_is_left_alone() -> None:
+    """It answers nothing for three times as long, but its work goes on."""
+    engine = stub(latency=3 * HANG_SECONDS)
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        a = Owner(window, "a")
+        await a.submit("one", "two")
+
+        await a.has(2)
+
+    assert engine.starts == 1
+
+
+async def test_answers_are_progress_whatever_the_engine_says_of_its_work() -> None:
+    class StandingEngine(StubEngine):
+        async def work_done(self) -> float:
+            return 7.0
+
+    engine = StandingEngine(max_num_seqs=1, latency=HANG_SECONDS / 4)
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        a = Owner(window, "a")
+        await a.submit(*["one"] * 12)
+
+        await a.has(12)
+
+    assert engine.starts == 1
+
+
+async def test_one_request_that_hangs_beside_others_is_left_to_its_timeout() -> None:
+    engine = stub(faults=[Fault(FaultKind.HANG, lambda body: b"bad" in body)])
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        a = Owner(window, "a")
+        await a.submit("bad", "slow")
+
+        await asyncio.sleep(3 * HANG_SECONDS)
+
+    assert engine.starts == 1
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_a_server_that_cannot_tell_its_work_makes_no_progress(is_silent: bool) -> None:
+    """It fails, or says nothing at all."""
+
+    class StuckEngine(StubEngine):
+        async def work_done(self) -> float:
+            if self.is_frozen:
+                await asyncio.sleep(3600 if is_silent else 0)
+                raise EngineLost("no answer")
+            return await super().work_done()
+
+    engine = StuckEngine(faults=[Fault(FaultKind.HANG, times=1)])
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        a = Owner(window, "a")
+        await a.submit("quick")
+        await asyncio.sleep(HANG_SECONDS / 3)
+        engine.freeze()
+
+        await a.has(1)
+
+    assert engine.starts == 2
+
+
+async def test_an_engine_whose_work_is_not_known_is_never_taken_to_hang() -> None:
+    class UnknownEngine(StubEngine):
+        async def work_done(self) -> float | None:  # type: ignore[override]
+            return None
+
+    engine = UnknownEngine(faults=[Fault(FaultKind.FREEZE)])
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        a = Owner(window, "a")
+        await a.submit("quick")
+
+        await asyncio.sleep(3 * HANG_SECONDS)
+
+    assert engine.starts == 1
+
+
+async def test_nobody_looks_while_nothing_is_in_flight() -> None:
+    """Neither before the first request nor while one waits for its next attempt."""
+    looks = 0
+
+    class CountingEngine(StubEngine):
+        async def work_done(self) -> float:
+            nonlocal looks
+            looks += 1
+            return await super().work_done()
+
+    engine = CountingEngine(faults=[Fault(FaultKind.ANSWER, status=503)])
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        await asyncio.sleep(HANG_SECONDS)
+        a = Owner(window, "a")
+        await a.submit("quick")
+        await until(lambda: bool(window._pausing))
+        await asyncio.sleep(HANG_SECONDS)
+
+    assert (looks, engine.starts) == (0, 1)
+
+
+async def test_time_in_which_nobody_could_look_does_not_count() -> None:
+    """A host that is suspended and goes on has made one look, not all of them."""
+    engine = stub()
+    await engine.start()
+    engine.freeze()
+    watch = HangWatch(engine, HANG_SECONDS, lambda: True)
+    watching = asyncio.create_task(watch.until_hung())
+    await asyncio.sleep(3 * HANG_SECONDS / LOOKS)
+
+    time.sleep(3 * HANG_SECONDS)  # noqa: ASYNC251 - nothing of ours runs meanwhile
+    await asyncio.sleep(3 * HANG_SECONDS / LOOKS)
+
+    assert not watching.done()
+    async with asyncio.timeout(SOON_SECONDS):
+        await watching

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 
 API_KEY = "sk-canary-9f2c"
 NEVER_SECONDS = 3600.0
+
+
+async def tell_metrics(stub: StubEngine, _: web.Request) -> web.Response:
+    """As vLLM writes them."""
+    labels = f'{{engine="0",model_name="{stub.model}"}}'
+    text = (
+        f"vllm:num_requests_running{labels} {float(stub.running)}\n"
+        f"vllm:generation_tokens_total{labels} {await stub.work_done()}\n"
+    )
+    return web.Response(text=text)
 
 
 @contextlib.asynccontextmanager
@@ -55,6 +66,7 @@ async def serve(stub: StubEngine, socket_path: Path | None = None) -> AsyncItera
 
     app = web.Application(client_max_size=1 << 30)
     app.router.add_get("/v1/models", models)
+    app.router.add_get("/metrics", partial(tell_metrics, stub))
     app.router.add_get("/openapi.json", openapi)
     app.router.add_get("/redirect/v1/models", models)
     app.router.add_post("/{path:.*}", post)

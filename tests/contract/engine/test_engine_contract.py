@@ -254,6 +254,7 @@ async def test_an_error_of_the_caller_reaches_the_caller(subject: Subject) -> No
 
     async def requests() -> AsyncIterator[EngineRequest]:
         yield request(1, slow_body())
+        assert await subject.runs(1)
         raise LookupError("the plan is gone")
 
     with pytest.raises(LookupError, match="the plan is gone"):
@@ -277,3 +278,31 @@ async def test_two_streams_run_side_by_side(subject: Subject) -> None:
 async def test_the_engine_lists_its_routes(subject: Subject) -> None:
     """What the engine serves is known before anything is sent."""
     assert {CHAT, "/v1/completions", "/v1/responses"} <= await subject.engine.routes()
+
+
+async def test_the_work_done_grows_while_a_request_runs(subject: Subject) -> None:
+    """Long before it is answered."""
+    stream = subject.engine.stream(each([request(1, slow_body())]), timeout_seconds=TIMEOUT_SECONDS)
+    reader = asyncio.create_task(anext(aiter(stream)))
+    assert await subject.runs(1)
+    before = await subject.engine.work_done()
+    assert before is not None
+
+    async with asyncio.timeout(10):
+        while (await subject.engine.work_done() or 0) <= before:
+            pass
+
+    assert not reader.done()
+    reader.cancel()
+    await asyncio.wait([reader])
+    assert await subject.runs(0, within_seconds=5)
+
+
+async def test_the_work_done_stands_still_while_nothing_runs(subject: Subject) -> None:
+    """To ask is no work."""
+    await ask(subject, request(1, chat_body("hi")))
+    assert await subject.runs(0, within_seconds=5)
+
+    numbers = {await subject.engine.work_done() for _ in range(5)}
+
+    assert len(numbers) == 1

@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.engine import vllm
 from batchyard.errors import EngineLost, EngineStartFailed
+from batchyard.results import Outcome
+from batchyard.steps.window import Window, WindowRequest
 from tests.contract.engine.conftest import (
+    CHAT,
     ROOT,
     Subject,
     chat_body,
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import EngineAnswer, EngineRequest
     from batchyard.engine.vllm import VllmEngine
+    from batchyard.results import ResultLine
 
 # The owner's engine loads while the first tests run.
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("serving_owner")]
@@ -61,6 +66,16 @@ def processes_of(session: int) -> dict[int, str]:
         if int(its_session) == session and state != "Z":
             found[int(folder.name)] = before.split("(", 1)[1]
     return found
+
+
+def session_of(engine: VllmEngine) -> int:
+    assert engine._running is not None
+    return engine._running.process.session
+
+
+def core_of(engine: VllmEngine) -> int:
+    processes = processes_of(session_of(engine))
+    return next(pid for pid, name in processes.items() if name == "VLLM::EngineCor")
 
 
 def gone_within(session: int, seconds: float) -> bool:
@@ -235,6 +250,32 @@ def test_killing_the_owner_of_a_serving_engine_leaves_no_process(serving_owner: 
 
 
 @in_session_loop
+async def test_an_engine_that_hangs_is_started_again(
+    session_vllm: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server goes on and calls itself healthy; what the core had is answered by the next."""
+    monkeypatch.setattr(vllm, "STOP_GRACE_SECONDS", 1.0)
+    delivered: dict[int, ResultLine] = {}
+    first_session = session_of(session_vllm)
+    async with Window(session_vllm, timeout_seconds=600, hang_seconds=6) as window:
+        for n in range(4):
+            body = chat_body(f"slow {n}", max_tokens=500, ignore_eos=True)
+            await window.submit(
+                WindowRequest(n, f"id-{n}", CHAT, body, delivered.__setitem__, owner="test")
+            )
+        assert await Subject(session_vllm, lambda: vllm_running(session_vllm)).runs(4)
+        os.kill(core_of(session_vllm), signal.SIGSTOP)
+
+        async with asyncio.timeout(120):
+            while len(delivered) < 4:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.1)
+
+    assert {result.outcome for result in delivered.values()} == {Outcome.OUTPUT}
+    assert session_of(session_vllm) != first_session
+    assert processes_of(first_session) == {}
+
+
+@in_session_loop
 async def test_the_engines_death_in_mid_stream_is_noticed_at_once(
     session_vllm: VllmEngine,
 ) -> None:
@@ -248,10 +289,7 @@ async def test_the_engines_death_in_mid_stream_is_noticed_at_once(
     async def kill_soon() -> None:
         nonlocal killed_at
         assert await Subject(session_vllm, lambda: vllm_running(session_vllm)).runs(8)
-        running = session_vllm._running
-        assert running is not None
-        processes = processes_of(running.process.session)
-        core = next(pid for pid, name in processes.items() if name == "VLLM::EngineCor")
+        core = core_of(session_vllm)
         killed_at = time.monotonic()
         os.kill(core, signal.SIGKILL)
 

@@ -36,13 +36,15 @@ async def app(
     receive: Callable[[], Awaitable[Message]],
     send: Callable[[Message], Awaitable[None]],
 ) -> None:
-    """``/health``, ``/env``, ``/die`` (the engine below dies), ``/hang`` and an echo."""
+    """``/health``, ``/metrics``, ``/env``, ``/die`` (the engine does), ``/hang`` and an echo."""
     global health  # noqa: PLW0603 - the state of the one fake engine
     if scope["type"] != "http":
         return
     status, body = 200, (await receive())["body"]
     if scope["path"] == "/health":
         status = health
+    elif scope["path"] == "/metrics":
+        body = b'vllm:generation_tokens_total{engine="0"} 7.0\n'
     elif scope["path"] == "/env":
         body = json.dumps(dict(os.environ)).encode()
     elif scope["path"] == "/die":

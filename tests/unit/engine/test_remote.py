@@ -212,3 +212,60 @@ def test_routes_are_the_post_paths() -> None:
 
     assert post_routes(document) == frozenset({"/a", "/c"})
     assert post_routes(b"[]") is post_routes(b"<html>") is None
+
+
+async def work_done_of(metrics: str, status: int = 200) -> float | None:
+    """What the engine says of a server with these metrics."""
+
+    async def get(request: web.Request) -> web.Response:
+        return web.Response(text=metrics, status=status if request.path == "/metrics" else 200)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", get)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = RemoteEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", "m")
+    await engine.start()
+    try:
+        return await engine.work_done()
+    finally:
+        await engine.stop()
+        await runner.cleanup()
+
+
+def metrics_of(**values: float) -> str:
+    return "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in values.items())
+
+
+async def test_the_work_of_a_vllm_that_runs_something_is_known() -> None:
+    """Prompts that are read, tokens that are made, and the room that half-read prompts take."""
+    metrics = metrics_of(
+        prompt_tokens_total=1.2e06,
+        generation_tokens_total=30.0,
+        kv_cache_usage_perc=0.25,
+        num_requests_running=2.0,
+        num_requests_waiting=0.0,
+    )
+
+    assert await work_done_of(metrics) == 1_200_030.25
+
+
+@pytest.mark.parametrize(
+    ("metrics", "status"),
+    [
+        ("", 200),
+        ("other:generation_tokens_total 7.0\n", 200),
+        ("not found", 404),
+        (metrics_of(generation_tokens_total=7.0, num_requests_running=0.0), 200),
+    ],
+    ids=["nothing", "another make", "no metrics", "idle"],
+)
+async def test_the_work_of_another_server_is_not_known(metrics: str, status: int) -> None:
+    """An idle one is another than the one that has our requests."""
+    assert await work_done_of(metrics, status) is None
+
+
+async def test_a_server_that_fails_to_tell_its_work_is_no_server_without_metrics() -> None:
+    with pytest.raises(EngineLost, match="HTTP 503"):
+        await work_done_of("", 503)

@@ -185,6 +185,47 @@ async def test_it_can_die_after_so_many_requests() -> None:
         await ask(engine, body())
 
 
+async def test_a_frozen_engine_answers_nothing_until_it_is_started_again() -> None:
+    """Nor does its work go on: what it ran, what waits and what comes are the same to it."""
+    freeze = Fault(FaultKind.FREEZE, lambda one: b"freeze" in one, times=1)
+    engine = await started(faults=[freeze], latency=0.02, max_num_seqs=2)
+    bodies = [body(prompt="freeze"), *[body()] * 4]
+
+    answers = await ask(engine, *bodies, timeout=0.2)
+    before = await engine.work_done()
+    late = await ask(engine, body(), timeout=0.05)
+
+    assert {one.no_answer for one in [*answers, *late]} == {NoAnswer.TIMEOUT}
+    assert await engine.work_done() == before
+    await engine.start()
+    assert (await ask(engine, body()))[0].status == 200
+
+
+async def test_a_request_that_hangs_does_no_work() -> None:
+    """The one beside it does."""
+    engine = await started(faults=[Fault(FaultKind.HANG, lambda one: b"h" in one)], latency=60)
+    moved = []
+    for one in (body(prompt="h"), body(messages=[])):
+        stream = asyncio.create_task(ask(engine, one, url="/v1/completions"))
+        await asyncio.sleep(0.02)
+        moved.append(await engine.work_done() != await engine.work_done())
+        stream.cancel()
+
+    assert moved == [False, True]
+
+
+async def test_a_start_ends_what_ran_before_it() -> None:
+    """Unanswered, though nobody has stopped it."""
+    engine = await started(latency=60)
+    stream = asyncio.create_task(ask(engine, body(), timeout=60))
+    await asyncio.sleep(0.02)
+
+    await engine.start()
+
+    with pytest.raises(EngineLost):
+        await asyncio.wait_for(stream, 1)
+
+
 async def test_death_takes_other_streams_too() -> None:
     """Everything in flight is lost, at once."""
     engine = await started(latency=30.0)

@@ -20,12 +20,14 @@ from batchyard.engine import vllm
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer, StartProgress
 from batchyard.engine.middleware import line_stream
 from batchyard.errors import EngineLost, EngineStartFailed
+from batchyard.steps.window import Window, WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from batchyard.engine.base import EngineAnswer
     from batchyard.engine.vllm import VllmEngine
+    from batchyard.results import ResultLine
 
     MakeEngine = Callable[..., VllmEngine]
 
@@ -304,6 +306,46 @@ async def test_an_abort_is_owed_no_answer_and_its_request_is_owed_one(
         (2, 200, None),
         (1, None, NoAnswer.ABORTED),
     ]
+
+
+async def test_an_error_of_the_caller_ends_a_stream_on_which_nothing_moves(
+    make_engine: MakeEngine,
+) -> None:
+    """At once: there may be no answer for hours."""
+    engine = make_engine()
+    await engine.start()
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        yield EngineRequest(1, "/hang", b"", "r1")
+        await asyncio.sleep(0.3)
+        raise LookupError("the plan is gone")
+
+    async def read() -> None:
+        async for _ in engine.stream(requests(), timeout_seconds=30):
+            pass
+
+    with pytest.raises(LookupError, match="the plan is gone"):
+        await asyncio.wait_for(read(), 3)
+
+
+async def test_an_engine_that_hangs_under_a_healthy_server_is_started_again(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that hangs it each time, and alone, is given up after the second."""
+    monkeypatch.setattr(vllm, "STOP_GRACE_SECONDS", 0.2)
+    engine = make_engine()
+    await engine.start()
+    first = session_of(engine)
+    delivered: asyncio.Queue[ResultLine] = asyncio.Queue()
+
+    async with Window(engine, timeout_seconds=60, hang_seconds=1.0) as window:
+        await window.submit(
+            WindowRequest(1, "id", "/hang", b"", lambda _, one: delivered.put_nowait(one), "test")
+        )
+        result = await asyncio.wait_for(delivered.get(), 30)
+
+    assert json.loads(result.line)["error"]["code"] == "engine_crash"
+    assert not processes_of(first)
 
 
 async def test_it_can_be_started_again_after_it_was_lost(make_engine: MakeEngine) -> None:

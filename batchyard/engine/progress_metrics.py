@@ -1,0 +1,28 @@
+"""What a vLLM server's metrics, in Prometheus' text format, tell of its progress."""
+
+from __future__ import annotations
+
+import re
+
+# Tokens count when a prompt has been read or a token made. A prompt of many steps is read in
+# silence, but its share of the cache grows with each.
+_PROGRESS = re.compile(
+    r"^vllm:(?:prompt_tokens_total|generation_tokens_total|kv_cache_usage_perc)\{.*\} ([-+.e\d]+)$",
+    re.MULTILINE,
+)
+_REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([-+.e\d]+)$", re.MULTILINE)
+
+
+def work_done_of(metrics: str) -> float | None:
+    """A number that changes with the progress of any request; None if these are not vLLM's."""
+    return _sum(_PROGRESS, metrics)
+
+
+def requests_of(metrics: str) -> float | None:
+    """How many requests run or wait; None if these are not vLLM's."""
+    return _sum(_REQUESTS, metrics)
+
+
+def _sum(pattern: re.Pattern[str], metrics: str) -> float | None:
+    numbers = [float(number) for number in pattern.findall(metrics)]
+    return sum(numbers) if numbers else None

@@ -1,0 +1,26 @@
+"""When a request is tried again, and after which pause."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a request is tried again: 408, 429, 5xx and lost connections, never other 4xx.
+
+    Pauses double from ``first_pause_seconds`` to ``longest_pause_seconds``, with jitter; a
+    ``Retry-After`` from the engine is honoured up to the longest.
+    """
+
+    attempts: int = 5
+    first_pause_seconds: float = 0.5
+    longest_pause_seconds: float = 30.0
+
+    def pause_seconds(self, attempt: int, asked_seconds: float | None) -> float:
+        backoff = min(math.ldexp(self.first_pause_seconds, attempt - 1), self.longest_pause_seconds)
+        if asked_seconds is not None:
+            return min(max(asked_seconds, backoff), self.longest_pause_seconds)
+        return backoff * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
