@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from httpx import HTTPError
+from prefect import get_client
+from prefect.exceptions import PrefectException
+from prefect.runtime import flow_run as current_flow_run
 
 from batchyard.dispatch import PrefectApi, wake_batch_runner
-from batchyard.errors import DispatchFailed, RecordNotFound, SettingsError, TransitionConflict
+from batchyard.errors import (
+    DispatchFailed,
+    RecordNotFound,
+    SettingsError,
+    StoreError,
+    TransitionConflict,
+)
 from flows.worker import worker_services
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
     from prefect.states import State
+
+    from batchyard.steps.services import Services
+
+logger = logging.getLogger(__name__)
+
+_ASK_SECONDS = 5.0
+"""Prefect kills a process that has not ended half a minute after it was told to."""
+
+
+async def cancel_with_flow_run(services: Services, batch_id: str) -> None:
+    """Mark the batch if it is the current flow run that is cancelled, and not its worker stopped.
+
+    To be called while the batch is still leased. Whoever has it next names a flow run of its own,
+    and :func:`cancel_its_batch` then finds no batch of this one.
+    """
+    try:
+        async with asyncio.timeout(_ASK_SECONDS), get_client() as client:
+            found = await client.read_flow_run(UUID(current_flow_run.id))
+            if found.state is not None and found.state.is_cancelling():
+                await services.store.batches.cancel(batch_id)
+    except (PrefectException, HTTPError, OSError, StoreError) as error:
+        logger.warning("batch.not_cancelled batch=%s %s", batch_id, type(error).__name__)
 
 
 async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None:  # noqa: ARG001

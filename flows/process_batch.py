@@ -11,7 +11,7 @@ from prefect.states import Completed, Failed, State
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.process import Steps, process
-from flows.cancel import cancel_its_batch
+from flows.cancel import cancel_its_batch, cancel_with_flow_run
 from flows.control import control
 from flows.report import report_batch, watch_progress
 from flows.run_chunks import serve
@@ -65,9 +65,17 @@ async def take_to_its_end(services: Services, keeper: BatchKeeper, batch_id: str
     async def name_flow_run() -> None:
         await services.store.batches.set_flow_run(batch_id, str(flow_run.id))
 
+    async def cancel_if_wanted() -> None:
+        await cancel_with_flow_run(services, batch_id)
+
     try:
         published = await process(
-            services, keeper, batch_id, _tasks(services), on_held=name_flow_run
+            services,
+            keeper,
+            batch_id,
+            _tasks(services),
+            on_held=name_flow_run,
+            on_cancelled=cancel_if_wanted,
         )
     except LeaseLost as error:
         return Completed(name=TAKEN_OVER, message=str(error))

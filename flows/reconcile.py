@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, State
@@ -33,6 +35,10 @@ async def reconcile() -> State:
                 if found.free_batches:
                     await wake_batch_runner(api, services.store, silent_seconds=silent_seconds)
                 await look_once(services, scheduler)
+                if (seconds := scheduler.again_after_seconds) is not None:
+                    # There may be no other process that looks a second time.
+                    await asyncio.sleep(seconds)
+                    await look_once(services, scheduler)
             except (DispatchFailed, SettingsError) as error:
                 said.append(str(error))
             finally:

@@ -7,6 +7,7 @@ from prefect.flow_engine import run_flow_async
 from prefect.runtime import flow_run
 from prefect.states import Completed, Pending, State
 
+from batchyard.dispatch import TAKEN_UP
 from batchyard.errors import DispatchFailed
 from batchyard.steps.run_batches import BatchRunner
 from flows.control import control
@@ -32,7 +33,7 @@ async def _process(batch_id: str) -> None:
     parameters = {"batch_id": batch_id}
     async with get_client() as client:
         run = await client.create_flow_run(
-            process_batch, parameters=parameters, tags=["run-batches"], state=Pending()
+            process_batch, parameters=parameters, tags=[TAKEN_UP], state=Pending()
         )
     state = await run_flow_async(
         process_batch, flow_run=run, parameters=parameters, return_type="state"

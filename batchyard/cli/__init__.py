@@ -1,7 +1,8 @@
 """The ``batchyard`` command.
 
-The commands here need the database at most. Those that run flows are registered from outside,
-under the entry point group ``batchyard.commands``: this package does not know Prefect.
+The commands here need the database, and of Prefect its REST API at most. Those that run flows are
+registered from outside, under the entry point group ``batchyard.commands``: this package does not
+know Prefect.
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from importlib.metadata import entry_points
 
 import typer
 
+from batchyard.cli.cancel import cancel
+from batchyard.cli.list_batches import list_batches
+from batchyard.cli.quota import quota
+from batchyard.cli.retry import retry
 from batchyard.cli.show import show
+from batchyard.cli.steer import pause, priority, resume
 from batchyard.cli.submit import submit
+from batchyard.cli.upkeep import expire_files, reconcile
 from batchyard.errors import BatchyardError
 
 COMMANDS = "batchyard.commands"
@@ -29,10 +36,20 @@ def make_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in entry_points(group=COMMANDS):
-        command.load()(app)
+    for found in entry_points(group=COMMANDS):
+        found.load()(app)
     app.command()(submit)
+    app.command("list")(list_batches)
     app.command()(show)
+    app.command()(cancel)
+    app.command()(pause)
+    app.command()(resume)
+    # Or a negative number would be taken for an option.
+    app.command(context_settings={"ignore_unknown_options": True})(priority)
+    app.command()(retry)
+    app.command()(quota)
+    app.command()(reconcile)
+    app.command()(expire_files)
     return app
 
 

@@ -13,6 +13,8 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from batchyard.cli.time_words import duration
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -118,7 +120,7 @@ class ProgressDisplay:
         if not self._is_live and is_done and self._elapsed() < 1.0 and not ended.total:
             return  # the line that began it says it all
         mark = "[green]✓[/]" if is_done else "[red]✗[/]"
-        parts = [_title(ended).ljust(_TITLE_WIDTH), _seconds(self._elapsed()), _amount(ended)]
+        parts = [_title(ended).ljust(_TITLE_WIDTH), duration(self._elapsed()), _amount(ended)]
         line = "  ".join(filter(None, parts))
         self._console.print(f"{mark} {escape(line)}", soft_wrap=True)
 
@@ -142,7 +144,7 @@ class ProgressDisplay:
         elapsed, done = self._elapsed(), progress.done - self._done_before
         if not progress.total or done <= 0 or elapsed < _LEFT_AFTER_SECONDS:
             return ""
-        return f"{_seconds(elapsed / done * (progress.total - progress.done))} left"
+        return f"{duration(elapsed / done * (progress.total - progress.done))} left"
 
     def _say(self, progress: StepProgress) -> None:
         """For logs and pipes: a line for each phase and stage, and one now and then."""
@@ -179,11 +181,3 @@ def _amount(progress: StepProgress) -> str:
             return ""  # parts of the engine's start are not parts of the whole
         case _:
             return f"{progress.done:,}/{progress.total:,}" if progress.total else ""
-
-
-def _seconds(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

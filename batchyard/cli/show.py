@@ -1,4 +1,4 @@
-"""``batchyard show``: a batch as clients of the API see it."""
+"""``batchyard show``: a batch as clients of the API see it, and what is ours beside it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated
 import msgspec
 import typer
 
+from batchyard.cli import options
+from batchyard.cli.batch_view import batch_object
 from batchyard.cli.offline import offline_services
-from batchyard.wire import to_json
 
 
-def show(batch_id: Annotated[str, typer.Argument(help="For example batch_0123….")]) -> None:
+def show(batch_id: Annotated[str, options.BATCH]) -> None:
     """Print a batch as JSON: its status, counts, usage and files."""
     asyncio.run(_show(batch_id))
 
@@ -20,4 +21,5 @@ def show(batch_id: Annotated[str, typer.Argument(help="For example batch_0123…
 async def _show(batch_id: str) -> None:
     async with offline_services() as services:
         batch = await services.store.batches.get(batch_id)
-    typer.echo(msgspec.json.format(to_json(batch.to_wire()), indent=2).decode())
+    encoded = msgspec.json.encode(batch_object(batch))
+    typer.echo(msgspec.json.format(encoded, indent=2).decode())

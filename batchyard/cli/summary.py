@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.keys import file_key
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.location import parse_location
 
@@ -79,5 +78,6 @@ async def _place(services: Services, file_id: str, location: str | None) -> str:
     if location is not None:
         return str(parse_location(location))
     if isinstance(services.storage, LocalStorage):
-        return str(await services.storage.local_path(file_key(file_id), services.spool))
+        key = (await services.store.files.get(file_id)).storage_key
+        return str(await services.storage.local_path(key, services.spool))
     return file_id

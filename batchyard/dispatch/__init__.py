@@ -10,6 +10,7 @@ from batchyard.dispatch.prefect_api import (
     PROCESS_BATCH,
     RUN_BATCHES,
     RUN_CHUNKS,
+    TAKEN_UP,
     FlowRun,
     PrefectApi,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "PROCESS_BATCH",
     "RUN_BATCHES",
     "RUN_CHUNKS",
+    "TAKEN_UP",
     "FlowRun",
     "GivenUp",
     "PrefectApi",

@@ -25,6 +25,8 @@ RUN_CHUNKS = "run-chunks"
 """The flow; it has a deployment on each GPU pool, named after the pool."""
 RUN_BATCHES = "run-batches/default"
 PROCESS_BATCH = "process-batch/default"
+TAKEN_UP = "run-batches"
+"""The tag of the process-batch flow runs that a batch runner makes: no worker ends them for it."""
 
 _TIMEOUT_SECONDS = 30
 _PAGE = 200
@@ -194,17 +196,19 @@ class PrefectApi:
         )
 
     async def begun(self, flows: Collection[str]) -> list[FlowRun]:
-        """The flow runs that a worker has taken and that have not ended, of any deployment."""
-        return await self._filter(
-            {
-                "flows": {"name": {"any_": list(flows)}},
-                "flow_runs": {
-                    "state": {"type": {"any_": list(_BEGUN)}},
-                    # A flow that another one calls ends with it.
-                    "deployment_id": {"is_null_": False},
-                },
-            }
+        """The flow runs that have begun and not ended: of a deployment, or of a batch runner.
+
+        Others belong to somebody's command.
+        """
+        flow = {"name": {"any_": list(flows)}}
+        state = {"type": {"any_": list(_BEGUN)}}
+        deployed = await self._filter(
+            {"flows": flow, "flow_runs": {"state": state, "deployment_id": {"is_null_": False}}}
         )
+        taken_up = await self._filter(
+            {"flows": flow, "flow_runs": {"state": state, "tags": {"all_": [TAKEN_UP]}}}
+        )
+        return list({run.id: run for run in (*deployed, *taken_up)}.values())
 
     async def find(self, flow_run_ids: Collection[str]) -> list[FlowRun]:
         """Those of the flow runs that there are."""

@@ -133,6 +133,11 @@ class RunnerScheduler:
             self._watches.pop(entry.model, None)
         return given_up
 
+    @property
+    def again_after_seconds(self) -> float | None:
+        """A look after so long ends the flow runs that the last one missed; None: no such."""
+        return _BURY_SECONDS if self._suspects else None
+
     async def close(self) -> None:
         """Let somebody else be the scheduler at once."""
         await self._store.leases.release(_LEASE, self._owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -75,10 +76,9 @@ async def create_batch(
         )
     _check_metadata(request.metadata)
     window_seconds = parse_window(request.completion_window)
-    for destination in (request.output, request.error):
-        if destination is not None:
-            await check_output(parse_location(destination))
-    _check_distinct(request)
+    output, error = await check_destinations(
+        request.output, request.error, taken={"input": request.input}
+    )
     batch = NewBatch(
         endpoint=request.endpoint or MIXED_ENDPOINTS,
         completion_window=request.completion_window,
@@ -91,9 +91,7 @@ async def create_batch(
             mixed_models=request.mixed_models,
             models=request.models,
         ),
-        locations=BatchLocations(
-            _absolute(request.input), _absolute(request.output), _absolute(request.error)
-        ),
+        locations=BatchLocations(_absolute(request.input), output, error),
     )
     if len(request.models) == 1:
         await _check_backlog(services, batch, request.models[0])
@@ -127,22 +125,43 @@ def parse_window(text: str) -> int:
     return int(match.group(1)) * _WINDOW_SECONDS[match.group(2)]
 
 
-def _check_distinct(request: BatchRequest) -> None:
-    """Results must not replace the input, nor the error file the results."""
-    names: dict[str, str] = {}
-    for name in ("input", "output", "error"):
-        text = getattr(request, name)
+async def check_destinations(
+    output: str | None, error: str | None, *, taken: Mapping[str, str | None]
+) -> tuple[str | None, str | None]:
+    """Where results go, each as a location that means the same to whichever process uses it.
+
+    ``taken`` are the places of what must not be replaced, each under its name in a refusal.
+    Raises :class:`~batchyard.errors.RequestRefused`, and
+    :class:`~batchyard.errors.StorageError` for a location that can never work.
+    """
+    wanted = {"output": output, "error": error}
+    for destination in wanted.values():
+        if destination is not None:
+            await check_output(parse_location(destination))
+    await asyncio.to_thread(_check_distinct, wanted, taken)
+    return _absolute(output), _absolute(error)
+
+
+def _check_distinct(wanted: Mapping[str, str | None], taken: Mapping[str, str | None]) -> None:
+    """Results must replace nothing that counts, nor the error file the results."""
+    names = {_place(text): name for name, text in taken.items() if text is not None}
+    for name, text in wanted.items():
         if text is None:
             continue
-        location = parse_location(text)
-        place = str(location.path.resolve()) if isinstance(location, LocalFile) else text
+        place = _place(text)
         if place in names:
             raise RequestRefused(
-                f"{names[place]} and {name} are the same place, {location}: give another one.",
+                f"{names[place]} and {name} are the same place, {parse_location(text)}: "
+                "give another one.",
                 param=name,
                 code="invalid_value",
             )
         names[place] = name
+
+
+def _place(text: str) -> str:
+    location = parse_location(text)
+    return str(location.path.resolve()) if isinstance(location, LocalFile) else text
 
 
 def _absolute(text: str | None) -> str | None:

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _BUSY_AT_ONCE = 8
 """Batches that are fetched, planned, collected or published at a time; the others wait."""
+AGAIN_AFTER_SECONDS = 5.0
+"""A batch that could not be gone on with is left alone for so long."""
 
 
 class BatchEnded(Exception):
@@ -51,13 +53,16 @@ class _Held:
             and (standing.owner == self.lease.owner or standing.status in TERMINAL)
         )
         if not is_ours:
-            self.is_lost = True
-            if self.scope is not None:
-                _interrupt(self.scope)
+            self.lose()
         elif standing != self.standing:
             self.standing = standing
             self.news.set()
             self.news = asyncio.Event()
+
+    def lose(self) -> None:
+        self.is_lost = True
+        if self.scope is not None:
+            _interrupt(self.scope)
 
     async def until(self, is_true: Callable[[BatchStanding], bool]) -> None:
         while self.standing is None or not is_true(self.standing):
@@ -94,14 +99,18 @@ class BatchKeeper:
         leases = await self.services.store.batch_leases.claim(
             owner=self.owner, lease_seconds=self.services.settings.lease_seconds, limit=limit
         )
-        self._held |= {lease.batch_id: _Held(lease) for lease in leases}
+        for lease in leases:
+            # Ours until its lease ran out: whoever still works on it here works for nobody.
+            if (before := self._held.get(lease.batch_id)) is not None:
+                before.lose()
+            self._held[lease.batch_id] = _Held(lease)
         return [lease.batch_id for lease in leases]
 
     async def give_back(self, batch_id: str, *, after_seconds: float = 0.0) -> None:
         """Let others have the batch, ``after_seconds`` from now; nothing if it is not held."""
-        held = self._held.pop(batch_id, None)
-        if held is not None and not held.is_lost:
-            await self.services.store.batch_leases.release(held.lease, after_seconds=after_seconds)
+        held = self._held.get(batch_id)
+        if held is not None:
+            await self._let_go(held, after_seconds)
 
     @contextlib.asynccontextmanager
     async def hold(self, batch_id: str) -> AsyncIterator[BatchLease]:
@@ -109,11 +118,13 @@ class BatchKeeper:
 
         Waits for whoever has it now. Raises :class:`BatchEnded` where there is nothing left to
         do. A lease that is lost cancels the block, and is raised as
-        :class:`~batchyard.errors.LeaseLost`.
+        :class:`~batchyard.errors.LeaseLost`. After an error in the block nobody takes the batch
+        up for ``AGAIN_AFTER_SECONDS``: what was away will still be away.
         """
         if batch_id not in self._held:
             await self._obtain(batch_id)
         held = self._held[batch_id]
+        after_seconds = 0.0
         try:
             async with asyncio.timeout(None) as held.scope:
                 if held.is_lost:
@@ -123,9 +134,12 @@ class BatchKeeper:
             if held.scope is None or not held.scope.expired():
                 raise
             raise LeaseLost(f"{batch_id} has another owner; drop what is left of it.") from error
+        except Exception:
+            after_seconds = AGAIN_AFTER_SECONDS
+            raise
         finally:
             held.scope = None
-            await self.give_back(batch_id)
+            await self._let_go(held, after_seconds)
 
     @contextlib.asynccontextmanager
     async def while_in(self, batch_id: str, *statuses: BatchStatus) -> AsyncIterator[None]:
@@ -183,6 +197,13 @@ class BatchKeeper:
                 self._held[batch_id] = _Held(leases[0])
                 return
             await asyncio.sleep(settings.poll_seconds)
+
+    async def _let_go(self, held: _Held, after_seconds: float) -> None:
+        # What was lost may have been claimed here again meanwhile, under another epoch.
+        if self._held.get(held.lease.batch_id) is held:
+            del self._held[held.lease.batch_id]
+        if not held.is_lost:
+            await self.services.store.batch_leases.release(held.lease, after_seconds=after_seconds)
 
     async def _keep_leases(self) -> None:
         lease_seconds = self.services.settings.lease_seconds

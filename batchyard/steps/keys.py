@@ -10,9 +10,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+FILES: Final = "files/"
+BATCHES: Final = "batches/"
+
 
 def file_key(file_id: str) -> str:
-    return f"files/{file_id}"
+    return f"{FILES}{file_id}"
 
 
 def result_key(file_id: str, epoch: int) -> str:
@@ -21,11 +26,11 @@ def result_key(file_id: str, epoch: int) -> str:
 
 
 def plan_key(batch_id: str) -> str:
-    return f"batches/{batch_id}/plan"
+    return f"{BATCHES}{batch_id}/plan"
 
 
 def segments_prefix(batch_id: str) -> str:
-    return f"batches/{batch_id}/segments/"
+    return f"{BATCHES}{batch_id}/segments/"
 
 
 def chunk_prefix(batch_id: str, chunk_index: int) -> str:
@@ -35,3 +40,13 @@ def chunk_prefix(batch_id: str, chunk_index: int) -> str:
 def segment_key(batch_id: str, chunk_index: int, epoch: int, sequence: int) -> str:
     """Keys sort by chunk, then epoch, then age."""
     return f"{chunk_prefix(batch_id, chunk_index)}{epoch:06d}-{sequence:06d}"
+
+
+def file_id_of(key: str) -> str:
+    """The file that a key below :data:`FILES` belongs to."""
+    return key.removeprefix(FILES).partition(".")[0]
+
+
+def batch_id_of(key: str) -> str:
+    """The batch that a key below :data:`BATCHES` belongs to."""
+    return key.removeprefix(BATCHES).partition("/")[0]

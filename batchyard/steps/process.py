@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from batchyard.errors import (
     BatchyardError,
     LeaseLost,
+    RecordNotFound,
+    StorageError,
     StorageFull,
     StorageUnavailable,
     StoreUnavailable,
@@ -34,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 10.0
 _SETTLE_POLL_SECONDS = 0.1
-_PASSING: Final = (StoreUnavailable, StorageUnavailable, StorageFull)
-"""Our own database or object store is away or full: no reason to fail a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,12 @@ async def process(
     steps: Steps,
     *,
     on_held: Callable[[], Awaitable[object]] | None = None,
+    on_cancelled: Callable[[], Awaitable[object]] | None = None,
 ) -> Published:
     """Take a batch to its end, however far it has come; what it ended as.
+
+    ``on_held`` is called when the batch is ours, ``on_cancelled`` when our task is cancelled,
+    while it still is.
 
     What cannot be run ends as ``failed``. Raises :class:`~batchyard.errors.LeaseLost` when
     somebody else has taken the batch, and retriable errors of our own database and object store,
@@ -90,12 +94,16 @@ async def process(
                 await on_held()
             try:
                 return await _to_its_end(services, keeper, batch_id, lease.epoch, steps)
+            except asyncio.CancelledError:
+                if on_cancelled is not None:
+                    await on_cancelled()
+                raise
             except LeaseLost:
                 raise
             except BatchyardError as error:
-                if isinstance(error, _PASSING) and not await _is_validating(services, batch_id):
+                if await _is_passing(services, batch_id, error):
                     raise
-                return Published(await fail_batch(services, batch_id, error), ())
+                return Published(await fail_batch(services, batch_id, error, lease.epoch), ())
     except BatchEnded:
         return Published(await services.store.batches.get(batch_id), ())
 
@@ -130,8 +138,23 @@ async def _has_open(services: Services, batch_id: str) -> bool:
     return standings[batch_id].has_open_chunks
 
 
-async def _is_validating(services: Services, batch_id: str) -> bool:
-    return (await services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
+async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:
+    """Whether it is our own database or object store that is away or full.
+
+    While the input is being fetched it may as well be the user's, and then the batch fails.
+    """
+    if not isinstance(error, StorageError):
+        return isinstance(error, StoreUnavailable)
+    if not isinstance(error, StorageUnavailable | StorageFull):
+        return False
+    batch = await services.store.batches.get(batch_id)
+    if batch.status is not BatchStatus.VALIDATING:
+        return True
+    try:
+        await services.store.files.get(batch.input_file_id)
+    except RecordNotFound:
+        return False
+    return True
 
 
 async def _settle(services: Services, batch_id: str) -> None:

@@ -56,14 +56,19 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     return Published(ended, tuple(filter(None, undelivered)))
 
 
-async def fail_batch(services: Services, batch_id: str, error: BatchyardError) -> BatchRecord:
-    """End the batch as ``failed`` with what went wrong in its ``errors``; files: none."""
+async def fail_batch(
+    services: Services, batch_id: str, error: BatchyardError, epoch: int | None = None
+) -> BatchRecord:
+    """End the batch as ``failed`` with what went wrong in its ``errors``; files: none.
+
+    Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.
+    """
     if isinstance(error, InputRefused):
         entries = error.entries
     else:
         entries = (BatchError(error.code, str(error)),)
     try:
-        return await services.store.batches.fail(batch_id, entries)
+        return await services.store.batches.fail(batch_id, entries, epoch=epoch)
     except TransitionConflict:
         return await services.store.batches.get(batch_id)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import TERMINAL
-from batchyard.steps.keys import file_key
+from batchyard.steps.keys import BATCHES, FILES, batch_id_of, file_id_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 DAY_SECONDS: Final = 86_400
 
-_FILES: Final = file_key("")
-_BATCHES: Final = "batches/"
 _ROWS_AT_ONCE = 100
 _KEYS_AT_ONCE = 5_000
 """No index finds a storage key, so each query reads the whole table: few of them."""
@@ -80,7 +78,7 @@ async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECO
     Raises :class:`~batchyard.errors.StorageError`; the next sweep goes on from there.
     """
     unfinished = 0
-    for prefix in (_FILES, _BATCHES):
+    for prefix in (FILES, BATCHES):
         unfinished += await services.storage.remove_unfinished(prefix, older_than_seconds)
     objects = size_bytes = 0
     for orphans in (_file_orphans, _batch_orphans):
@@ -96,25 +94,27 @@ async def _file_orphans(
 ) -> AsyncIterator[list[ListedObject]]:
     """Objects under ``files/`` that no row names, nor may come to name."""
     files = services.store.files
-    async for page in _old_objects(services, _FILES, older_than_seconds):
+    async for page in _old_objects(services, FILES, older_than_seconds):
         # In this order: a batch that ends in between has its rows when they are looked for.
         awaited = await files.awaited()
         named = await files.storage_keys([each.key for each in page])
-        yield [each for each in page if each.key not in named and _file_id(each.key) not in awaited]
+        yield [
+            each for each in page if each.key not in named and file_id_of(each.key) not in awaited
+        ]
 
 
 async def _batch_orphans(
     services: Services, older_than_seconds: float
 ) -> AsyncIterator[list[ListedObject]]:
     """Plans and segments of batches that have ended long enough ago, or are not known."""
-    async for page in _old_objects(services, _BATCHES, older_than_seconds):
-        batch_ids = {_batch_id(each.key) for each in page}
+    async for page in _old_objects(services, BATCHES, older_than_seconds):
+        batch_ids = {batch_id_of(each.key) for each in page}
         over = {
             batch_id
             for batch_id in batch_ids
             if await _is_over(services, batch_id, older_than_seconds)
         }
-        yield [each for each in page if _batch_id(each.key) in over]
+        yield [each for each in page if batch_id_of(each.key) in over]
 
 
 async def _old_objects(
@@ -161,12 +161,3 @@ def _raise_first(ended: Iterable[BaseException | None]) -> None:
     for error in ended:
         if error is not None:
             raise error
-
-
-def _file_id(key: str) -> str:
-    """Of ``files/<file id>`` or ``files/<file id>.<epoch>``."""
-    return key.removeprefix(_FILES).partition(".")[0]
-
-
-def _batch_id(key: str) -> str:
-    return key.removeprefix(_BATCHES).partition("/")[0]

@@ -13,10 +13,9 @@ import msgspec
 from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused, StorageError
 from batchyard.framing import parse_envelope, read_lines
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.steps.create import parse_window
+from batchyard.steps.create import check_destinations, default_quota, parse_window
 from batchyard.steps.keys import file_key
 from batchyard.storage.file import os_errors_as_ours
-from batchyard.storage.location import LocalFile, check_output, parse_location
 from batchyard.store import BatchLocations, NewBatch, NewFile
 from batchyard.wire import new_file_id
 
@@ -50,8 +49,9 @@ async def retry_batch(
     were, in their order. All else is as before, but for the completion window if one is given,
     and the locations: results are written to ``output`` and ``error`` alone.
 
-    Raises :class:`~batchyard.errors.RequestRefused` where there is nothing to retry, and
-    :class:`~batchyard.errors.StorageError` for a location that can never work.
+    Raises :class:`~batchyard.errors.RequestRefused` where there is nothing to retry,
+    :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.StorageError` for a
+    location that can never work.
     """
     batch = await services.store.batches.get(batch_id)
     window = completion_window or batch.completion_window
@@ -73,7 +73,7 @@ async def retry_batch(
         retry_of=batch.id,
     )
     try:
-        return (await services.store.batches.create(new)).id
+        return (await services.store.batches.create(new, quota=default_quota(services))).id
     except RequestRefused:
         # Nobody knows this file: the caller gets no id of it.
         await services.store.files.delete(file.id)
@@ -209,33 +209,9 @@ async def _destinations(
 ) -> BatchLocations:
     """Checked, and nowhere that a file of the first batch would be replaced."""
     old = await services.store.batches.locations(batch.id)
-    taken = {
-        await asyncio.to_thread(_place, text): f"the {kind} file of {batch.id}"
-        for kind, text in (("input", old.input), ("output", old.output), ("error", old.error))
-        if text is not None
-    }
-    places: dict[str, str] = {}
-    for param, text in (("output", output), ("error", error)):
-        if text is None:
-            continue
-        location = parse_location(text)
-        await check_output(location)
-        place = await asyncio.to_thread(_place, text)
-        if place in taken:
-            raise RequestRefused(
-                f"{location} is the place of {taken[place]}: give another one as {param}.",
-                param=param,
-                code="invalid_value",
-            )
-        taken[place] = f"the {param} file"
-        places[param] = place
-    return BatchLocations(None, places.get("output"), places.get("error"))
-
-
-def _place(text: str) -> str:
-    """A location that means the same to whichever process comes to use it."""
-    location = parse_location(text)
-    return str(location.path.resolve()) if isinstance(location, LocalFile) else text
+    kinds = {"input": old.input, "output": old.output, "error": old.error}
+    taken = {f"the {kind} file of {batch.id}": location for kind, location in kinds.items()}
+    return BatchLocations(None, *await check_destinations(output, error, taken=taken))
 
 
 def _file_gone(batch: BatchRecord, kind: str) -> RequestRefused:

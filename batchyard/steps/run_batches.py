@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
+from batchyard.steps.keeper import AGAIN_AFTER_SECONDS
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from batchyard.steps.services import Services
 
 logger = logging.getLogger(__name__)
-
-_AGAIN_AFTER_SECONDS = 5.0
-"""A batch that could not be gone on with is left alone for so long."""
 
 
 class BatchRunner:
@@ -106,8 +104,9 @@ class BatchRunner:
             await self._put_off(batch_id)
 
     async def _put_off(self, batch_id: str) -> None:
+        """Where the run did not come as far as to hold it; otherwise it is given back already."""
         try:
-            await self._keeper.give_back(batch_id, after_seconds=_AGAIN_AFTER_SECONDS)
+            await self._keeper.give_back(batch_id, after_seconds=AGAIN_AFTER_SECONDS)
         except StoreError as error:
             # Its lease ends by itself.
             logger.warning("batch.not_given_back batch=%s %s", batch_id, error)

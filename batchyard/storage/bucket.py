@@ -11,6 +11,8 @@ import contextlib
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +28,7 @@ from batchyard.errors import (
     StorageUnavailable,
 )
 from batchyard.storage.backoff import Backoff
+from batchyard.storage.base import ListedObject
 from batchyard.storage.blocks import BLOCK_BYTES, MIB, Tally, blocks
 from batchyard.storage.s3_errors import s3_errors_as_ours
 from batchyard.storage.threads import in_executor
@@ -230,14 +233,45 @@ class S3Bucket:
 
     async def list(self, prefix: str) -> AsyncGenerator[str]:
         """Every key that starts with ``prefix``, in byte order, fetched page by page."""
+        async with contextlib.aclosing(self.listing(prefix)) as entries:
+            async for entry in entries:
+                yield entry.key
+
+    async def listing(self, prefix: str) -> AsyncGenerator[ListedObject]:
+        """As :meth:`list`, with sizes and ages."""
         more: dict[str, Any] = {}
         while True:
             page = await self._call("list_objects_v2", Prefix=prefix, **more)
             for entry in page.get("Contents", ()):
-                yield str(entry["Key"])
+                age_seconds = _age_seconds(page, entry["LastModified"])
+                yield ListedObject(str(entry["Key"]), entry["Size"], age_seconds)
             if not page.get("IsTruncated"):
                 return
             more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def abort_uploads(self, prefix: str, older_than_seconds: float) -> int:
+        """Give up multipart uploads of keys below ``prefix`` that were begun so long ago."""
+        aborted = 0
+        more: dict[str, Any] = {}
+        while True:
+            page = await self._call("list_multipart_uploads", Prefix=prefix, **more)
+            for upload in page.get("Uploads", ()):
+                if _age_seconds(page, upload["Initiated"]) >= older_than_seconds:
+                    aborted += await self._abort_once(upload["Key"], upload["UploadId"])
+            if not page.get("IsTruncated"):
+                return aborted
+            more = {
+                "KeyMarker": page["NextKeyMarker"],
+                "UploadIdMarker": page["NextUploadIdMarker"],
+            }
+
+    async def _abort_once(self, key: str, upload_id: str) -> bool:
+        # It may have ended meanwhile, which looks like S3 having lost it. Tried once: if S3 really
+        # is away, the next call will find the upload again.
+        with contextlib.suppress(ObjectNotFound, StorageUnavailable):
+            await self._call_once("abort_multipart_upload", Key=key, UploadId=upload_id)
+            return True
+        return False
 
     async def close(self) -> None:
         """Release threads and connections."""
@@ -270,3 +304,10 @@ def _hang_up(reply: Any) -> None:
 def _is_beyond_the_end(error: StorageError) -> bool:
     refusal = error.__cause__
     return isinstance(refusal, ClientError) and refusal.response["Error"]["Code"] == "InvalidRange"
+
+
+def _age_seconds(page: Any, since: datetime) -> float:
+    """By the server's clock, which ``page``, its answer, tells: ours may be another."""
+    said = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+    now = parsedate_to_datetime(said) if said else datetime.now(UTC)
+    return max(0.0, (now - since).total_seconds())

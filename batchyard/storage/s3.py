@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from batchyard.errors import ObjectNotFound, StorageUnavailable
-from batchyard.storage.base import ListedObject, StoredObject
+from batchyard.storage.base import StoredObject
 from batchyard.storage.bucket import S3Bucket
 from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
 from batchyard.storage.key import checked_key
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator
     from pathlib import Path
 
+    from batchyard.storage.base import ListedObject
     from batchyard.storage.bucket import S3Credentials
 
 
@@ -56,25 +55,12 @@ class S3Storage:
                 yield name.removeprefix(self._prefix)
 
     async def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
-        async for page in self._pages("list_objects_v2", self._prefix + prefix):
-            for entry in page.get("Contents", ()):
-                key = str(entry["Key"]).removeprefix(self._prefix)
-                yield ListedObject(key, entry["Size"], _age_seconds(page, entry["LastModified"]))
+        async with contextlib.aclosing(self._bucket.listing(self._prefix + prefix)) as entries:
+            async for entry in entries:
+                yield replace(entry, key=entry.key.removeprefix(self._prefix))
 
     async def remove_unfinished(self, prefix: str, older_than_seconds: float) -> int:
-        removed = 0
-        async for page in self._pages("list_multipart_uploads", self._prefix + prefix):
-            for upload in page.get("Uploads", ()):
-                if _age_seconds(page, upload["Initiated"]) < older_than_seconds:
-                    continue
-                # It may have ended meanwhile, which looks like S3 having lost it. Tried once: if S3
-                # really is away, the next call will find the upload again.
-                with contextlib.suppress(ObjectNotFound, StorageUnavailable):
-                    await self._bucket._call_once(  # noqa: SLF001 — as `_call`
-                        "abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"]
-                    )
-                    removed += 1
-        return removed
+        return await self._bucket.abort_uploads(self._prefix + prefix, older_than_seconds)
 
     async def local_path(self, key: str, spool: Path) -> Path:
         path = spool / checked_key(key)
@@ -91,30 +77,5 @@ class S3Storage:
     async def close(self) -> None:
         await self._bucket.close()
 
-    async def _pages(self, operation: str, prefix: str) -> AsyncIterator[Any]:
-        more: dict[str, Any] = {}
-        while True:
-            page = await self._call(operation, Prefix=prefix, **more)
-            yield page
-            if not page.get("IsTruncated"):
-                return
-            if operation == "list_objects_v2":
-                more = {"ContinuationToken": page["NextContinuationToken"]}
-            else:
-                more = {
-                    "KeyMarker": page["NextKeyMarker"],
-                    "UploadIdMarker": page["NextUploadIdMarker"],
-                }
-
-    async def _call(self, operation: str, **asked: Any) -> Any:
-        return await self._bucket._call(operation, **asked)  # noqa: SLF001 — listings with times
-
     def _name(self, key: str) -> str:
         return self._prefix + checked_key(key)
-
-
-def _age_seconds(page: Any, since: datetime) -> float:
-    """By the server's clock, which ``page``, its answer, tells: ours may be another."""
-    said = page["ResponseMetadata"]["HTTPHeaders"].get("date")
-    now = parsedate_to_datetime(said) if said else datetime.now(UTC)
-    return max(0.0, (now - since).total_seconds())

@@ -273,13 +273,19 @@ class Batches:
 
         return await self._database.write(work)
 
-    async def fail(self, batch_id: str, errors: Sequence[BatchError]) -> BatchRecord:
+    async def fail(
+        self, batch_id: str, errors: Sequence[BatchError], *, epoch: int | None = None
+    ) -> BatchRecord:
         """End as ``failed``: the input is refused, or the batch cannot be run at all.
 
-        What its chunks have counted by now is frozen into the batch.
+        What its chunks have counted by now is frozen into the batch. Raises
+        :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: what
+        went wrong for one who slept through its lease may go well for whoever has it now.
         """
 
         async def work(connection: AsyncConnection) -> BatchRecord:
+            if epoch is not None:
+                await _check_epoch(connection, batch_id, epoch)
             so_far = await summarise(connection, batch_id)
             return await _end(
                 connection,

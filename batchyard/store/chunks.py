@@ -275,10 +275,12 @@ class Chunks:
             update(CHUNKS)
             .where(key.in_(select(abandoned.c.batch_id, abandoned.c.index)))
             .values(status=ChunkStatus.PENDING, owner=None, lease_expires_at=None)
+            .returning(CHUNKS.c.index)
         )
 
         async def work(connection: AsyncConnection) -> int:
-            return (await connection.execute(statement)).rowcount
+            # SQLite's driver does not count the rows of an update with a CTE.
+            return len((await connection.execute(statement)).all())
 
         return await self._database.write(work)
 

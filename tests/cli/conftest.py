@@ -14,7 +14,7 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from prefect.events.worker import EventsWorker
@@ -22,6 +22,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.cli import main
+from batchyard.cli.offline import offline_services
 from batchyard.engine.stub import StubEngine
 from batchyard.storage.bucket import S3Credentials
 from flows.own_prefect import OwnPrefect
@@ -29,8 +30,13 @@ from tests.contract.engine.stub_server import API_KEY, serve
 from tests.services.swift import swift_for_session
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
+
+    from batchyard.steps.services import Services
+    from batchyard.store import Store
+
+T = TypeVar("T")
 
 CHAT = "/v1/chat/completions"
 BUCKET = "batches"
@@ -181,7 +187,26 @@ def here(
         if name.startswith(("BATCHYARD_", "PREFECT_")):
             monkeypatch.setenv(name, value)
     monkeypatch.chdir(terminal.folder)
+    with temporary_settings({PREFECT_API_URL: prefect_api_url}):
+        yield _in_this_process(monkeypatch, capfd)
 
+
+@pytest.fixture
+def alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
+    """The command in this process with a home of its own, and no Prefect that it knows of."""
+    for name in list(os.environ):
+        if name.startswith(("BATCHYARD_", "PREFECT_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("BATCHYARD_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return _in_this_process(monkeypatch, capfd)
+
+
+def _in_this_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
     def run(*words: str) -> Ended:
         monkeypatch.setattr("sys.argv", ["batchyard", *words])
         capfd.readouterr()
@@ -194,8 +219,22 @@ def here(
         assert "Traceback" not in stderr, stderr
         return Ended(int(status or 0), stdout, stderr)
 
-    with temporary_settings({PREFECT_API_URL: prefect_api_url}):
-        yield run
+    return run
+
+
+def with_services(work: Callable[[Services], Awaitable[T]]) -> T:
+    """What ``work`` makes of the yard that the environment names."""
+
+    async def do() -> T:
+        async with offline_services() as services:
+            return await work(services)
+
+    return asyncio.run(do())
+
+
+def with_store(work: Callable[[Store], Awaitable[T]]) -> T:
+    """Likewise, of its store."""
+    return with_services(lambda services: work(services.store))
 
 
 @dataclass

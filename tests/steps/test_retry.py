@@ -266,7 +266,7 @@ async def test_a_retry_never_replaces_a_file_of_the_first_batch(
 async def test_output_and_error_of_a_retry_are_two_places(yard: Yard, tmp_path: Path) -> None:
     first = await ended(yard, as_input(lines(2)), error=unanswered_lines(["id-1"]))
     place = str(tmp_path / "same.jsonl")
-    with pytest.raises(RequestRefused, match="is the place of the output file"):
+    with pytest.raises(RequestRefused, match="output and error are the same place"):
         await retry_batch(yard.services, first.id, output=place, error=place)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchyard.storage.base import ListedObject
 from batchyard.storage.download import download
 from batchyard.storage.file import make_folder, write_file
 from batchyard.storage.key import checked_key
@@ -62,11 +64,21 @@ class PresignedStorage:
             await asyncio.to_thread(self._client.delete_object, **named)
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
+        async for entry in self.listing(prefix):
+            yield entry.key
+
+    async def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
         found = await asyncio.to_thread(
             self._client.list_objects_v2, Bucket=self._bucket, Prefix=f"{self._prefix}/{prefix}"
         )
         for entry in found.get("Contents", ()):
-            yield entry["Key"].removeprefix(f"{self._prefix}/")
+            age = datetime.now(UTC) - entry["LastModified"]
+            key = entry["Key"].removeprefix(f"{self._prefix}/")
+            yield ListedObject(key, entry["Size"], max(0.0, age.total_seconds()))
+
+    async def remove_unfinished(self, prefix: str, older_than_seconds: float) -> int:  # noqa: ARG002 - of the Protocol
+        """One PUT is all there is of an upload: nothing is ever half-written."""
+        return 0
 
     async def local_path(self, key: str, spool: Path) -> Path:
         path = spool / checked_key(key)

@@ -14,7 +14,6 @@ import pytest
 from batchyard.errors import LocationRefused, ObjectNotFound
 from batchyard.storage.base import StoredObject
 from batchyard.storage.local import LocalStorage
-from batchyard.storage.memory import MemoryStorage
 from tests.contract.storage.conftest import BUCKET
 
 if TYPE_CHECKING:
@@ -214,61 +213,49 @@ async def test_many_puts_and_gets_at_once_do_not_mix(storage: Storage) -> None:
     assert got == list(contents.values())
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
-def own_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    """Those that are listed and tidied; a presigned URL names one object and can do neither."""
-    match request.param:
-        case "local":
-            return LocalStorage(tmp_path / "objects")
-        case "memory":
-            return MemoryStorage()
-    made: S3Storage = request.getfixturevalue("s3_storage")
-    return made
-
-
 async def listed(storage: Storage, prefix: str = "") -> list[ListedObject]:
     return [each async for each in storage.listing(prefix)]
 
 
-async def test_a_listing_has_the_keys_in_byte_order_with_their_sizes(own_storage: Storage) -> None:
+async def test_a_listing_has_the_keys_in_byte_order_with_their_sizes(storage: Storage) -> None:
     """The same keys as ``list`` gives, whatever the prefix."""
     for n, key in enumerate(["plan", "files/a/b", "files2/x", "files/a.b", "files/B"]):
-        await own_storage.put(key, parts_of(bytes(n)))
+        await storage.put(key, parts_of(bytes(n)))
 
     for prefix in ("", "files/", "files/a", "fil", "absent/"):
-        found = await listed(own_storage, prefix)
-        assert [each.key for each in found] == await keys_of(own_storage, prefix)
-    assert [each.size_bytes for each in await listed(own_storage)] == [4, 3, 1, 2, 0]
+        found = await listed(storage, prefix)
+        assert [each.key for each in found] == await keys_of(storage, prefix)
+    assert [each.size_bytes for each in await listed(storage)] == [4, 3, 1, 2, 0]
 
 
-async def test_a_listing_says_how_long_ago_an_object_was_written(own_storage: Storage) -> None:
+async def test_a_listing_says_how_long_ago_an_object_was_written(storage: Storage) -> None:
     """Of a new object: a few seconds, even where another host's clock is asked."""
-    await own_storage.put(KEY, parts_of(b"content"))
+    await storage.put(KEY, parts_of(b"content"))
 
-    (found,) = await listed(own_storage, KEY)
+    (found,) = await listed(storage, KEY)
     assert 0 <= found.age_seconds < 60
 
 
-async def test_a_second_put_makes_an_object_young_again(own_storage: Storage) -> None:
+async def test_a_second_put_makes_an_object_young_again(storage: Storage) -> None:
     """What is replaced has the age of its new content."""
-    await own_storage.put(KEY, parts_of(b"first"))
+    await storage.put(KEY, parts_of(b"first"))
     await asyncio.sleep(2.1)
-    await own_storage.put(KEY, parts_of(b"second"))
+    await storage.put(KEY, parts_of(b"second"))
 
-    (found,) = await listed(own_storage, KEY)
+    (found,) = await listed(storage, KEY)
     assert found.age_seconds < 2
 
 
-async def test_a_whole_object_is_never_unfinished(own_storage: Storage) -> None:
+async def test_a_whole_object_is_never_unfinished(storage: Storage) -> None:
     """However old it may be; and a storage in which nothing was ever put is fine as well."""
-    assert await own_storage.remove_unfinished("files/", 0) == 0
-    await own_storage.put(KEY, parts_of(LARGE))
+    assert await storage.remove_unfinished("files/", 0) == 0
+    await storage.put(KEY, parts_of(LARGE))
 
-    assert await own_storage.remove_unfinished("files/", 0) == 0
-    assert await content_of(own_storage, KEY) == LARGE
+    assert await storage.remove_unfinished("files/", 0) == 0
+    assert await content_of(storage, KEY) == LARGE
 
 
-async def test_a_put_that_goes_on_is_left_alone(own_storage: Storage) -> None:
+async def test_a_put_that_goes_on_is_left_alone(storage: Storage) -> None:
     """What grows is younger than what is asked for."""
     going_on, go_on = asyncio.Event(), asyncio.Event()
 
@@ -277,13 +264,13 @@ async def test_a_put_that_goes_on_is_left_alone(own_storage: Storage) -> None:
         going_on.set()
         await go_on.wait()
 
-    putting = asyncio.create_task(own_storage.put(KEY, slow()))
+    putting = asyncio.create_task(storage.put(KEY, slow()))
     await asyncio.wait_for(going_on.wait(), timeout=20)
-    assert await own_storage.remove_unfinished("files/", 60) == 0
+    assert await storage.remove_unfinished("files/", 60) == 0
     go_on.set()
     await putting
 
-    assert await content_of(own_storage, KEY) == LARGE
+    assert await content_of(storage, KEY) == LARGE
 
 
 async def test_a_killed_process_s_half_written_file_is_wiped(tmp_path: Path) -> None:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from batchyard.store import NewBatch, NewChunk, NewFile
-from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, RequestCounts
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.store import NewBatch, NewChunk, NewFile, Quota
+from batchyard.store.batch_rows import BATCHES
+from batchyard.wire import (
+    BatchError,
+    BatchUsage,
+    InputTokensDetails,
+    OutputTokensDetails,
+    RequestCounts,
+)
 
 if TYPE_CHECKING:
-    from batchyard.lifecycle import BatchStatus
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from batchyard.store import BatchRecord, Store
 
 MODEL = "qwen"
+NO_LIMIT = Quota()
+NOW_OVER = -1.0
+"""The seconds of a lease that has run out as it is granted: a test need not wait for it."""
+OVERDUE = 0
+"""The seconds of a completion window that has ended as the batch is created."""
 USAGE = BatchUsage(
     input_tokens=70,
     input_tokens_details=InputTokensDetails(40),
@@ -51,7 +65,9 @@ async def begun_batch(
     return await begin(store, batch.id, chunks=chunks, model=model)
 
 
-async def begin(store: Store, batch_id: str, *, chunks: int = 1, model: str = MODEL) -> BatchRecord:
+async def begin(
+    store: Store, batch_id: str, *, chunks: int = 1, model: str = MODEL, quota: Quota = NO_LIMIT
+) -> BatchRecord:
     return await store.batches.begin(
         batch_id,
         model=model,
@@ -59,9 +75,35 @@ async def begin(store: Store, batch_id: str, *, chunks: int = 1, model: str = MO
         order_policy="prefix",
         plan_key=f"plans/{batch_id}",
         chunks=chunks_of(chunks, model=model),
+        quota=quota,
     )
 
 
 async def finish(store: Store, batch_id: str, target: BatchStatus, **changes: Any) -> BatchRecord:
     values = {"output": None, "error": None, "counts": RequestCounts(), "usage": BatchUsage()}
     return await store.batches.finish(batch_id, target=target, **{**values, **changes})
+
+
+async def batch_in(store: Store, status: BatchStatus, **changes: Any) -> BatchRecord:
+    """A batch that has come to ``status`` by the usual way; ``changes`` are :func:`new_batch`'s."""
+    if status in {BatchStatus.VALIDATING, BatchStatus.FAILED}:
+        batch = await store.batches.create(new_batch(**changes))
+        if status is BatchStatus.FAILED:
+            return await store.batches.fail(batch.id, [BatchError("invalid_request", "No.")])
+        return batch
+    batch = await begun_batch(store, **changes)
+    if status is BatchStatus.IN_PROGRESS:
+        return batch
+    is_cancelled = status in {BatchStatus.CANCELLING, BatchStatus.CANCELLED}
+    ending = BatchStatus.CANCELLING if is_cancelled else BatchStatus.FINALIZING
+    batch = await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, ending)
+    return await finish(store, batch.id, status) if status in TERMINAL else batch
+
+
+async def rewrite(store: Store, batch_id: str, **columns: Any) -> None:
+    """Give a batch times that no test can wait for."""
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(BATCHES.update().where(BATCHES.c.id == batch_id).values(**columns))
+
+    await store.database.write(work)

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.errors import IllegalTransition, RecordNotFound, TransitionConflict
+from batchyard.errors import (
+    BatchLimitExceeded,
+    IllegalTransition,
+    QuotaExceeded,
+    RecordNotFound,
+    TransitionConflict,
+)
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.store import BatchOptions, NewChunk
+from batchyard.store import BatchOptions, NewChunk, Quota, open_store
 from batchyard.wire import BatchError, BatchUsage, RequestCounts, new_batch_id
 from tests.contract.store.samples import (
     MODEL,
     USAGE,
+    batch_in,
     begin,
     begun_batch,
     chunks_of,
@@ -70,6 +77,7 @@ async def test_an_unknown_batch_is_not_found(store: Store) -> None:
         store.batches.advance(missing, S.VALIDATING, S.CANCELLING),
         store.batches.fail(missing, []),
         begin(store, missing),
+        store.batches.cancel(missing),
     ):
         with pytest.raises(RecordNotFound, match=f"No batch found with id '{missing}'"):
             await attempt
@@ -242,7 +250,7 @@ async def test_failing_in_progress_keeps_what_was_counted(store: Store) -> None:
 
 @pytest.mark.parametrize("end", sorted(TERMINAL))
 async def test_nothing_leaves_a_terminal_status(store: Store, end: BatchStatus) -> None:
-    batch = await _ended(store, end)
+    batch = await batch_in(store, end)
     for attempt in (
         begin(store, batch.id),
         store.batches.fail(batch.id, []),
@@ -283,16 +291,55 @@ async def test_the_flow_run_that_works_on_a_batch_is_noted(store: Store) -> None
     assert await store.batches.get(batch.id) == replace(batch, flow_run_id="run-1")
 
 
+# -- quotas ---------------------------------------------------------------------------------
+
+
+async def test_creating_is_refused_beyond_the_quota_of_active_batches(store: Store) -> None:
+    quota = Quota(max_active_batches=1)
+    await store.batches.create(new_batch(tenant="a"), quota=quota)
+    refused = new_batch(tenant="a")
+    with pytest.raises(BatchLimitExceeded):
+        await store.batches.create(refused, quota=quota)
+    with pytest.raises(RecordNotFound):
+        await store.batches.get(refused.id)
+    await store.batches.create(new_batch(tenant="b"), quota=quota)
+
+
+@pytest.mark.parametrize("quota", [Quota(max_enqueued_requests=39), Quota(max_enqueued_tokens=279)])
+async def test_beginning_is_refused_beyond_the_quota_and_leaves_nothing(
+    store: Store, quota: Quota
+) -> None:
+    await begun_batch(store, chunks=2)
+    batch = await store.batches.create(new_batch())
+    with pytest.raises(QuotaExceeded):
+        await begin(store, batch.id, chunks=2, quota=quota)
+    assert await store.batches.get(batch.id) == batch
+    assert await store.chunks.of_batch(batch.id) == []
+
+
+async def test_beginning_twice_is_a_conflict_also_where_the_quota_is_full(store: Store) -> None:
+    """Its own requests must not count against it: its second owner would make it fail."""
+    quota = Quota(max_enqueued_requests=10)
+    batch = await store.batches.create(new_batch())
+    await begin(store, batch.id, quota=quota)
+    with pytest.raises(TransitionConflict, match="is in_progress"):
+        await begin(store, batch.id, quota=quota)
+
+
+async def test_of_many_who_begin_at_once_no_more_than_the_quota_do(
+    store: Store, database_url: str
+) -> None:
+    quota = Quota(max_enqueued_requests=30)
+    batches = [await store.batches.create(new_batch()) for _ in range(8)]
+    async with open_store(database_url) as other:
+        begun = await asyncio.gather(
+            *(begin((store, other)[n % 2], b.id, quota=quota) for n, b in enumerate(batches)),
+            return_exceptions=True,
+        )
+    assert [isinstance(each, QuotaExceeded) for each in begun].count(False) == 3
+    assert (await store.tenants.usage("default")).enqueued_requests == 30
+
+
 async def _finalizing(store: Store, chunks: int = 1) -> BatchRecord:
     batch = await begun_batch(store, chunks=chunks)
     return await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
-
-
-async def _ended(store: Store, end: BatchStatus) -> BatchRecord:
-    if end is S.FAILED:
-        batch = await store.batches.create(new_batch())
-        return await store.batches.fail(batch.id, [BatchError("invalid_request", "No.")])
-    before = S.CANCELLING if end is S.CANCELLED else S.FINALIZING
-    batch = await begun_batch(store)
-    await store.batches.advance(batch.id, S.IN_PROGRESS, before)
-    return await finish(store, batch.id, end)

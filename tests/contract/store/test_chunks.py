@@ -9,16 +9,29 @@ import pytest
 
 from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import ChunkStatus, ChunkSummary, NewChunk, open_store
+from batchyard.store import (
+    ChunkStatus,
+    ChunkSummary,
+    ModelDemand,
+    NewChunk,
+    Standing,
+    open_store,
+)
 from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails
-from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish, new_batch
+from tests.contract.store.samples import (
+    MODEL,
+    NOW_OVER,
+    OVERDUE,
+    USAGE,
+    begun_batch,
+    new_batch,
+    rewrite,
+)
 
 if TYPE_CHECKING:
     from batchyard.store import ChunkLease, Store
 
 S = BatchStatus
-NOW_OVER = -1.0
-"""A lease that has run out as it is granted: a test need not wait for it."""
 
 
 async def claim(
@@ -74,19 +87,6 @@ async def test_a_batch_of_two_models_is_shared_between_their_runners(store: Stor
     assert [lease.index for lease in await claim(store, limit=5)] == [1]
 
 
-async def test_the_earliest_deadline_goes_first_then_priority_then_number(store: Store) -> None:
-    late = await begun_batch(store, chunks=1, window_seconds=9000, priority=9)
-    urgent = await begun_batch(store, chunks=2, window_seconds=100)
-    plain = await _with_deadline_of(store, late.expires_at, priority=0)
-    claimed = await claim(store, limit=10)
-    assert [(lease.batch_id, lease.index) for lease in claimed] == [
-        (urgent.id, 0),
-        (urgent.id, 1),
-        (late.id, 0),
-        (plain, 0),
-    ]
-
-
 async def test_one_claim_may_reach_over_several_batches(store: Store) -> None:
     for _ in range(3):
         await begun_batch(store, chunks=2)
@@ -107,7 +107,7 @@ async def test_only_a_batch_in_progress_gives_chunks(store: Store, status: Batch
     batch = await begun_batch(store)
     await store.batches.advance(batch.id, S.IN_PROGRESS, status)
     assert await claim(store) == []
-    assert await store.chunks.open_models() == []
+    assert await store.chunks.demand() == []
 
 
 async def test_eight_claimers_at_once_never_get_the_same_chunk(database_url: str) -> None:
@@ -261,30 +261,123 @@ async def test_the_summary_of_a_batch_without_chunks_is_zero(store: Store) -> No
     )
 
 
-async def test_the_models_that_wait_for_a_runner_are_known(store: Store) -> None:
+# -- what is to be run ----------------------------------------------------------------------
+
+
+async def test_demand_is_what_each_model_has_to_run_the_most_urgent_first(store: Store) -> None:
+    """Of the first model's 210 tokens 70 are done, and four tenths of 70 more."""
+    late = await begun_batch(store, chunks=3, window_seconds=9000)
+    urgent = await begun_batch(store, chunks=2, model="llama", window_seconds=60)
+    first, second = await claim(store, limit=2)
+    await complete(store, first)
+    await progress(store, second, 4)
+    assert await store.chunks.demand() == [
+        ModelDemand(
+            model="llama",
+            free_chunks=2,
+            leased_chunks=0,
+            remaining_tokens=pytest.approx(140.0),
+            answered=0,
+            deadline=urgent.expires_at,
+        ),
+        ModelDemand(
+            model=MODEL,
+            free_chunks=1,
+            leased_chunks=1,
+            remaining_tokens=pytest.approx(112.0),
+            answered=4,
+            deadline=late.expires_at,
+        ),
+    ]
+
+
+async def test_a_lease_that_ran_out_is_demand_again(store: Store) -> None:
+    await begun_batch(store)
+    await claim(store, lease_seconds=NOW_OVER)
+    [demand] = await store.chunks.demand()
+    assert (demand.free_chunks, demand.leased_chunks) == (1, 0)
+
+
+async def test_what_may_not_run_is_no_demand(store: Store) -> None:
+    await begun_batch(store, window_seconds=OVERDUE)
+    await store.batch_schedule.pause((await begun_batch(store)).id)
+    await store.batches.cancel((await begun_batch(store)).id)
+    await begun_batch(store)
+    await complete(store, (await claim(store))[0])
+    assert await store.chunks.demand() == []
+
+
+# -- what becomes of a lease ----------------------------------------------------------------
+
+
+async def test_a_runner_learns_what_to_do_with_each_of_its_leases(store: Store) -> None:
+    names = ["runs", "paused", "cancelled", "finalizing", "ran out"]
+    batches = {name: (await begun_batch(store)).id for name in names}
+    leases = {lease.batch_id: lease.key for lease in await claim(store, limit=9)}
+    await store.batch_schedule.pause(batches["paused"])
+    await store.batches.cancel(batches["cancelled"])
+    await store.batches.advance(batches["finalizing"], S.IN_PROGRESS, S.FINALIZING)
+    await store.chunks.renew("a", NOW_OVER)
+    standings = await store.chunks.held("a")
+    assert {name: standings[leases[batch_id]] for name, batch_id in batches.items()} == {
+        "runs": Standing.RUN,
+        "paused": Standing.YIELD,
+        "cancelled": Standing.DROP,
+        "finalizing": Standing.DROP,
+        "ran out": Standing.RUN,
+    }
+
+
+async def test_a_batch_out_of_time_is_dropped_even_while_it_is_paused(store: Store) -> None:
+    batch = await begun_batch(store)
+    [lease] = await claim(store)
+    await store.batch_schedule.pause(batch.id)
+    await rewrite(store, batch.id, expires_at=batch.created_at)
+    assert await store.chunks.held("a") == {lease.key: Standing.DROP}
+
+
+async def test_a_lease_that_is_done_given_back_or_lost_is_missing(store: Store) -> None:
     await begun_batch(store, chunks=3)
-    await begun_batch(store, chunks=2, model="llama")
-    assert await store.chunks.open_models() == ["llama", MODEL]
-    await claim(store, limit=2)
-    assert await store.chunks.pending_count(MODEL) == 1
-    await claim(store)
-    assert await store.chunks.open_models() == ["llama"]
+    await complete(store, (await claim(store))[0])
+    await claim(store, lease_seconds=NOW_OVER)
+    [lost] = await claim(store, "b")
+    [released] = await claim(store)
+    await store.chunks.release(released)
+    assert await store.chunks.held("a") == {}
+    assert await store.chunks.held("b") == {lost.key: Standing.RUN}
 
 
-async def test_a_finished_batch_wakes_nobody(store: Store) -> None:
-    batch = await begun_batch(store, chunks=3)
-    await store.batches.advance(batch.id, S.IN_PROGRESS, S.CANCELLING)
-    await finish(store, batch.id, S.CANCELLED)
-    assert await store.chunks.pending_count(MODEL) == 0
+async def test_what_the_dead_have_leased_is_put_back_once(store: Store) -> None:
+    batch = await begun_batch(store, chunks=4)
+    [done] = await claim(store)
+    await complete(store, done)
+    [live] = await claim(store, "alive")
+    gone = await claim(store, lease_seconds=NOW_OVER, limit=2)
+    await progress(store, gone[0], 4)
+    assert await store.chunks.put_back() == 2
+    assert await store.chunks.put_back() == 0
+    chunks = await store.chunks.of_batch(batch.id)
+    pending = ChunkStatus.PENDING
+    assert [(c.status, c.owner) for c in chunks] == [
+        (ChunkStatus.DONE, "a"),
+        (ChunkStatus.LEASED, live.owner),
+        (pending, None),
+        (pending, None),
+    ]
+    assert [(c.completed, c.epoch, c.lease_expires_at) for c in chunks[2:]] == [
+        (4, 1, None),
+        (0, 1, None),
+    ]
+    with pytest.raises(LeaseLost):
+        await complete(store, gone[0])
 
 
-async def _with_deadline_of(store: Store, expires_at: int, *, priority: int) -> str:
-    window = expires_at - int(await store.database.now())
-    batch = await begun_batch(store, window_seconds=window, priority=priority)
-    if batch.expires_at != expires_at:  # a second has passed in between
-        await store.batches.fail(batch.id, [])
-        return await _with_deadline_of(store, expires_at, priority=priority)
-    return batch.id
+async def test_what_was_put_back_has_a_higher_epoch_for_the_next(store: Store) -> None:
+    await begun_batch(store)
+    await claim(store, lease_seconds=NOW_OVER)
+    await store.chunks.put_back()
+    [lease] = await claim(store, "b")
+    assert lease.epoch == 2
 
 
 async def _claim_all(url: str, owner: str) -> list[ChunkLease]:

@@ -1,0 +1,34 @@
+"""A batch as operators see it: what clients see, and what is ours beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from batchyard.lifecycle import BatchStatus
+
+if TYPE_CHECKING:
+    from batchyard.store import BatchRecord
+
+_OURS = ("tenant", "priority", "paused_at", "eta_at", "at_risk_at", "retry_of", "flow_run_id")
+_PAUSABLE = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
+
+
+def batch_object(batch: BatchRecord) -> dict[str, Any]:
+    """OpenAI's Batch object, and under the key ``batchyard`` what that has no place for."""
+    ours = {name: getattr(batch, name) for name in _OURS}
+    return {**msgspec.to_builtins(batch.to_wire()), "batchyard": ours}
+
+
+def status_words(batch: BatchRecord) -> str:
+    """``in_progress``, or ``in_progress, paused`` while there is something left to pause."""
+    if batch.paused_at is not None and batch.status in _PAUSABLE:
+        return f"{batch.status.value}, paused"
+    return batch.status.value
+
+
+def ended_at(batch: BatchRecord) -> int | None:
+    """When it ended; None for one that has not."""
+    ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
+    return next((end for end in ends if end is not None), None)

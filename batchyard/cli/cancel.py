@@ -1,0 +1,33 @@
+"""``batchyard cancel``: what is finished is kept, the rest is not run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from batchyard.cli import options
+from batchyard.cli.offline import offline_services
+from batchyard.cli.waking import wake_where_prefect_is_known
+from batchyard.lifecycle import TERMINAL
+
+
+def cancel(
+    batch_id: Annotated[str, options.BATCH],
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+) -> None:
+    """Cancel a batch, and print its status. Finished lines keep their results."""
+    asyncio.run(_cancel(batch_id, wait))
+
+
+async def _cancel(batch_id: str, wait: bool) -> None:
+    async with offline_services() as services:
+        batch = await services.store.batches.cancel(batch_id)
+        if batch.status not in TERMINAL:
+            # Somebody has to make its files, and nobody may have it.
+            await wake_where_prefect_is_known(services, batch_id)
+        while wait and batch.status not in TERMINAL:
+            await asyncio.sleep(services.settings.look_seconds)
+            batch = await services.store.batches.get(batch_id)
+    typer.echo(batch.status.value)

@@ -1,0 +1,23 @@
+"""What several commands take, declared once: the same name means the same everywhere."""
+
+from __future__ import annotations
+
+import typer
+
+BATCH = typer.Argument(metavar="BATCH", help="A batch's id, for example batch_0123….")
+INPUT_FILE = typer.Option("--input-file", "-i", help="Path, s3://bucket/key or http(s) URL.")
+OUTPUT_FILE = typer.Option("--output-file", "-o", help="Likewise; a presigned URL takes a PUT.")
+ERRORS = typer.Option("--errors", "-e", help="Where failed lines go.")
+ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: mix.")
+COMPLETION_WINDOW = typer.Option(help="A number and m, h or d.")
+METADATA = typer.Option(help="key=value; may be given several times.")
+
+_MOST_PRIORITY = 2**31 - 1
+"""What the database's column holds."""
+
+
+def check_priority(value: int) -> int:
+    """For `callback`: `min` and `max` would show two numbers that nobody wants to know."""
+    if abs(value) > _MOST_PRIORITY:
+        raise typer.BadParameter(f"{value} is too large or too small.")
+    return value

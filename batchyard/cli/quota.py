@@ -1,0 +1,68 @@
+"""``batchyard quota``: what a tenant has in the yard, and how much it may have."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchyard.cli.offline import offline_services
+from batchyard.steps.create import default_quota
+
+if TYPE_CHECKING:
+    from batchyard.store import Quota
+
+_MOST = 2**63 - 1
+"""What the database's columns hold."""
+_HELP = "A number, or none: the default of the settings."
+
+
+def quota(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT")],
+    active_batches: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
+    requests: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
+) -> None:
+    """Set a tenant's limits, those that are given, and show its usage and limits."""
+    given = {
+        "max_active_batches": ("--active-batches", active_batches),
+        "max_enqueued_requests": ("--requests", requests),
+        "max_enqueued_tokens": ("--tokens", tokens),
+    }
+    changes = {
+        name: _limit(option, text) for name, (option, text) in given.items() if text is not None
+    }
+    asyncio.run(_quota(tenant, changes))
+
+
+def _limit(option: str, text: str) -> int | None:
+    if text == "none":
+        return None
+    # Not int(): it takes signs, underscores and other scripts' digits.
+    if not (text.isascii() and text.isdigit() and int(text) <= _MOST):
+        raise typer.BadParameter(f"{text} is neither a number nor none.", param_hint=option)
+    return int(text)
+
+
+async def _quota(tenant: str, changes: dict[str, Any]) -> None:
+    async with offline_services() as services:
+        tenants = services.store.tenants
+        own = await tenants.quota(tenant)
+        if changes:
+            own = replace(own, **changes)
+            await tenants.set_quota(tenant, own)
+        usage = asdict(await tenants.usage(tenant))
+        limits = asdict(own.over(default_quota(services)))
+    typer.echo(f"{'tenant ' + tenant:<20}{'used':>16}{'limit':>16}")
+    for name, used in usage.items():
+        limit = _limit_words(own, name, limits[f"max_{name}"])
+        typer.echo(f"{name.replace('_', ' '):<20}{used:>16,}{limit}")
+
+
+def _limit_words(own: Quota, name: str, limit: int | None) -> str:
+    if limit is None:
+        return f"{'none':>16}"
+    is_own = getattr(own, f"max_{name}") is not None
+    return f"{limit:>16,}" if is_own else f"{limit:>16,}  (default)"

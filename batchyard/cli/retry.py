@@ -1,0 +1,40 @@
+"""``batchyard retry``: what a batch left without a good answer, as a new batch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from batchyard.cli import options
+from batchyard.cli.offline import offline_services
+from batchyard.cli.waking import wake
+from batchyard.dispatch import PrefectApi
+from batchyard.steps.retry import retry_batch
+
+
+def retry(
+    batch_id: Annotated[str, options.BATCH],
+    output_file: Annotated[str | None, options.OUTPUT_FILE] = None,
+    errors: Annotated[str | None, options.ERRORS] = None,
+    completion_window: Annotated[
+        str | None, typer.Option(help="A number and m, h or d. Default: that of the batch.")
+    ] = None,
+) -> None:
+    """Submit the lines of a finished batch's error file again, and print the new batch's id.
+
+    Of a batch that failed while it ran: all its lines.
+    """
+    asyncio.run(_retry(batch_id, output_file, errors, completion_window))
+
+
+async def _retry(
+    batch_id: str, output: str | None, error: str | None, completion_window: str | None
+) -> None:
+    async with PrefectApi.from_environment() as api, offline_services() as services:
+        new_id = await retry_batch(
+            services, batch_id, completion_window=completion_window, output=output, error=error
+        )
+        typer.echo(new_id)
+        await wake(api, services, new_id)

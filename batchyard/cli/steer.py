@@ -1,0 +1,44 @@
+"""``batchyard pause``, ``resume`` and ``priority``: when a batch runs, not whether."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchyard.cli import options
+from batchyard.cli.batch_view import status_words
+from batchyard.cli.offline import offline_services
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from batchyard.store import BatchRecord, BatchSchedule
+
+
+def pause(batch_id: Annotated[str, options.BATCH]) -> None:
+    """Start no more requests of a batch until it is resumed. Its completion window goes on."""
+    asyncio.run(_steer(lambda schedule: schedule.pause(batch_id)))
+
+
+def resume(batch_id: Annotated[str, options.BATCH]) -> None:
+    """Go on with a paused batch."""
+    asyncio.run(_steer(lambda schedule: schedule.resume(batch_id)))
+
+
+def priority(
+    batch_id: Annotated[str, options.BATCH],
+    value: Annotated[
+        int,
+        typer.Argument(metavar="N", help="The higher goes first.", callback=options.check_priority),
+    ],
+) -> None:
+    """Set a batch's priority among those of its tenant, from its next chunk on."""
+    asyncio.run(_steer(lambda schedule: schedule.set_priority(batch_id, value)))
+
+
+async def _steer(change: Callable[[BatchSchedule], Awaitable[BatchRecord]]) -> None:
+    async with offline_services() as services:
+        batch = await change(services.store.batch_schedule)
+    typer.echo(f"{status_words(batch)}, priority {batch.priority}")

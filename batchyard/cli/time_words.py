@@ -1,0 +1,20 @@
+"""Durations in words, for people."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``16 min 9 s``, ``3 h 12 min`` or ``6 d 23 h``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours_left} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def relative(seconds: float) -> str:
+    """``in 3 h 12 min``, or ``45 s ago`` for what is past."""
+    return f"in {duration(seconds)}" if seconds >= 0 else f"{duration(-seconds)} ago"

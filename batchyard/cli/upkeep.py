@@ -1,0 +1,58 @@
+"""``batchyard reconcile`` and ``expire-files``: by hand, what deployments do by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+from rich.filesize import decimal
+
+from batchyard.cli.offline import offline_services
+from batchyard.cli.waking import wake_where_prefect_is_known
+from batchyard.steps import reconcile as reconciler
+from batchyard.steps import retention
+
+_FILES_AT_ONCE = 1000
+
+
+def reconcile() -> None:
+    """Stop overdue batches and put back what dead runners had; say what was found."""
+    asyncio.run(_reconcile())
+
+
+def expire_files() -> None:
+    """Delete files whose time is over, and objects that nothing names; say how many."""
+    asyncio.run(_expire_files())
+
+
+async def _reconcile() -> None:
+    async with offline_services() as services:
+        found = await reconciler.reconcile(services)
+        lines = [f"batches overdue   {len(found.overdue):,}"]
+        lines += [f"  {batch.id} {batch.status.value}" for batch in found.overdue]
+        lines.append(f"runners lost      {len(found.lost_runners):,}")
+        lines += [
+            f"  {runner.id} {runner.model or runner.kind.value}" for runner in found.lost_runners
+        ]
+        lines.append(f"chunks put back   {found.chunks_put_back:,}")
+        lines.append(f"batches free      {found.free_batches:,}")
+        typer.echo("\n".join(lines))
+        if found.free_batches:
+            await wake_where_prefect_is_known(services, "What is free")
+
+
+async def _expire_files() -> None:
+    files = size_bytes = 0
+    async with offline_services() as services:
+        while True:
+            expired = await retention.expire_files(services, _FILES_AT_ONCE)
+            files += expired.files
+            size_bytes += expired.bytes
+            if expired.files < _FILES_AT_ONCE:
+                break
+        swept = await retention.sweep_orphans(services)
+    typer.echo(
+        f"files expired     {files:,} ({decimal(size_bytes)})\n"
+        f"objects swept     {swept.objects:,} ({decimal(swept.bytes)})\n"
+        f"unfinished swept  {swept.unfinished:,}"
+    )

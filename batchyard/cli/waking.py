@@ -1,0 +1,36 @@
+"""Waking a runner of batches, where what it is for is in the database already.
+
+So nothing is lost when Prefect is away: the reconciler wakes one too, once a minute.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import typer
+
+from batchyard.dispatch import PrefectApi, wake_batch_runner
+from batchyard.errors import BatchyardError
+
+if TYPE_CHECKING:
+    from batchyard.steps.services import Services
+
+
+async def wake(api: PrefectApi, services: Services, what: str) -> None:
+    """See to it that ``what`` is taken up; on standard error, that it has to wait."""
+    try:
+        await wake_batch_runner(api, services.store, silent_seconds=services.settings.lease_seconds)
+    except BatchyardError as error:
+        typer.echo(
+            f"batchyard: {error} {what} is kept: it waits until Prefect is back and the "
+            "reconciler runs.",
+            err=True,
+        )
+
+
+async def wake_where_prefect_is_known(services: Services, what: str) -> None:
+    """Likewise, for commands that need no Prefect: without ``PREFECT_API_URL``, nothing."""
+    if os.environ.get("PREFECT_API_URL"):
+        async with PrefectApi.from_environment() as api:
+            await wake(api, services, what)

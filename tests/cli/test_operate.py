@@ -1,0 +1,329 @@
+"""Batches watched and steered from the command line, without any Prefect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.cli.list_batches import table
+from batchyard.lifecycle import BatchStatus
+from batchyard.store import NewFile, RunnerKind
+from batchyard.wire import BatchUsage, RequestCounts
+from tests.cli.conftest import Ended, with_store
+from tests.contract.store.samples import begun_batch, finish, new_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchyard.store import BatchRecord, Store
+
+    Run = Callable[..., Ended]
+
+
+def begun(**changes: Any) -> str:
+    """A batch in progress; its id."""
+    return with_store(lambda store: begun_batch(store, **changes)).id
+
+
+def completed(**changes: Any) -> str:
+    """A batch that has ended; its id."""
+
+    async def work(store: Store) -> BatchRecord:
+        batch = await begun_batch(store, **changes)
+        await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        return await finish(store, batch.id, BatchStatus.COMPLETED, counts=RequestCounts(10, 10))
+
+    return with_store(work).id
+
+
+def cells(line: str) -> list[str]:
+    """Of a line of the table: columns have two spaces or more between them."""
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def listed(ended: Ended) -> list[str]:
+    """The ids in the table."""
+    return [cells(line)[0] for line in ended.stdout.splitlines()[1:]]
+
+
+# -- list ----------------------------------------------------------------------------------------
+
+
+def test_an_empty_yard_is_a_head_without_lines(alone: Run) -> None:
+    ended = alone("list")
+    assert (ended.status, ended.stderr) == (0, "")
+    assert cells(ended.stdout) == [
+        *("id", "status", "model", "answered", "failed", "deadline", "done", "priority")
+    ]
+
+
+def test_a_batch_is_a_line_of_plain_aligned_text_in_a_pipe(alone: Run) -> None:
+    """However long its model's name, nothing is cut off; no line has control characters."""
+
+    async def work(store: Store) -> BatchRecord:
+        batch = await begun_batch(store, chunks=200, model="org/" + "m" * 90, priority=7)
+        (lease,) = await store.chunks.claim(model=batch.model or "", owner="me", lease_seconds=60)
+        await store.chunks.record_progress(lease, completed=8, failed=1, usage=BatchUsage())
+        await store.batch_schedule.record_forecast({batch.id: batch.created_at + 7_260})
+        return batch
+
+    batch = with_store(work)
+    begun()
+    ended = alone("list")
+    assert "\x1b" not in ended.stdout
+    head, *lines = ended.stdout.splitlines()
+    (line,) = (line for line in lines if line.startswith(batch.id))
+    assert line.index("9/2,000") + len("9/2,000") == head.index("answered") + len("answered")
+    values = cells(line)
+    assert values[:5] == [batch.id, "in_progress", batch.model, "9/2,000", "1"]
+    assert values[5] in {"in 23 h 59 min", "in 1 d 0 h"}
+    assert values[6].startswith(("in 2 h 0 min", "in 2 h 1 min"))
+    assert values[7] == "7"
+
+
+def test_batches_that_have_ended_are_listed_on_demand(alone: Run) -> None:
+    done, running = completed(), begun()
+    assert listed(alone("list")) == [running]
+    ended = alone("list", "--all")
+    assert set(listed(ended)) == {done, running}
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith(done)]
+    assert cells(line)[1:6] == ["completed", "qwen", "10/10", "0", "-"]
+    assert cells(line)[6].endswith(" s ago")
+
+
+def test_the_list_may_be_of_one_tenant(alone: Run) -> None:
+    begun()
+    mine = begun(tenant="search")
+    assert listed(alone("list", "--tenant", "search")) == [mine]
+
+
+def test_what_the_limit_leaves_out_is_said(alone: Run) -> None:
+    for _ in range(3):
+        begun()
+    ended = alone("list", "--limit", "2")
+    assert len(listed(ended)) == 2
+    assert ended.stderr == "batchyard: There are more than 2: give a larger --limit.\n"
+    assert alone("list", "--limit", "3").stderr == ""
+
+
+def test_with_json_each_line_is_an_object_as_show_prints_it(alone: Run) -> None:
+    begun(priority=3)
+    batch_id = begun(tenant="search")
+    ended = alone("list", "--json", "--tenant", "search")
+    (line,) = ended.stdout.splitlines()
+    assert json.loads(line) == json.loads(alone("show", batch_id).stdout)
+    assert len(alone("list", "--json").stdout.splitlines()) == 2
+
+
+def test_a_batch_that_will_be_late_is_marked(alone: Run) -> None:
+    async def work(store: Store) -> BatchRecord:
+        batch = await begun_batch(store)
+        await store.batch_schedule.record_forecast({batch.id: batch.expires_at + 60})
+        return batch
+
+    with_store(work)
+    (line,) = alone("list").stdout.splitlines()[1:]
+    assert cells(line)[6].endswith(", at risk")
+
+
+def test_a_model_cannot_write_to_the_terminal(alone: Run) -> None:
+    """Neither control characters nor what rich takes for markup."""
+    batch = with_store(lambda store: begun_batch(store, model="[red]a\x1b[2J\nb"))
+    (column,) = [each for each in table([batch], 0.0).columns if each.header == "model"]
+    assert [str(cell) for cell in column.cells] == ["[red]a�[2J�b"]
+
+
+# -- show ----------------------------------------------------------------------------------------
+
+
+def test_what_is_not_openais_is_under_a_key_of_its_own(alone: Run) -> None:
+    """The 22 keys of the Batch object, and one more at the end."""
+    batch_id = begun(tenant="search", priority=-2, retry_of="batch_0")
+    shown = json.loads(alone("show", batch_id).stdout)
+    assert len(shown) == 23
+    assert list(shown)[-1] == "batchyard"
+    assert shown["batchyard"] == {
+        "tenant": "search",
+        "priority": -2,
+        "paused_at": None,
+        "eta_at": None,
+        "at_risk_at": None,
+        "retry_of": "batch_0",
+        "flow_run_id": None,
+    }
+
+
+# -- cancel, pause, resume, priority -------------------------------------------------------------
+
+
+def test_a_cancelled_batch_is_cancelling_at_once(alone: Run) -> None:
+    ended = alone("cancel", begun())
+    assert (ended.status, ended.stdout, ended.stderr) == (0, "cancelling\n", "")
+
+
+def test_a_batch_that_has_ended_cannot_be_cancelled(alone: Run) -> None:
+    ended = alone("cancel", completed())
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr == "batchyard: Cannot cancel a batch with status 'completed'.\n"
+
+
+def test_to_wait_for_a_cancellation_is_to_see_its_end(
+    alone: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_LOOK_SECONDS", "0.05")
+    batch_id = begun()
+
+    async def finish_it(store: Store) -> None:
+        status = None
+        while status is not BatchStatus.CANCELLING:
+            await asyncio.sleep(0.01)
+            status = (await store.batches.get(batch_id)).status
+        await finish(store, batch_id, BatchStatus.CANCELLED)
+
+    runner = threading.Thread(target=with_store, args=(finish_it,))
+    runner.start()
+    ended = alone("cancel", batch_id, "--wait")
+    runner.join()
+    assert (ended.status, ended.stdout) == (0, "cancelled\n")
+
+
+def test_a_paused_batch_says_so_until_it_is_resumed(alone: Run) -> None:
+    batch_id = begun()
+    assert alone("pause", batch_id).stdout == "in_progress, paused, priority 0\n"
+    assert cells(alone("list").stdout.splitlines()[1])[1] == "in_progress, paused"
+    assert alone("resume", batch_id).stdout == "in_progress, priority 0\n"
+
+
+def test_a_paused_batch_that_is_cancelled_is_paused_no_more(alone: Run) -> None:
+    batch_id = begun()
+    alone("pause", batch_id)
+    alone("cancel", batch_id)
+    assert cells(alone("list").stdout.splitlines()[1])[1] == "cancelling"
+
+
+@pytest.mark.parametrize("value", ["5", "-5"])
+def test_a_priority_is_any_whole_number(alone: Run, value: str) -> None:
+    ended = alone("priority", begun(), value)
+    assert (ended.status, ended.stdout) == (0, f"in_progress, priority {value}\n")
+
+
+@pytest.mark.parametrize("value", ["high", str(2**31)])
+def test_any_other_priority_is_refused(alone: Run, value: str) -> None:
+    ended = alone("priority", begun(), value)
+    assert ended.status == 2
+    assert "Invalid value for 'N'" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [["pause"], ["resume"], ["priority"]])
+def test_a_batch_that_has_ended_cannot_be_steered(alone: Run, words: list[str]) -> None:
+    batch_id = completed()
+    value = ["1"] if words == ["priority"] else []
+    ended = alone(*words, batch_id, *value)
+    assert ended.status == 1
+    assert ended.stderr == f"batchyard: {batch_id} is completed: nothing is left to run of it.\n"
+
+
+@pytest.mark.parametrize("command", ["show", "cancel", "pause", "resume", "priority", "retry"])
+def test_a_batch_that_does_not_exist_is_one_clear_line(
+    alone: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    value = ["1"] if command == "priority" else []
+    ended = alone(command, "batch_0", *value)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr == "batchyard: No batch found with id 'batch_0'.\n"
+
+
+# -- quota ---------------------------------------------------------------------------------------
+
+
+def quota_lines(ended: Ended) -> list[list[str]]:
+    assert ended.status == 0, ended.stderr
+    return [cells(line) for line in ended.stdout.splitlines()]
+
+
+def test_a_tenant_without_limits_has_none(alone: Run) -> None:
+    begun(tenant="search", chunks=200)
+    assert quota_lines(alone("quota", "search")) == [
+        ["tenant search", "used", "limit"],
+        ["active batches", "1", "none"],
+        ["enqueued requests", "2,000", "none"],
+        ["enqueued tokens", "14,000", "none"],
+    ]
+
+
+def test_only_the_limits_that_are_given_change(alone: Run) -> None:
+    alone("quota", "search", "--active-batches", "3", "--tokens", "5000000")
+    lines = quota_lines(alone("quota", "search", "--active-batches", "none", "--requests", "10"))
+    assert [line[2] for line in lines[1:]] == ["none", "10", "5,000,000"]
+
+
+def test_the_limits_of_the_settings_are_shown_as_such(
+    alone: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_QUOTA__ACTIVE_BATCHES", "20")
+    monkeypatch.setenv("BATCHYARD_QUOTA__ENQUEUED_REQUESTS", "50")
+    lines = quota_lines(alone("quota", "search", "--active-batches", "30"))
+    assert lines[1:] == [
+        ["active batches", "0", "30"],
+        ["enqueued requests", "0", "50", "(default)"],
+        ["enqueued tokens", "0", "none"],
+    ]
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "1.5", "", str(2**63)])
+def test_a_limit_is_a_number_or_none(alone: Run, text: str) -> None:
+    ended = alone("quota", "search", "--requests", text)
+    assert ended.status == 2
+    assert "--requests" in ended.stderr
+
+
+# -- by hand, what deployments do by the clock ---------------------------------------------------
+
+
+def test_reconcile_says_what_it_found(alone: Run) -> None:
+    """A batch that ran out of time, a runner that fell silent, a chunk that it had."""
+
+    async def work(store: Store) -> tuple[str, str]:
+        overdue = await store.batches.create(new_batch(window_seconds=0))
+        await begun_batch(store)
+        runner = await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model="qwen")
+        await store.chunks.claim(model="qwen", owner=runner.id, lease_seconds=-1)
+
+        async def silence(connection: Any) -> None:
+            await connection.exec_driver_sql("UPDATE runners SET heartbeat_at = heartbeat_at - 99")
+
+        await store.database.write(silence)
+        return overdue.id, runner.id
+
+    overdue_id, runner_id = with_store(work)
+    ended = alone("reconcile")
+    assert ended.status == 0
+    assert [line.rsplit(maxsplit=1) for line in ended.stdout.splitlines()] == [
+        ["batches overdue", "1"],
+        [f"  {overdue_id}", "expired"],
+        ["runners lost", "1"],
+        [f"  {runner_id}", "qwen"],
+        ["chunks put back", "1"],
+        ["batches free", "1"],
+    ]
+
+
+def test_expire_files_says_what_is_gone(alone: Run) -> None:
+    file = NewFile(
+        purpose="batch",
+        filename="in.jsonl",
+        size_bytes=2_000,
+        sha256="",
+        storage_key="files/file-gone",
+        lifetime_seconds=-1,
+    )
+    with_store(lambda store: store.files.create(file))
+    ended = alone("expire-files")
+    assert ended.status == 0, ended.stderr
+    assert ended.stdout.splitlines()[0].split() == ["files", "expired", "1", "(2.0", "kB)"]
+    assert alone("expire-files").stdout.splitlines()[0].split()[2] == "0"

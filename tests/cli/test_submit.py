@@ -1,0 +1,235 @@
+"""Batches handed over: acknowledged is durable, and a runner of batches is woken."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.dispatch import RUN_BATCHES
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.store import RunnerKind
+from tests.cli.conftest import Background, Ended, with_services, with_store
+from tests.contract.store.samples import begun_batch
+from tests.steps.conftest import Yard, chat_line
+from tests.unit.test_dispatch import SmallPrefect, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from batchyard.steps.services import Services
+    from batchyard.store import BatchRecord
+
+    Run = Callable[..., Ended]
+
+SUBMIT = ("submit", "-i", "in.jsonl", "-o", "out.jsonl")
+NOBODY = "http://127.0.0.1:9/api"
+
+
+@pytest.fixture
+def prefect(background: Background) -> SmallPrefect:
+    served: SmallPrefect = background.enter(serving(SmallPrefect()))
+    return served
+
+
+@pytest.fixture
+def here(alone: Run, prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command, and a Prefect that has the deployments."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect.url)
+    return alone
+
+
+def all_batches() -> list[BatchRecord]:
+    return with_store(lambda store: store.batches.page())
+
+
+def woken(prefect: SmallPrefect) -> int:
+    """How many runners of batches were started; nothing else was."""
+    ids = {run["deployment_id"] for run in prefect.runs}
+    assert ids <= {RUN_BATCHES.replace("/", "--")}
+    return len(prefect.runs)
+
+
+# -- submit --------------------------------------------------------------------------------------
+
+
+def test_a_submitted_batch_is_in_the_database_and_a_runner_is_woken(
+    here: Run, prefect: SmallPrefect, tmp_path: Path
+) -> None:
+    ended = here(*SUBMIT, "--model", "m", "--priority", "-5", "--tenant", "search")
+    assert (ended.status, ended.stderr) == (0, "")
+    (batch,) = all_batches()
+    assert ended.stdout == f"{batch.id}\n"
+    assert (batch.priority, batch.tenant, batch.options.models) == (-5, "search", ("m",))
+    locations = with_store(lambda store: store.batches.locations(batch.id))
+    assert locations.input == str(tmp_path / "in.jsonl")
+    assert woken(prefect) == 1
+    assert prefect.runs[0]["parameters"] == {}
+
+
+def test_of_many_batches_one_runner_takes_care(here: Run, prefect: SmallPrefect) -> None:
+    for _ in range(3):
+        assert here(*SUBMIT).status == 0
+    assert len(all_batches()) == 3
+    assert woken(prefect) == 1
+
+
+def test_a_runner_that_lives_is_left_alone(here: Run, prefect: SmallPrefect) -> None:
+    with_store(lambda store: store.runners.register(kind=RunnerKind.BATCHES, pool="control"))
+    assert here(*SUBMIT).status == 0
+    assert woken(prefect) == 0
+
+
+def test_without_a_prefect_to_ask_no_batch_is_made(alone: Run) -> None:
+    ended = alone(*SUBMIT)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("batchyard: PREFECT_API_URL is not set")
+    assert all_batches() == []
+
+
+def test_a_batch_is_kept_when_prefect_does_not_answer(
+    alone: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", NOBODY)
+    ended = alone(*SUBMIT)
+    assert_kept(ended, f"The Prefect server at {NOBODY} did not answer")
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(500, "Prefect answered 500"), (401, "refuses us (HTTP 401)")]
+)
+def test_a_batch_is_kept_when_prefect_refuses(
+    here: Run, prefect: SmallPrefect, status: int, message: str
+) -> None:
+    prefect.status = status
+    assert_kept(here(*SUBMIT), message)
+
+
+def test_a_batch_is_kept_when_the_deployments_are_missing(here: Run, prefect: SmallPrefect) -> None:
+    prefect.deployments.clear()
+    assert_kept(here(*SUBMIT), "run `prefect --no-prompt deploy --all`")
+
+
+def assert_kept(ended: Ended, message: str) -> None:
+    (batch,) = all_batches()
+    assert batch.status.value == "validating"
+    assert (ended.status, ended.stdout) == (0, f"{batch.id}\n")
+    (line,) = ended.stderr.splitlines()
+    assert message in line
+    assert line.endswith(
+        f" {batch.id} is kept: it waits until Prefect is back and the reconciler runs."
+    )
+
+
+def test_a_quota_that_is_used_up_is_a_clear_refusal(here: Run, prefect: SmallPrefect) -> None:
+    here("quota", "search", "--active-batches", "1")
+    assert here(*SUBMIT, "--tenant", "search").status == 0
+    ended = here(*SUBMIT, "--tenant", "search")
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        "batchyard: Tenant 'search' may have 1 active batches; it has 1, and this batch would "
+        "add 1. Wait until earlier batches are done, or cancel one, or have the quota raised.\n"
+    )
+    assert here(*SUBMIT).status == 0
+
+
+def test_a_window_that_cannot_be_kept_is_a_clear_refusal(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where admission is on, and the model is known to take longer than that to load."""
+    measured = {"tokens_per_second": 1.0, "load_seconds": 600.0}
+    with_store(lambda store: store.rates.record("m", "gpu", **measured))
+    monkeypatch.setenv("BATCHYARD_ADMISSION", "refuse")
+    ended = here(*SUBMIT, "--model", "m", "--completion-window", "1m")
+    assert (ended.status, ended.stdout) == (1, "")
+    assert "its completion window of 1m ends in 0 h 1 min" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+# -- cancel and reconcile ------------------------------------------------------------------------
+
+
+def test_a_cancellation_wakes_a_runner(here: Run, prefect: SmallPrefect) -> None:
+    batch = with_store(begun_batch)
+    assert here("cancel", batch.id).stdout == "cancelling\n"
+    assert woken(prefect) == 1
+
+
+def test_a_cancellation_holds_when_prefect_is_away(
+    alone: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", NOBODY)
+    batch = with_store(begun_batch)
+    ended = alone("cancel", batch.id)
+    assert (ended.status, ended.stdout) == (0, "cancelling\n")
+    assert "it waits until Prefect is back" in ended.stderr
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_reconcile_wakes_a_runner_where_batches_are_free(
+    here: Run, prefect: SmallPrefect, batches: int
+) -> None:
+    for _ in range(batches):
+        with_store(begun_batch)
+    assert here("reconcile").status == 0
+    assert woken(prefect) == min(batches, 1)
+
+
+# -- retry ---------------------------------------------------------------------------------------
+
+
+def ended_with_failures(folder: Path) -> str:
+    """A batch of five requests, two of which failed; its id."""
+
+    async def run(services: Services) -> str:
+        fault = Fault(FaultKind.ANSWER, lambda body: b"bad" in body, status=400, body=b"{}")
+        engine = StubEngine(max_num_seqs=8, faults=[fault])
+        yard = Yard(services, folder, engine)
+        yard.use(engine)
+        yard.set(poll_seconds=0.02, look_seconds=0.05, flush_seconds=0.05)
+        lines = [chat_line(f"id-{n}", "bad" if n in {1, 3} else "good") for n in range(5)]
+        return (await yard.run(lines)).id
+
+    return with_services(run)
+
+
+def test_a_retry_is_a_new_batch_of_the_lines_that_failed(
+    here: Run, prefect: SmallPrefect, tmp_path: Path
+) -> None:
+    old = ended_with_failures(tmp_path)
+    ended = here(
+        *("retry", old, "-o", "again.jsonl", "-e", "still.jsonl", "--completion-window", "2h")
+    )
+    assert (ended.status, ended.stderr) == (0, "")
+    new = with_store(lambda store: store.batches.get(ended.stdout.strip()))
+    assert (new.retry_of, new.completion_window) == (old, "2h")
+    locations = with_store(lambda store: store.batches.locations(new.id))
+    assert locations.output == str(tmp_path / "again.jsonl")
+    assert locations.error == str(tmp_path / "still.jsonl")
+    assert custom_ids(new.input_file_id) == ["id-1", "id-3"]
+    assert woken(prefect) == 1
+
+
+def custom_ids(file_id: str) -> list[Any]:
+    async def read(services: Services) -> bytes:
+        file = await services.store.files.get(file_id)
+        return b"".join([part async for part in services.storage.get(file.storage_key)])
+
+    return [json.loads(line)["custom_id"] for line in with_services(read).splitlines()]
+
+
+def test_what_still_runs_cannot_be_retried(here: Run, prefect: SmallPrefect) -> None:
+    batch = with_store(begun_batch)
+    ended = here("retry", batch.id)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert "wait until it has ended, or cancel it, and retry then" in ended.stderr
+    assert woken(prefect) == 0
+
+
+def test_without_a_prefect_to_ask_nothing_is_retried(alone: Run) -> None:
+    batch = with_store(begun_batch)
+    ended = alone("retry", batch.id)
+    assert ended.status == 1
+    assert ended.stderr.startswith("batchyard: PREFECT_API_URL is not set")
