@@ -83,9 +83,7 @@ async def _measure(home: Path) -> Lifecycle:
         before = _processor_seconds(home)
         seconds = await _run(api, services, source, TOGETHER, _ALL_SECONDS)
         after = _processor_seconds(home)
-    processors = {
-        name: (after[name] - before.get(name, 0.0)) / TOGETHER for name in sorted(after)
-    }
+    processors = {name: (after[name] - before.get(name, 0.0)) / TOGETHER for name in sorted(after)}
     return Lifecycle(alone, 3600 * TOGETHER / seconds, processors)
 
 

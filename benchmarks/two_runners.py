@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchyard.engine.stub import StubEngine
 from batchyard.settings import read_settings
@@ -30,6 +29,9 @@ from batchyard.store import RunnerKind
 from benchmarks.inputs import short_requests
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
     from batchyard.steps.services import Services
 
 ROOT = Path(__file__).parents[1]
@@ -67,34 +69,41 @@ async def _timed(runners: int) -> float:
         async with AsyncExitStack() as stack:
             services = await stack.enter_async_context(_services(Path(folder)))
             for _ in range(runners):
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.two_runners", "runner"],
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "benchmarks.two_runners", "runner"),
                     cwd=ROOT,
                     env=environment,
                 )
-                stack.callback(process.wait)
+                stack.push_async_callback(process.wait)
                 stack.callback(process.terminate)
-            while await _ready(services) < runners:
-                await asyncio.sleep(0.1)
+            await _until(_are_ready, services, runners)
             batch_id = await create_batch(services, BatchRequest(input=str(source)))
             await fetch_input(services, batch_id)
             await prepare_batch(services, batch_id)
             began = time.perf_counter()
-            while (await services.store.chunks.summary(batch_id)).done < REQUESTS // CHUNK_REQUESTS:
-                await asyncio.sleep(0.02)
+            await _until(_is_done, services, batch_id)
             return time.perf_counter() - began
 
 
-async def _ready(services: Services) -> int:
+async def _until(condition: Callable[..., Awaitable[bool]], *arguments: Any) -> None:
+    async with asyncio.timeout(300):
+        while not await condition(*arguments):  # noqa: ASYNC110 - other processes bring it about
+            await asyncio.sleep(0.02)
+
+
+async def _are_ready(services: Services, count: int) -> bool:
     live = await services.store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
-    return sum(runner.ready_at is not None for runner in live)
+    return sum(runner.ready_at is not None for runner in live) == count
 
 
-def _services(home: Path):  # noqa: ANN202 - a context manager of services
+async def _is_done(services: Services, batch_id: str) -> bool:
+    chunks = await services.store.chunks.summary(batch_id)
+    return chunks.pending == chunks.leased == 0
+
+
+def _services(home: Path) -> AbstractAsyncContextManager[Services]:
     async def engine_for(model: str) -> StubEngine:
-        return StubEngine(
-            model, latency=LATENCY_SECONDS, max_num_seqs=MAX_NUM_SEQS, keep_log=False
-        )
+        return StubEngine(model, latency=LATENCY_SECONDS, max_num_seqs=MAX_NUM_SEQS, keep_log=False)
 
     async def s3_credentials() -> S3Credentials:
         return S3Credentials()

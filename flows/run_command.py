@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from batchyard.cli import options
 from batchyard.cli.engine_words import PassThroughCommand
 from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.progress import ProgressDisplay
@@ -34,14 +35,8 @@ def register(app: typer.Typer) -> None:
 
 def run(
     ctx: typer.Context,
-    input_file: Annotated[
-        str | None,
-        typer.Option("--input-file", "-i", help="Path, s3://bucket/key or http(s) URL."),
-    ] = None,
-    output_file: Annotated[
-        str | None,
-        typer.Option("--output-file", "-o", help="Likewise; a presigned URL takes a PUT."),
-    ] = None,
+    input_file: Annotated[str | None, options.INPUT_FILE] = None,
+    output_file: Annotated[str | None, options.OUTPUT_FILE] = None,
     errors: Annotated[
         str | None,
         typer.Option("--errors", "-e", help="Where failed lines go. Default: beside a local -o."),
@@ -56,13 +51,9 @@ def run(
             "Its key: BATCHYARD_ENGINE_API_KEY."
         ),
     ] = None,
-    endpoint: Annotated[
-        str | None, typer.Option(help="Refuse lines for another endpoint. Default: mix.")
-    ] = None,
-    completion_window: Annotated[str, typer.Option(help="A number and m, h or d.")] = "24h",
-    metadata: Annotated[
-        list[str] | None, typer.Option(help="key=value; may be given several times.")
-    ] = None,
+    endpoint: Annotated[str | None, options.ENDPOINT] = None,
+    completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
+    metadata: Annotated[list[str] | None, options.METADATA] = None,
     resume: Annotated[
         str | None,
         typer.Option(help="Go on with this batch, its own input and output, where it stopped."),

@@ -11,13 +11,3 @@ ERRORS = typer.Option("--errors", "-e", help="Where failed lines go.")
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: mix.")
 COMPLETION_WINDOW = typer.Option(help="A number and m, h or d.")
 METADATA = typer.Option(help="key=value; may be given several times.")
-
-_MOST_PRIORITY = 2**31 - 1
-"""What the database's column holds."""
-
-
-def check_priority(value: int) -> int:
-    """For `callback`: `min` and `max` would show two numbers that nobody wants to know."""
-    if abs(value) > _MOST_PRIORITY:
-        raise typer.BadParameter(f"{value} is too large or too small.")
-    return value

@@ -10,6 +10,7 @@ import typer
 from batchyard.cli import options
 from batchyard.cli.batch_view import status_words
 from batchyard.cli.offline import offline_services
+from batchyard.steps.create import check_priority
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,10 +32,11 @@ def priority(
     batch_id: Annotated[str, options.BATCH],
     value: Annotated[
         int,
-        typer.Argument(metavar="N", help="The higher goes first.", callback=options.check_priority),
+        typer.Argument(metavar="N", help="The higher goes first."),
     ],
 ) -> None:
     """Set a batch's priority among those of its tenant, from its next chunk on."""
+    check_priority(value)
     asyncio.run(_steer(lambda schedule: schedule.set_priority(batch_id, value)))
 
 

@@ -25,10 +25,7 @@ def submit(
     metadata: Annotated[list[str] | None, options.METADATA] = None,
     priority: Annotated[
         int,
-        typer.Option(
-            help="Among the batches of one tenant, the higher goes first.",
-            callback=options.check_priority,
-        ),
+        typer.Option(help="Among the batches of one tenant, the higher goes first."),
     ] = 0,
     tenant: Annotated[
         str, typer.Option(help="Whose batch it is, for turns and quotas.", show_default=False)

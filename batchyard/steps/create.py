@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MIXED_ENDPOINTS = "mixed"
 """What ``endpoint`` says of a batch whose lines name several."""
 
+_MAX_PRIORITY = 1_000_000
 _WINDOW_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 _MAX_METADATA = 16
 _MAX_METADATA_KEY = 64
@@ -75,6 +76,7 @@ async def create_batch(
             code="invalid_value",
         )
     _check_metadata(request.metadata)
+    check_priority(request.priority)
     window_seconds = parse_window(request.completion_window)
     output, error = await check_destinations(
         request.output, request.error, taken={"input": request.input}
@@ -111,6 +113,16 @@ async def _check_backlog(services: Services, batch: NewBatch, model: str) -> Non
         batch.id, model, batch.tenant, now + batch.window_seconds, batch.priority, now, 1.0
     )
     await check_window(services, new, batch.completion_window)
+
+
+def check_priority(priority: int) -> None:
+    """Raise :class:`~batchyard.errors.RequestRefused` for one that is out of all proportion."""
+    if abs(priority) > _MAX_PRIORITY:
+        raise RequestRefused(
+            f"priority must be between -{_MAX_PRIORITY} and {_MAX_PRIORITY}.",
+            param="priority",
+            code="invalid_value",
+        )
 
 
 def parse_window(text: str) -> int:
