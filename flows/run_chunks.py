@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Failed, State
 
 from batchyard.engine.vllm import VllmEngine
-from batchyard.errors import BatchyardError
+from batchyard.errors import BatchyardError, StorageError, StoreError
 from batchyard.steps.run import Runner
 from batchyard.steps.slot import NoSlotFree, engine_slot
 from flows.worker import worker_services
@@ -37,6 +37,9 @@ async def run_chunks(model: str) -> State:
                 answered = await serve(services, model)
         except NoSlotFree as error:
             return Completed(name="NoSlot", message=str(error))
+        except (StoreError, StorageError) as error:
+            # Nothing that another runner could not do: the model is not to blame.
+            return Completed(name="PutOff", message=str(error))
         except BatchyardError as error:
             return Failed(message=str(error), data=error)
     return Completed(message=f"{answered:,} requests answered")

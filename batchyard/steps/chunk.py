@@ -13,6 +13,7 @@ from batchyard.framing import parse_envelope
 from batchyard.plan import RECORD, read_records
 from batchyard.results import Outcome
 from batchyard.steps.keys import segment_key
+from batchyard.steps.patience import patiently
 from batchyard.steps.segments import encode_entry, finished_lines, put_bytes, read_object
 from batchyard.steps.window import WindowRequest
 from batchyard.store import Standing
@@ -106,7 +107,7 @@ class ChunkRun:
             await asyncio.wait((work, told, window_end), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
-                await self._complete()
+                await patiently(self._complete, "a chunk's end")
                 return self.tally
             if told.done():
                 await self._end_early(work)
@@ -145,8 +146,8 @@ class ChunkRun:
         await self._leave_window()
         if self._is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
-        await self._flush()
-        await self.services.store.chunks.release(self.lease)
+        await patiently(self._flush, "finished lines")
+        await patiently(lambda: self.services.store.chunks.release(self.lease), "a chunk's release")
 
     async def _leave_window(self) -> None:
         """Let what is in flight finish, until the chunk is lost or dropped: that aborts it."""
@@ -182,7 +183,9 @@ class ChunkRun:
         if self.lease.epoch <= 1:
             return frozenset()
         storage, lease = self.services.storage, self.lease
-        finished = await finished_lines(storage, lease.batch_id, lease.index)
+        finished = await patiently(
+            lambda: finished_lines(storage, lease.batch_id, lease.index), "segments"
+        )
         for entry in finished.values():
             self.tally.count(entry.outcome, entry.usage)
         return finished.keys()
@@ -206,7 +209,10 @@ class ChunkRun:
         start = self.lease.first_record * RECORD.itemsize
         stop = start + self.lease.request_count * RECORD.itemsize
         storage = self.services.storage
-        records = read_records(await read_object(storage, self.plan_key, start=start, stop=stop))
+        packed = await patiently(
+            lambda: read_object(storage, self.plan_key, start=start, stop=stop), "the plan"
+        )
+        records = read_records(packed)
         descriptor = os.open(self.input_path, os.O_RDONLY)
         try:
             for first in range(0, len(records), _READ_AHEAD):
@@ -238,8 +244,8 @@ class ChunkRun:
             except TimeoutError:
                 pass
             self._wake.clear()
-            await self._flush()
-        await self._flush()
+            await patiently(self._flush, "finished lines")
+        await patiently(self._flush, "finished lines")
 
     async def _flush(self) -> None:
         if not self._unflushed:

@@ -6,7 +6,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.errors import BatchyardError, InputRefused, StorageError, TransitionConflict
+from batchyard.errors import (
+    BatchyardError,
+    InputRefused,
+    LeaseLost,
+    StorageError,
+    TransitionConflict,
+)
 from batchyard.lifecycle import TERMINAL
 from batchyard.steps.services import Progress
 from batchyard.storage.location import LocalFile, parse_location, write_location
@@ -38,6 +44,9 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
         return Published(batch, ())
+    if batch.epoch != collected.epoch:
+        # Before the user's files are touched: another's may be there by now.
+        raise LeaseLost(f"{batch_id} has another owner; drop what is left of it.")
     services.on_progress(Progress(batch_id, "publishing"))
     wanted = await services.store.batches.locations(batch_id)
     undelivered = [

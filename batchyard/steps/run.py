@@ -7,12 +7,14 @@ import contextlib
 import logging
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.chunk import ChunkRun
 from batchyard.steps.keys import file_key, plan_key
+from batchyard.steps.patience import patiently
 from batchyard.steps.retry_policy import RetryPolicy
 from batchyard.steps.services import Progress
 from batchyard.steps.window import Window
@@ -115,7 +117,7 @@ class Runner:
         while True:
             await self._admission.acquire()
             self._window.check()
-            lease = None if self._is_draining else await self._claim()
+            lease = None if self._is_draining else await patiently(self._claim, "chunks")
             if lease is not None:
                 self._held[lease.batch_id, lease.index] = lease
                 yield lease
@@ -124,7 +126,7 @@ class Runner:
             self._admission.release()
             if self._held:
                 idle_since = time.monotonic()
-            if await self._is_over(idle_since):
+            if await patiently(partial(self._is_over, idle_since), "what is left"):
                 return
             await asyncio.sleep(self.services.settings.poll_seconds)
 
@@ -289,9 +291,10 @@ class Runner:
         return await self._inputs[batch_id]
 
     async def _fetch_input(self, batch_id: str) -> Path:
-        batch = await self.services.store.batches.get(batch_id)
-        return await self.services.storage.local_path(
-            file_key(batch.input_file_id), self.services.spool
+        batch = await patiently(lambda: self.services.store.batches.get(batch_id), "a batch")
+        key = file_key(batch.input_file_id)
+        return await patiently(
+            lambda: self.services.storage.local_path(key, self.services.spool), "the input"
         )
 
     def _count_answer(self, tokens: float) -> None:

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Double, select
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.expression import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
-class clock(ColumnElement[float]):  # noqa: N801  (it reads as an SQL function)
+# Functions, for SQLAlchemy keeps no compiled statement that holds an element of another kind.
+class clock(FunctionElement[float]):  # noqa: N801  (it reads as an SQL function)
     """Unix time in seconds with a fraction of at least a millisecond."""
 
     inherit_cache = True
     type = Double()
 
 
-class clock_seconds(ColumnElement[int]):  # noqa: N801  (it reads as an SQL function)
+class clock_seconds(FunctionElement[int]):  # noqa: N801  (it reads as an SQL function)
     """Unix time in whole seconds, rounded down: what clients see as ``created_at``."""
 
     inherit_cache = True

@@ -1,0 +1,33 @@
+"""Patience: our own database or object store is away or full, and will be back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from batchyard.errors import StorageFull, StorageUnavailable, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PASSING: Final = (StoreUnavailable, StorageUnavailable, StorageFull)
+PAUSE_SECONDS: Final = 2.0
+
+
+async def patiently(call: Callable[[], Awaitable[T]], what: str) -> T:
+    """What ``call`` returns, however long that takes.
+
+    It has tried for a while itself each time. What its caller holds meanwhile may be lost to
+    others; then it is refused when the database is back, and nothing is done twice.
+    """
+    while True:
+        try:
+            return await call()
+        except _PASSING as error:
+            logger.warning("waiting for=%s %s", what, error)
+            await asyncio.sleep(PAUSE_SECONDS)

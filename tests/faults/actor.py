@@ -1,0 +1,188 @@
+"""Processes of the product without Prefect, for tests to kill::
+
+    python -m tests.faults.actor control '{"settings": {…}}'
+    python -m tests.faults.actor runner '{"settings": {…}, "model": "m", "engine": {…}}'
+    python -m tests.faults.actor nursery
+
+A control takes batches through their lives and reconciles; a runner serves one model with a stub
+engine. The nursery forks either of them, so that a process which is to live for half a second
+need not spend a second on imports: a line ``role parts`` on its standard input is answered with
+``started PID``, and the end of a child is told as ``ended PID STATUS``. ``signal PID NUMBER``
+reaches its own living children alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchyard.engine.stub import StubEngine
+from batchyard.errors import StoreError
+from batchyard.settings import read_settings
+from batchyard.steps.keeper import BatchKeeper
+from batchyard.steps.process import bare_steps, process
+from batchyard.steps.reconcile import reconcile
+from batchyard.steps.run import run_chunks
+from batchyard.steps.run_batches import BatchRunner
+from batchyard.steps.services import open_services
+from batchyard.storage.bucket import S3Credentials
+
+if TYPE_CHECKING:
+    from batchyard.steps.services import Services
+
+_RECONCILE_SECONDS = 1.0
+logger = logging.getLogger(__name__)
+
+
+async def control(services: Services) -> None:
+    """Take batches through their lives until told to drain."""
+    async with BatchKeeper(services) as keeper:
+        steps = bare_steps(services, keeper.until_run)
+
+        async def take(batch_id: str) -> None:
+            await process(services, keeper, batch_id, steps)
+
+        reconciler = asyncio.create_task(_reconcile_regularly(services))
+        try:
+            await BatchRunner(services, keeper, take).serve()
+        finally:
+            reconciler.cancel()
+            await asyncio.wait([reconciler])
+
+
+async def runner(services: Services, model: str) -> None:
+    """Serve the model's chunks until told to drain."""
+    await run_chunks(services, model)
+
+
+async def _reconcile_regularly(services: Services) -> None:
+    while True:
+        try:
+            await reconcile(services)
+        except StoreError as error:
+            logger.warning("not reconciled: %s", error)
+        await asyncio.sleep(_RECONCILE_SECONDS)
+
+
+async def no_s3() -> S3Credentials:
+    return S3Credentials()
+
+
+async def _serve(role: str, parts: dict[str, Any]) -> None:
+    async def engine_for(model: str) -> StubEngine:
+        engine = parts["engine"]
+        log_path = engine.get("log_path")
+        return StubEngine(
+            model,
+            max_num_seqs=engine["max_num_seqs"],
+            latency=engine["latency"],
+            keep_log=False,
+            log_path=Path(log_path) if log_path else None,
+        )
+
+    settings = read_settings(**parts["settings"])
+    async with open_services(settings, engine_for=engine_for, s3_credentials=no_s3) as services:
+        if role == "control":
+            await control(services)
+        else:
+            await runner(services, parts["model"])
+
+
+def act(role: str, parts: dict[str, Any]) -> int:
+    """One such process from here to its end; its exit status."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s {os.getpid()} {role} %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        asyncio.run(_serve(role, parts))
+    except Exception:
+        logger.exception("the %s died", role)
+        return 1
+    return 0
+
+
+def _nursery() -> None:
+    """Fork children as told, until standard input ends; then kill those that are left."""
+    woken, wake = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    orders = sys.stdin.buffer
+    os.set_blocking(orders.fileno(), False)
+    selector = selectors.DefaultSelector()
+    selector.register(orders, selectors.EVENT_READ)
+    selector.register(woken, selectors.EVENT_READ)
+    children: set[int] = set()
+    buffered = b""
+    while True:
+        ready = {key.fileobj for key, _ in selector.select()}
+        if woken in ready:
+            woken.recv(4096)
+        _reap(children)
+        if orders not in ready:
+            continue
+        data = os.read(orders.fileno(), 1 << 16)
+        if not data:
+            break
+        *whole, buffered = (buffered + data).split(b"\n")
+        for order in whole:
+            role, _, parts = order.decode().partition(" ")
+            if role == "signal":
+                pid, number = map(int, parts.split())
+                if pid in children:
+                    os.kill(pid, number)
+                continue
+            child = os.fork()
+            if child == 0:
+                selector.close()
+                _be(role, json.loads(parts))
+            children.add(child)
+            _say(f"started {child}")
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def _be(role: str, parts: dict[str, Any]) -> None:
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        log = os.open(parts["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(nothing, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = act(role, parts)
+    finally:
+        os._exit(status)
+
+
+def _reap(children: set[int]) -> None:
+    for child in list(children):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            children.discard(child)
+            _say(f"ended {child} {os.waitstatus_to_exitcode(status)}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "nursery":
+        _nursery()
+    else:
+        sys.exit(act(sys.argv[1], json.loads(sys.argv[2])))

@@ -1,0 +1,84 @@
+"""The test's side of the nursery: processes that are started, watched, stopped and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import AsyncIterator
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """One process. ``parts`` are what it was made of, to make another like it."""
+
+    role: str
+    parts: dict[str, Any]
+    pid: int
+
+
+@dataclass(slots=True)
+class Nursery:
+    """Starts actors; see :mod:`tests.faults.actor`. ``ended``: exit statuses by process id."""
+
+    process: asyncio.subprocess.Process
+    ended: dict[int, int] = field(default_factory=dict)
+    _started: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+
+    async def start(self, role: str, parts: dict[str, Any]) -> Actor:
+        await self._tell(f"{role} {json.dumps(parts)}")
+        return Actor(role, parts, await self._started.get())
+
+    async def signal(self, actor: Actor, number: signal.Signals) -> None:
+        # Sent by its parent: an id that nobody has waited for yet belongs to nobody else.
+        await self._tell(f"signal {actor.pid} {int(number)}")
+
+    def is_alive(self, actor: Actor) -> bool:
+        return actor.pid not in self.ended
+
+    async def gone(self, actor: Actor) -> int:
+        """Wait for its end; its exit status, negative for a signal."""
+        while self.is_alive(actor):  # noqa: ASYNC110 - told by a pipe, in a test
+            await asyncio.sleep(0.01)
+        return self.ended[actor.pid]
+
+    async def listen(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            what, pid, *status = line.decode().split()
+            if what == "started":
+                self.ended.pop(int(pid), None)
+                self._started.put_nowait(int(pid))
+            else:
+                self.ended[int(pid)] = int(status[0])
+
+    async def _tell(self, order: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{order}\n".encode())
+        await self.process.stdin.drain()
+
+
+@contextlib.asynccontextmanager
+async def running_nursery() -> AsyncIterator[Nursery]:
+    """At the end of the block every process that it started is dead."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.faults.actor", "nursery"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    nursery = Nursery(process)
+    listener = asyncio.create_task(nursery.listen())
+    try:
+        yield nursery
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+        await listener

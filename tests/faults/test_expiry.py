@@ -1,0 +1,85 @@
+"""The end of a completion window: what is finished is kept, the rest is `batch_expired`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from batchyard.engine.stub import StubEngine
+from batchyard.lifecycle import BatchStatus
+from batchyard.steps.reconcile import reconcile
+from tests.faults.site import lines
+
+if TYPE_CHECKING:
+    from batchyard.store import BatchRecord
+    from tests.faults.site import Site
+
+PROMPT_SECONDS = 2.0
+"""The longest from the end of the window to the end of the batch."""
+
+
+async def seconds_late(site: Site, batch: BatchRecord) -> float:
+    """By the database's clock, how long ago its window ended."""
+    return await site.services.store.database.now() - batch.expires_at
+
+
+def half_slow(body: bytes) -> float:
+    return 3600.0 if b"question 1" in body else 0.02
+
+
+async def test_an_overdue_batch_keeps_its_finished_lines_and_leaves_the_engine(
+    site: Site,
+) -> None:
+    engine = StubEngine(max_num_seqs=16, latency=half_slow, log_path=site.witness_path)
+    async with site.working(engine):
+        asked = await site.create(lines(30), window_seconds=3)
+        batch = await site.ended(asked)
+        assert batch.status is BatchStatus.EXPIRED
+        assert await seconds_late(site, batch) < PROMPT_SECONDS
+        batch = await site.check(asked)
+        # 1 and 10 to 19 never end; 11 of 16 places are theirs, the others answer the rest.
+        assert (batch.counts.completed, batch.counts.failed) == (19, 0)
+        assert engine.running == 0
+        errors = await site.results(batch.error_file_id)
+        assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+
+
+async def test_a_paused_batch_expires_as_any_other(site: Site) -> None:
+    async with site.working(StubEngine()):
+        asked = await site.create(lines(5), window_seconds=2)
+        await site.services.store.batch_schedule.pause(asked.id)
+        batch = await site.ended(asked)
+        assert batch.status is BatchStatus.EXPIRED
+        assert await seconds_late(site, batch) < PROMPT_SECONDS
+        assert (await site.check(asked)).counts.completed == 0
+
+
+async def test_a_window_that_ends_while_nobody_lives_is_seen_by_the_reconciler(
+    site: Site,
+) -> None:
+    engine = StubEngine(max_num_seqs=16, latency=half_slow)
+    async with site.working(engine):
+        asked = await site.create(lines(30), window_seconds=3)
+        await site.answered(asked, 19)
+    never_seen = await site.create(lines(3), window_seconds=1)
+    await asyncio.sleep(3.5)
+    overdue = (await reconcile(site.services)).overdue
+    assert {batch.id: batch.status for batch in overdue} == {
+        asked.id: BatchStatus.FINALIZING,
+        never_seen.id: BatchStatus.EXPIRED,
+    }
+    await site.check(never_seen, is_planned=False)
+    async with site.working():
+        assert (await site.ended(asked)).status is BatchStatus.EXPIRED
+    assert (await site.check(asked)).counts.completed == 19
+
+
+async def test_a_batch_that_has_completed_expires_no_more(site: Site) -> None:
+    async with site.working(StubEngine()):
+        asked = await site.create(lines(5), window_seconds=3)
+        batch = await site.ended(asked)
+        assert batch.status is BatchStatus.COMPLETED
+        while await seconds_late(site, batch) < 0:  # noqa: ASYNC110 - the clock is the database's
+            await asyncio.sleep(0.1)
+        assert not (await reconcile(site.services)).overdue
+        assert await site.check(asked) == batch
