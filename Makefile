@@ -46,7 +46,7 @@ check: setup ## format, lint, types, import contracts, tests: what a change must
 up: setup ## Prefect's server and UI and both workers in the foreground, until Ctrl-C
 	@.venv/bin/python infra/up.py
 
-bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about five minutes
+bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about nine minutes
 	.venv/bin/python -m benchmarks
 
 lock: $(INSTALLED) ## resolve every pinned list anew (CONTRIBUTING.md)

@@ -1,18 +1,21 @@
-"""`make bench`: measure everything and write ``docs/benchmarks.md``. About five minutes."""
+"""`make bench`: measure everything and write ``docs/benchmarks.md``. About nine minutes."""
 
 from __future__ import annotations
 
 import platform
+import statistics
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import rss_flat
+from benchmarks import lifecycle, rss_flat, two_runners
 from benchmarks.run_batch_ratio import OVERHEAD, PLAN_GAIN, compare
 
 if TYPE_CHECKING:
+    from benchmarks.lifecycle import Lifecycle
     from benchmarks.rss_flat import Peak
     from benchmarks.run_batch_ratio import Comparison
+    from benchmarks.two_runners import Shared
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
@@ -24,15 +27,22 @@ def main() -> None:
         print(f"{workload.name} …", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             comparisons.append(compare(workload, Path(folder)))
+    print("two runners …", flush=True)
+    shared = two_runners.measure()
+    print("lifecycle …", flush=True)
+    small = lifecycle.measure()
     print("memory …", flush=True)
+    tables = _tables(comparisons, rss_flat.measure(), shared, small)
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    PAGE.write_text(before + BEGIN + _tables(comparisons, rss_flat.measure()) + END + after)
+    PAGE.write_text(before + BEGIN + tables + END + after)
     print(f"written: {PAGE}")
 
 
-def _tables(comparisons: list[Comparison], peaks: list[Peak]) -> str:
+def _tables(
+    comparisons: list[Comparison], peaks: list[Peak], shared: Shared, small: Lifecycle
+) -> str:
     cached = 100 * comparisons[1].cached
     lines = [
         f"On {_machine()}.",
@@ -46,6 +56,20 @@ def _tables(comparisons: list[Comparison], peaks: list[Peak]) -> str:
         ),
         "",
         f"In the second row {cached:.0f} % of our prompt tokens came from the engine's cache.",
+        "",
+        "| one batch of 9,600 requests, stub engines | seconds | ratio |",
+        "|---|---|---|",
+        f"| one runner | {shared.one:.1f} | |",
+        f"| two runners | {shared.two:.1f} | **{shared.ratio:.2f}×** |",
+        "",
+        "| batches of ten lines, `make up`, real vLLM warm | |",
+        "|---|---|",
+        f"| one alone, from submission to end | **{statistics.median(small.alone):.2f} s** |",
+        f"| {lifecycle.TOGETHER} at once | **{small.batches_per_hour:,.0f} an hour** |",
+        *(
+            f"| processor time of {name}, per batch | {1000 * seconds:.0f} ms |"
+            for name, seconds in small.processors.items()
+        ),
         "",
         "| requests | peak resident memory |",
         "|---|---|",

@@ -7,8 +7,6 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
 from tests.faults.site import lines
@@ -50,11 +48,10 @@ async def test_a_model_that_nobody_serves_holds_up_no_other(site: Site) -> None:
         assert (await site.get(waits)).status is not BatchStatus.COMPLETED
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.slow)])
-async def test_many_small_batches_at_once_all_complete(
-    either_site: Site, nursery: Nursery, count: int
+async def test_two_hundred_small_batches_at_once_all_complete(
+    either_site: Site, nursery: Nursery
 ) -> None:
-    site = either_site
+    site, count = either_site, 200
     for role in ("control", "control", "runner", "runner"):
         await site.start(nursery, role, max_num_seqs=32, latency=0.01)
     began = time.monotonic()
