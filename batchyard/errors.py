@@ -4,7 +4,7 @@
 
     BatchyardError
     ├── SettingsError                 a setting has no usable value
-    ├── RequestRefused                a batch cannot be created as asked; names the parameter
+    ├── RequestRefused                what was asked cannot be done; names the parameter
     │   ├── QuotaExceeded             the tenant would have too many requests or tokens enqueued
     │   │   └── BatchLimitExceeded    the tenant would have too many active batches
     │   └── WindowUnattainable        it would probably not be done in its completion window
@@ -13,6 +13,7 @@
     ├── StoreError                    the database
     │   ├── RecordNotFound
     │   ├── TransitionConflict        somebody else changed the row first
+    │   ├── IdempotencyConflict       the key was used for another request
     │   ├── LeaseLost                 this epoch no longer owns the chunk
     │   └── StoreUnavailable          *retriable*
     ├── StorageError                  the bytes
@@ -57,7 +58,7 @@ class SettingsError(BatchyardError):
 
 
 class RequestRefused(BatchyardError):
-    """A batch cannot be created as asked. ``param`` is the parameter that is wrong."""
+    """What was asked cannot be done. ``param`` is the parameter that is wrong."""
 
     def __init__(self, message: str, *, param: str | None, code: str) -> None:
         self.param = param
@@ -110,13 +111,19 @@ class StoreError(BatchyardError):
 
 
 class RecordNotFound(StoreError):
-    """No such file, batch or chunk."""
+    """No such file, batch, chunk, upload or API key."""
 
     code = "not_found"
 
 
 class TransitionConflict(StoreError):
     """A compare-and-set write found another status (or epoch) than it expected."""
+
+
+class IdempotencyConflict(StoreError):
+    """The idempotency key belongs to an earlier request that asked for something else."""
+
+    code = "idempotency_conflict"
 
 
 class LeaseLost(StoreError):

@@ -1,4 +1,4 @@
-"""The shapes that clients see: Batch, File, the error list, request and result lines.
+"""The shapes that clients see: Batch, File, Upload, the error list, request and result lines.
 
 Key names, their order and what is null follow the OpenAI Batch and Files APIs as recorded
 from live traffic. These are values to be written out; the tables are in ``store``.
@@ -16,7 +16,8 @@ from batchyard.lifecycle import BatchStatus
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-FilePurpose = Literal["batch", "batch_output"]
+UploadStatus = Literal["pending", "completed", "cancelled", "expired"]
+"""It begins as pending; the others are final."""
 
 
 def new_batch_id() -> str:
@@ -27,6 +28,16 @@ def new_batch_id() -> str:
 def new_file_id() -> str:
     """``file-`` and 22 base62 characters."""
     return "file-" + "".join(secrets.choice(_BASE62) for _ in range(22))
+
+
+def new_upload_id() -> str:
+    """``upload_`` and 32 hex digits."""
+    return f"upload_{secrets.token_hex(16)}"
+
+
+def new_part_id() -> str:
+    """``part_`` and 32 hex digits."""
+    return f"part_{secrets.token_hex(16)}"
 
 
 def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
@@ -141,6 +152,37 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | None = None
     status: Literal["uploaded", "processed", "error"] = "processed"
     status_details: str | None = None
+
+
+class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the deletion of a file answers."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True
+
+
+class Upload(msgspec.Struct, frozen=True, kw_only=True):
+    """The Upload object. The key ``file`` is absent until the upload is completed."""
+
+    id: str
+    object: Literal["upload"] = "upload"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: UploadStatus
+    expires_at: int
+    file: File | msgspec.UnsetType = msgspec.UNSET
+
+
+class UploadPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The UploadPart object."""
+
+    id: str
+    object: Literal["upload.part"] = "upload.part"
+    created_at: int
+    upload_id: str
 
 
 def to_json(value: Any) -> bytes:

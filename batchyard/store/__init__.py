@@ -4,6 +4,7 @@ One file for each aggregate, over ``database`` (connections and transactions) an
 Where an aggregate is large, ``*_rows`` has its table and values, and the plain name its writer.
 """
 
+from batchyard.store.api_keys import ApiKeyRecord, ApiKeys, NewKey
 from batchyard.store.batch_leases import BatchLease, BatchLeases, BatchStanding
 from batchyard.store.batch_rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
 from batchyard.store.batch_schedule import BatchSchedule
@@ -12,14 +13,20 @@ from batchyard.store.chunk_rows import ChunkRecord, ChunkStatus, ChunkSummary, N
 from batchyard.store.chunks import ChunkLease, Chunks, LeaseKey, ModelDemand, Standing
 from batchyard.store.database import Database
 from batchyard.store.files import FileRecord, Files, NewFile
+from batchyard.store.idempotency import Idempotency, IdempotencyKey
 from batchyard.store.leases import Leases
+from batchyard.store.page import Order, Page
 from batchyard.store.rates import RateRecord, Rates
 from batchyard.store.runners import RunnerKind, RunnerRecord, Runners, RunnerStatus
 from batchyard.store.sealed import new_sealing_key
 from batchyard.store.store import Store, open_store
 from batchyard.store.tenants import Quota, Tenants, TenantUsage
+from batchyard.store.upload_rows import NewPart, NewUpload, PartRecord, UploadRecord
+from batchyard.store.uploads import Uploads
 
 __all__ = [
+    "ApiKeyRecord",
+    "ApiKeys",
     "BatchLease",
     "BatchLeases",
     "BatchLocations",
@@ -36,12 +43,20 @@ __all__ = [
     "Database",
     "FileRecord",
     "Files",
+    "Idempotency",
+    "IdempotencyKey",
     "LeaseKey",
     "Leases",
     "ModelDemand",
     "NewBatch",
     "NewChunk",
     "NewFile",
+    "NewKey",
+    "NewPart",
+    "NewUpload",
+    "Order",
+    "Page",
+    "PartRecord",
     "Quota",
     "RateRecord",
     "Rates",
@@ -53,6 +68,8 @@ __all__ = [
     "Store",
     "TenantUsage",
     "Tenants",
+    "UploadRecord",
+    "Uploads",
     "new_sealing_key",
     "open_store",
 ]

@@ -47,7 +47,11 @@ class BatchRow(Row, UsageColumns, table=True):
     """
 
     __tablename__ = "batches"
-    __table_args__ = (Index(None, "status", "expires_at"), Index(None, "tenant", "status"))
+    __table_args__ = (
+        Index(None, "status", "expires_at"),
+        Index(None, "tenant", "status"),
+        Index(None, "tenant", "created_at", "id"),
+    )
 
     id: str = Field(primary_key=True)
     tenant: str
@@ -91,18 +95,30 @@ class BatchRow(Row, UsageColumns, table=True):
     input_location: str | None = Field(sa_type=Sealed)
     output_location: str | None = Field(sa_type=Sealed)
     error_location: str | None = Field(sa_type=Sealed)
+    output_lifetime_seconds: int | None = Field(sa_type=BigInteger)
+    webhook_location: str | None = Field(sa_type=Sealed)
+    notify_email: str | None
 
 
 BATCHES = BatchRow.metadata.tables["batches"]
+_LOCATION_NAMES = ("input_location", "output_location", "error_location", "webhook_location")
+LOCATION_COLUMNS = [BATCHES.c[name] for name in _LOCATION_NAMES]
+"""What :class:`BatchLocations` is made of, in its order."""
+RECORD_COLUMNS = [column for column in BATCHES.c if column.name not in _LOCATION_NAMES]
+"""What :class:`BatchRecord` is made of."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLocations:
-    """The user's own path, URL or S3 location of each file. Secrets, so ``repr`` is silent."""
+    """The user's own path, URL or S3 location of each file, and the URL to tell of its end.
+
+    Secrets, so ``repr`` is silent.
+    """
 
     input: str | None = field(default=None, repr=False)
     output: str | None = field(default=None, repr=False)
     error: str | None = field(default=None, repr=False)
+    webhook: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +142,10 @@ class NewBatch:
     tenant: str = "default"
     retry_of: str | None = None
     """The finished batch whose unanswered and failed lines these are."""
+    output_lifetime_seconds: int | None = None
+    """Of its result files, from their creation to their expiry; None: the usual."""
+    notify_email: str | None = field(default=None, repr=False)
+    """Who is told of its end."""
     id: str = field(default_factory=new_batch_id)
 
     def columns(self) -> dict[str, Any]:
@@ -144,6 +164,9 @@ class NewBatch:
             "input_location": self.locations.input,
             "output_location": self.locations.output,
             "error_location": self.locations.error,
+            "webhook_location": self.locations.webhook,
+            "output_lifetime_seconds": self.output_lifetime_seconds,
+            "notify_email": self.notify_email,
         }
 
 
@@ -193,6 +216,8 @@ class BatchRecord:
     at_risk_at: int | None
     """When it was first seen that the window will probably end before the batch."""
     retry_of: str | None
+    output_lifetime_seconds: int | None
+    notify_email: str | None = field(repr=False)
 
     @classmethod
     def from_row(cls, row: RowMapping) -> BatchRecord:

@@ -16,11 +16,19 @@ from batchyard.errors import (
     TransitionConflict,
 )
 from batchyard.lifecycle import TERMINAL, TRANSITIONS, BatchStatus, check_transition
-from batchyard.store.batch_rows import BATCHES, BatchLocations, BatchRecord
+from batchyard.store.batch_pages import batch_not_found, read_page
+from batchyard.store.batch_rows import (
+    BATCHES,
+    LOCATION_COLUMNS,
+    RECORD_COLUMNS,
+    BatchLocations,
+    BatchRecord,
+)
 from batchyard.store.chunk_rows import insert_chunks, summarise
 from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.store.columns import usage_values
 from batchyard.store.files import insert_file
+from batchyard.store.idempotency import claim
 from batchyard.store.tenants import Quota, hold_quota
 
 if TYPE_CHECKING:
@@ -32,16 +40,14 @@ if TYPE_CHECKING:
     from batchyard.store.chunk_rows import NewChunk
     from batchyard.store.database import Database
     from batchyard.store.files import NewFile
+    from batchyard.store.idempotency import IdempotencyKey
+    from batchyard.store.page import Page
     from batchyard.wire import BatchError, BatchUsage, RequestCounts
 
 
 NO_LIMIT: Final = Quota()
-_LOCATION_COLUMNS = ("input_location", "output_location", "error_location")
-_LOCATIONS = [BATCHES.c[name] for name in _LOCATION_COLUMNS]
-_RECORD = [column for column in BATCHES.c if column.name not in _LOCATION_COLUMNS]
 
 _FINISHED: Final = frozenset({BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
-_UNFINISHED: Final = frozenset(BatchStatus) - TERMINAL
 STOPPABLE: Final = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
 """While it waits or runs; afterwards only its files are made."""
 
@@ -51,7 +57,7 @@ class Batches:
 
     Every change of status is compare-and-set: of many who try at once one succeeds, and the
     others get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise
-    :class:`~batchyard.errors.RecordNotFound` where there is none.
+    :class:`~batchyard.errors.RecordNotFound` where there is none, or it is not the ``tenant``'s.
     """
 
     def __init__(self, database: Database) -> None:
@@ -64,19 +70,27 @@ class Batches:
         quota: Quota = NO_LIMIT,
         owner: str | None = None,
         lease_seconds: float = 0.0,
+        idempotency: IdempotencyKey | None = None,
     ) -> BatchRecord:
         """Record a new batch, ``validating``; on return it is durable.
 
         ``quota`` is for a tenant that has none of its own. With an ``owner`` the batch is
-        leased as it is made, and nobody else takes it up. Raises
-        :class:`~batchyard.errors.TransitionConflict` for a taken id, and
-        :class:`~batchyard.errors.QuotaExceeded`.
+        leased as it is made, and nobody else takes it up. With an ``idempotency`` key that the
+        tenant used before, nothing is made: it is the batch of then, as it is now. Raises
+        :class:`~batchyard.errors.TransitionConflict` for a taken id,
+        :class:`~batchyard.errors.QuotaExceeded`, and
+        :class:`~batchyard.errors.IdempotencyConflict`.
         """
         lease: dict[str, Any] = {}
         if owner is not None:
             lease = {"owner": owner, "epoch": 1, "lease_expires_at": clock() + lease_seconds}
 
         async def work(connection: AsyncConnection) -> BatchRecord:
+            if idempotency is not None:
+                # Before the quota, which is no reason to refuse what was accepted already.
+                batch_id = await claim(connection, new.tenant, idempotency, new.id)
+                if batch_id != new.id:
+                    return await load_batch(connection, batch_id)
             await hold_quota(connection, new.tenant, quota, batches=1)
             now = await read_seconds(connection)
             await connection.execute(
@@ -92,11 +106,11 @@ class Batches:
 
         return await self._database.write(work)
 
-    async def get(self, batch_id: str) -> BatchRecord:
+    async def get(self, batch_id: str, tenant: str | None = None) -> BatchRecord:
         """The batch, without its locations, its counts live."""
 
         async def work(connection: AsyncConnection) -> BatchRecord:
-            return await load_batch(connection, batch_id)
+            return await load_batch(connection, batch_id, tenant)
 
         return await self._database.read(work)
 
@@ -104,10 +118,12 @@ class Batches:
         """Where the user keeps the input and wants the results: secrets, opened."""
 
         async def work(connection: AsyncConnection) -> BatchLocations:
-            found = await connection.execute(select(*_LOCATIONS).where(BATCHES.c.id == batch_id))
+            found = await connection.execute(
+                select(*LOCATION_COLUMNS).where(BATCHES.c.id == batch_id)
+            )
             row = found.one_or_none()
             if row is None:
-                raise _not_found(batch_id)
+                raise batch_not_found(batch_id)
             return BatchLocations(*row)
 
         return await self._database.read(work)
@@ -120,11 +136,11 @@ class Batches:
                 update(BATCHES).where(BATCHES.c.id == batch_id).values(flow_run_id=flow_run_id)
             )
             if updated.rowcount == 0:
-                raise _not_found(batch_id)
+                raise batch_not_found(batch_id)
 
         await self._database.write(work)
 
-    async def cancel(self, batch_id: str) -> BatchRecord:
+    async def cancel(self, batch_id: str, tenant: str | None = None) -> BatchRecord:
         """Ask for its end: ``cancelling`` at once, if it waits or runs.
 
         One that is being cancelled, was cancelled, or whose files are being made already stays
@@ -133,6 +149,9 @@ class Batches:
         """
 
         async def work(connection: AsyncConnection) -> BatchRecord:
+            if tenant is not None:
+                # A batch never changes hands: what is true now stays true.
+                await load_batch(connection, batch_id, tenant)
             try:
                 await _move(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
             except TransitionConflict:
@@ -197,21 +216,18 @@ class Batches:
 
     async def page(
         self,
-        *,
         tenant: str | None = None,
+        *,
         unfinished: bool = False,
         limit: int = 20,
-    ) -> list[BatchRecord]:
-        """The newest batches, newest first."""
-        statement = select(BATCHES.c.id).order_by(BATCHES.c.created_at.desc(), BATCHES.c.id.desc())
-        if tenant is not None:
-            statement = statement.where(BATCHES.c.tenant == tenant)
-        if unfinished:
-            statement = statement.where(BATCHES.c.status.in_(_UNFINISHED))
+        after: str | None = None,
+    ) -> Page[BatchRecord]:
+        """Batches, of one tenant or of all, newest first, behind the batch ``after``."""
 
-        async def work(connection: AsyncConnection) -> list[BatchRecord]:
-            ids = (await connection.execute(statement.limit(limit))).scalars().all()
-            return [await load_batch(connection, batch_id) for batch_id in ids]
+        async def work(connection: AsyncConnection) -> Page[BatchRecord]:
+            return await read_page(
+                connection, tenant=tenant, unfinished=unfinished, limit=limit, after=after
+            )
 
         return await self._database.read(work)
 
@@ -378,24 +394,24 @@ async def _move(
         found = await connection.execute(select(BATCHES.c.status).where(BATCHES.c.id == batch_id))
         status = found.scalar_one_or_none()
         if status is None:
-            raise _not_found(batch_id)
+            raise batch_not_found(batch_id)
         raise TransitionConflict(
             f"{batch_id} is {status} and cannot become {target.value} now "
             f"(only from: {', '.join(sorted(sources))}); read it again."
         )
 
 
-async def load_batch(connection: AsyncConnection, batch_id: str) -> BatchRecord:
-    found = await connection.execute(select(*_RECORD).where(BATCHES.c.id == batch_id))
-    row = found.mappings().one_or_none()
+async def load_batch(
+    connection: AsyncConnection, batch_id: str, tenant: str | None = None
+) -> BatchRecord:
+    statement = select(*RECORD_COLUMNS).where(BATCHES.c.id == batch_id)
+    if tenant is not None:
+        statement = statement.where(BATCHES.c.tenant == tenant)
+    row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
-        raise _not_found(batch_id)
+        raise batch_not_found(batch_id)
     record = BatchRecord.from_row(row)
     if record.status in TERMINAL:
         return record
     live = await summarise(connection, batch_id)
     return record.counting(completed=live.completed, failed=live.failed)
-
-
-def _not_found(batch_id: str) -> RecordNotFound:
-    return RecordNotFound(f"No batch found with id '{batch_id}'.")

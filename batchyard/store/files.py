@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import BigInteger, and_, func, insert, select, update
+from sqlalchemy import BigInteger, Index, and_, func, insert, or_, select, update
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
@@ -13,7 +13,8 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store.batch_rows import BATCHES
 from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.columns import Row
-from batchyard.wire import File, FilePurpose, new_file_id, result_file_id
+from batchyard.store.page import Page, from_place
+from batchyard.wire import File, new_file_id, result_file_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.database import Database
+    from batchyard.store.page import Order
 
 FILE_LIFETIME_SECONDS: Final = 2_592_000
 """30 days, as at OpenAI."""
@@ -30,6 +32,7 @@ class FileRow(Row, table=True):
     """One row for each file whose bytes are durable; a deleted one stays, marked."""
 
     __tablename__ = "files"
+    __table_args__ = (Index(None, "tenant", "created_at", "id"), Index(None, "storage_key"))
 
     id: str = Field(primary_key=True)
     tenant: str
@@ -45,6 +48,10 @@ class FileRow(Row, table=True):
 
 _FILES = FileRow.metadata.tables["files"]
 _HAS_NOT_ENDED = BATCHES.c.status.in_(sorted(set(BatchStatus) - TERMINAL))
+_IS_CURRENT = and_(
+    _FILES.c.deleted_at.is_(None),
+    or_(_FILES.c.expires_at.is_(None), _FILES.c.expires_at > clock_seconds()),
+)
 _MAY_GO = and_(
     _FILES.c.expires_at <= clock_seconds(),
     _FILES.c.deleted_at.is_(None),
@@ -58,7 +65,7 @@ class NewFile:
 
     id: str = field(default_factory=new_file_id)
     tenant: str = "default"
-    purpose: FilePurpose
+    purpose: str
     filename: str
     size_bytes: int
     sha256: str
@@ -95,7 +102,11 @@ class FileRecord:
 
 
 class Files:
-    """The only writer of ``files``."""
+    """The only writer of ``files``.
+
+    With a ``tenant`` a method sees what a client of that tenant is to see: others' files are
+    unknown, and so are those past their ``expires_at``, even while a batch still reads one.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -105,26 +116,53 @@ class Files:
 
         async def work(connection: AsyncConnection) -> FileRecord:
             await insert_file(connection, new)
-            return await _load(connection, new.id)
+            return await load_file(connection, new.id)
 
         return await self._database.write(work)
 
-    async def get(self, file_id: str) -> FileRecord:
+    async def get(self, file_id: str, tenant: str | None = None) -> FileRecord:
         """The file. Raises :class:`~batchyard.errors.RecordNotFound`, for a deleted one too."""
 
         async def work(connection: AsyncConnection) -> FileRecord:
-            return await _load(connection, file_id)
+            return await load_file(connection, file_id, tenant)
 
         return await self._database.read(work)
 
-    async def delete(self, file_id: str) -> FileRecord:
+    async def page(
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        purpose: str | None = None,
+        order: Order = "desc",
+        after: str | None = None,
+    ) -> Page[FileRecord]:
+        """The tenant's files, by ``created_at`` and ``id``, behind the file ``after``.
+
+        Raises :class:`~batchyard.errors.RecordNotFound` for an ``after`` that never was a file
+        of the tenant. One that was deleted meanwhile still marks its place.
+        """
+        statement = select(_FILES).where(_FILES.c.tenant == tenant, _IS_CURRENT)
+        if purpose is not None:
+            statement = statement.where(_FILES.c.purpose == purpose)
+
+        async def work(connection: AsyncConnection) -> Page[FileRecord]:
+            place = None if after is None else await _place(connection, after, tenant)
+            found = await connection.execute(
+                from_place(statement, _FILES, order=order, limit=limit, after=place)
+            )
+            return Page((FileRecord(**row) for row in found.mappings()), limit=limit)
+
+        return await self._database.read(work)
+
+    async def delete(self, file_id: str, tenant: str | None = None) -> FileRecord:
         """Mark the file deleted and return it, so that the caller can wipe ``storage_key``.
 
         Raises :class:`~batchyard.errors.RecordNotFound`, for a second time too.
         """
 
         async def work(connection: AsyncConnection) -> FileRecord:
-            record = await _load(connection, file_id)
+            record = await load_file(connection, file_id, tenant)
             marked = await connection.execute(
                 update(_FILES)
                 .where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
@@ -223,14 +261,29 @@ async def insert_file(connection: AsyncConnection, new: NewFile) -> None:
     await connection.execute(insert(_FILES).values(created_at=now, expires_at=expires_at, **values))
 
 
-async def _load(connection: AsyncConnection, file_id: str) -> FileRecord:
-    result = await connection.execute(
-        select(_FILES).where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
-    )
-    row = result.mappings().one_or_none()
+async def load_file(
+    connection: AsyncConnection, file_id: str, tenant: str | None = None
+) -> FileRecord:
+    """The file, as :meth:`Files.get` finds it, within a transaction."""
+    statement = select(_FILES).where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
+    if tenant is not None:
+        statement = statement.where(_FILES.c.tenant == tenant, _IS_CURRENT)
+    row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise _not_found(file_id)
     return FileRecord(**row)
+
+
+async def _place(connection: AsyncConnection, file_id: str, tenant: str) -> tuple[int, str]:
+    found = await connection.execute(
+        select(_FILES.c.created_at, _FILES.c.id).where(
+            _FILES.c.id == file_id, _FILES.c.tenant == tenant
+        )
+    )
+    row = found.one_or_none()
+    if row is None:
+        raise _not_found(file_id)
+    return row.created_at, row.id
 
 
 def _not_found(file_id: str) -> RecordNotFound:

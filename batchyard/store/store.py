@@ -6,17 +6,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard.store.api_keys import ApiKeys
 from batchyard.store.batch_leases import BatchLeases
 from batchyard.store.batch_schedule import BatchSchedule
 from batchyard.store.batches import Batches
 from batchyard.store.chunks import Chunks
 from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.files import Files
+from batchyard.store.idempotency import Idempotency
 from batchyard.store.leases import Leases
 from batchyard.store.rates import Rates
 from batchyard.store.runners import Runners
 from batchyard.store.schema import check, upgrade
 from batchyard.store.tenants import Tenants
+from batchyard.store.uploads import Uploads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -27,7 +30,9 @@ class Store:
     """The writers of one open database, one for each aggregate."""
 
     database: Database
+    api_keys: ApiKeys
     files: Files
+    uploads: Uploads
     batches: Batches
     batch_leases: BatchLeases
     batch_schedule: BatchSchedule
@@ -36,6 +41,7 @@ class Store:
     leases: Leases
     rates: Rates
     tenants: Tenants
+    idempotency: Idempotency
 
 
 @asynccontextmanager
@@ -63,7 +69,9 @@ async def open_store(
         await check(database)
         yield Store(
             database=database,
+            api_keys=ApiKeys(database),
             files=Files(database),
+            uploads=Uploads(database),
             batches=Batches(database),
             batch_leases=BatchLeases(database),
             batch_schedule=BatchSchedule(database),
@@ -72,6 +80,7 @@ async def open_store(
             leases=Leases(database),
             rates=Rates(database),
             tenants=Tenants(database),
+            idempotency=Idempotency(database),
         )
     finally:
         await database.close()

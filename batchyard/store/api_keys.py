@@ -1,0 +1,186 @@
+"""API keys: which tenant a secret stands for. The secret itself is kept nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import BigInteger, Index, func, insert, or_, select, update
+from sqlmodel import Field
+
+from batchyard.errors import RecordNotFound, StoreUnavailable
+from batchyard.store.clock import clock_seconds
+from batchyard.store.columns import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Row as FoundRow
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+
+_BEGINNING: Final = "sk-by-"
+_SECRET_BYTES: Final = 24
+_SHOWN: Final = 4
+"""Characters of the secret that its prefix shows. 24 bits of 192: what is left is a secret."""
+_NOTE_SECONDS: Final = 60
+
+
+class ApiKeyRow(Row, table=True):
+    """One row for each key, for ever; a revoked one is marked.
+
+    ``key_hash`` is the SHA-256 of the secret, lower-case hex. The secret is long and random, so
+    no salt and no slow hash is needed, and one read of an index finds it.
+    """
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index(None, "key_hash", unique=True),)
+
+    id: str = Field(primary_key=True)
+    tenant: str
+    name: str
+    key_hash: str
+    prefix: str
+    created_at: int = Field(sa_type=BigInteger)
+    last_used_at: int | None = Field(sa_type=BigInteger)
+    revoked_at: int | None = Field(sa_type=BigInteger)
+
+
+_KEYS = ApiKeyRow.metadata.tables["api_keys"]
+_RECORD = [column for column in _KEYS.c if column.name != "key_hash"]
+_USE_IS_NOTED = _KEYS.c.last_used_at > clock_seconds() - _NOTE_SECONDS
+_USE_IS_NOT_NOTED = or_(_KEYS.c.last_used_at.is_(None), ~_USE_IS_NOTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKeyRecord:
+    """A key as the database has it. Times are Unix seconds."""
+
+    id: str
+    tenant: str
+    name: str
+    prefix: str
+    """How the secret begins, to tell keys apart."""
+    created_at: int
+    last_used_at: int | None
+    """To the minute."""
+    revoked_at: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """A key that was just made. Nobody can read ``secret`` again."""
+
+    record: ApiKeyRecord
+    secret: str = field(repr=False)
+
+
+class ApiKeys:
+    """The only writer of ``api_keys``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._being_noted: set[str] = set()
+
+    async def create(self, tenant: str, name: str) -> NewKey:
+        """Make a key for the tenant. ``name`` is for people and need not be unique."""
+        secret = _BEGINNING + secrets.token_urlsafe(_SECRET_BYTES)
+        row = {
+            "id": f"key_{secrets.token_hex(8)}",
+            "tenant": tenant,
+            "name": name,
+            "key_hash": _hash(secret),
+            "prefix": secret[: len(_BEGINNING) + _SHOWN],
+        }
+
+        async def work(connection: AsyncConnection) -> ApiKeyRecord:
+            await connection.execute(insert(_KEYS).values(created_at=clock_seconds(), **row))
+            return await _load(connection, row["id"])
+
+        return NewKey(record=await self._database.write(work), secret=secret)
+
+    async def tenant_of(self, secret: str) -> str | None:
+        """Whose key it is; None: nobody's, or a revoked one.
+
+        Now and then this notes the use of the key, which cannot make a good key fail.
+        """
+        key_hash = _hash(secret)
+        statement = select(
+            _KEYS.c.id, _KEYS.c.tenant, _KEYS.c.key_hash, _USE_IS_NOT_NOTED.label("is_due")
+        ).where(_KEYS.c.key_hash == key_hash, _KEYS.c.revoked_at.is_(None))
+
+        async def work(connection: AsyncConnection) -> FoundRow[Any] | None:
+            return (await connection.execute(statement)).one_or_none()
+
+        found = await self._database.read(work)
+        if found is None or not hmac.compare_digest(found.key_hash, key_hash):
+            return None
+        if found.is_due:
+            await self._note_use(found.id)
+        return str(found.tenant)
+
+    async def list(self, tenant: str | None = None) -> Sequence[ApiKeyRecord]:
+        """All keys, or the tenant's, oldest first, revoked ones as well."""
+        statement = select(*_RECORD).order_by(_KEYS.c.created_at, _KEYS.c.id)
+        if tenant is not None:
+            statement = statement.where(_KEYS.c.tenant == tenant)
+
+        async def work(connection: AsyncConnection) -> list[ApiKeyRecord]:
+            rows = (await connection.execute(statement)).mappings()
+            return [ApiKeyRecord(**row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def revoke(self, key_id: str) -> ApiKeyRecord:
+        """The key opens nothing any more; a second time changes nothing.
+
+        Raises :class:`~batchyard.errors.RecordNotFound`.
+        """
+        revoked_at = func.coalesce(_KEYS.c.revoked_at, clock_seconds())
+
+        async def work(connection: AsyncConnection) -> ApiKeyRecord:
+            await connection.execute(
+                update(_KEYS).where(_KEYS.c.id == key_id).values(revoked_at=revoked_at)
+            )
+            return await _load(connection, key_id)
+
+        return await self._database.write(work)
+
+    async def _note_use(self, key_id: str) -> None:
+        # Of many requests in the same moment one writes, and the others do not wait for it.
+        if key_id in self._being_noted:
+            return
+        self._being_noted.add(key_id)
+        statement = (
+            update(_KEYS)
+            .where(_KEYS.c.id == key_id, _USE_IS_NOT_NOTED)
+            .values(last_used_at=clock_seconds())
+        )
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement)
+
+        try:
+            # A database that is too busy to note it may still answer the request itself.
+            with suppress(StoreUnavailable):
+                await self._database.write(work)
+        finally:
+            self._being_noted.discard(key_id)
+
+
+def _hash(secret: str) -> str:
+    # What a client sends need not be a key, nor valid Unicode.
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def _load(connection: AsyncConnection, key_id: str) -> ApiKeyRecord:
+    found = await connection.execute(select(*_RECORD).where(_KEYS.c.id == key_id))
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise RecordNotFound(f"No API key found with id '{key_id}'.")
+    return ApiKeyRecord(**row)
