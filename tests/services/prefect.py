@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,8 +68,10 @@ class PrefectServer:
             raise RuntimeError(f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def start_server(self, port: int) -> None:
-        self._start("server", "prefect", "server", "start", "--port", str(port))
+    def start_server(self) -> None:
+        """Start it where it was, with what is left of its database; return when it answers."""
+        port = str(urllib.parse.urlsplit(self.api_url).port)
+        self._start("server", "prefect", "server", "start", "--port", port)
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while not _is_healthy(self.api_url):
             if time.monotonic() > deadline or self._processes["server"].poll() is not None:
@@ -87,6 +90,44 @@ class PrefectServer:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL; the flow runs of a worker live on."""
+        process = self._processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def kill_all_but_the_server(self) -> None:
+        """SIGKILL to the workers and everything that they have started, as at a loss of power."""
+        server = self._processes["server"].pid
+        for name in sorted(self._processes.keys() - {"server"}):
+            self.kill(name)
+        for pid in self.process_ids():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) != server:
+                    os.kill(pid, signal.SIGKILL)
+
+    def stand_still(self, pool: str) -> None:
+        """SIGSTOP to a worker: as if its machine were away. It goes on with ``go_on``."""
+        os.kill(self._processes[pool].pid, signal.SIGSTOP)
+
+    def go_on(self, pool: str) -> None:
+        os.kill(self._processes[pool].pid, signal.SIGCONT)
+
+    def is_running(self, name: str) -> bool:
+        return name in self._processes and self._processes[name].poll() is None
+
+    def lose_database(self) -> None:
+        """Delete everything that a server that is not running knew."""
+        for path in Path(self.environment["PREFECT_HOME"]).glob("prefect.db*"):
+            path.unlink()
+
+    def make_pools(self) -> None:
+        for pool in POOLS:
+            self.run("prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
+
+    def deploy(self) -> None:
+        self.run("prefect", "--no-prompt", "deploy", "--all")
 
     def stop_all(self) -> None:
         """Stop what runs, the server last; kill whatever still calls this server its own."""
@@ -133,11 +174,11 @@ def prefect_for_session(folder: Path, more: Mapping[str, str]) -> Iterator[Prefe
     environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": api_url}
     server = PrefectServer(folder, api_url, environment)
     try:
-        server.start_server(port)
+        server.start_server()
+        server.make_pools()
         for pool in POOLS:
-            server.run("prefect", "work-pool", "create", pool, "--type", "process")
             server.start_worker(pool)
-        server.run("prefect", "--no-prompt", "deploy", "--all")
+        server.deploy()
         yield server
     finally:
         server.stop_all()
