@@ -15,6 +15,7 @@ from aiohttp import web
 
 from batchyard.dispatch import (
     RUN_BATCHES,
+    TAKEN_UP,
     GivenUp,
     PrefectApi,
     RunnerScheduler,
@@ -110,7 +111,8 @@ class SmallPrefect:
 
 def _matches(run: dict[str, Any], asked: dict[str, Any]) -> bool:
     """Every condition that is asked for holds; one that is not known here fails the test."""
-    flow, _, deployment = run["deployment_id"].partition("--")
+    flow, _, deployment = (run["deployment_id"] or f"{run['flow']}--").partition("--")
+    is_deployed = run["deployment_id"] is not None
     wanted = asked.get("flow_runs", {})
     assert asked.keys() <= {"flows", "deployments", "flow_runs"}
     assert wanted.keys() <= {"id", "deployment_id", "tags", "state"}
@@ -122,6 +124,8 @@ def _matches(run: dict[str, Any], asked: dict[str, Any]) -> bool:
         (run["state"]["type"], wanted.get("state", {}).get("type", {}).get("any_")),
     ]
     tags = wanted.get("tags", {}).get("all_", [])
+    if wanted.get("deployment_id", {}).get("is_null_", not is_deployed) is is_deployed:
+        return False
     return all(any_ is None or value in any_ for value, any_ in conditions) and (
         set(tags) <= set(run["tags"])
     )
@@ -400,6 +404,20 @@ async def test_a_flow_run_whose_runner_lives_is_left_alone(
     assert [await bury(api, store, seen) for _ in range(3)] == [[], [], []]
     await store.runners.retire(row.id)
     assert [await bury(api, store, seen) for _ in range(3)] == [[], ["r001"], []]
+
+
+@pytest.mark.parametrize(("tags", "end"), [([TAKEN_UP], "CRASHED"), ([], "RUNNING")])
+async def test_of_runs_without_a_deployment_those_of_a_batch_runner_are_ended(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, tags: list[str], end: str
+) -> None:
+    """Others are somebody's own command, which does not ask for our opinion."""
+    await api.start(RUN_BATCHES, {}, name="taken up")
+    prefect.put("RUNNING", ago=999)
+    prefect.runs[-1] |= {"deployment_id": None, "flow": "process-batch", "tags": tags}
+    seen: set[str] = set()
+    assert await bury(api, store, seen) == []
+    await bury(api, store, seen)
+    assert prefect.states() == [end]
 
 
 # -- the scheduler ------------------------------------------------------------------------------
