@@ -1,0 +1,117 @@
+"""Forecasts and admission, from the rates that were measured and the work that is open."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchyard.engine.stub import StubEngine
+from batchyard.errors import WindowUnattainable
+from batchyard.lifecycle import BatchStatus
+from batchyard.steps import run
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.forecast import update_forecasts
+from batchyard.store import RunnerKind
+from tests.steps.conftest import Yard, chat_line
+
+MODEL = "stub-model"
+
+
+async def measured(yard: Yard, tokens_per_second: float, load_seconds: float = 0.0) -> None:
+    await yard.services.store.rates.record(
+        MODEL, "gpu", tokens_per_second=tokens_per_second, load_seconds=load_seconds
+    )
+
+
+async def prepared(yard: Yard, count: int, **request: object) -> str:
+    lines = [chat_line(f"id-{n}", f"question {n}") for n in range(count)]
+    return await yard.prepared(lines, **request)
+
+
+async def seconds_left(yard: Yard, batch_id: str) -> float:
+    batch = await yard.services.store.batches.get(batch_id)
+    assert batch.eta_at is not None
+    return batch.eta_at - await yard.services.store.database.now()
+
+
+async def test_a_running_batch_will_be_done_when_its_tokens_are(yard: Yard) -> None:
+    batch_id = await prepared(yard, 20)
+    tokens = (await yard.services.store.batches.get(batch_id)).token_estimate
+    await measured(yard, tokens / 100)
+    assert await update_forecasts(yard.services) == []
+    assert await seconds_left(yard, batch_id) == pytest.approx(100, abs=3)
+
+
+async def test_before_anything_is_measured_there_is_no_forecast(yard: Yard) -> None:
+    batch_id = await prepared(yard, 5)
+    await update_forecasts(yard.services)
+    assert (await yard.services.store.batches.get(batch_id)).eta_at is None
+
+
+async def test_two_ready_runners_take_half_as_long_and_a_loading_one_is_waited_for(
+    yard: Yard,
+) -> None:
+    batch_id = await prepared(yard, 20)
+    tokens = (await yard.services.store.batches.get(batch_id)).token_estimate
+    await measured(yard, tokens / 100, load_seconds=50)
+    await update_forecasts(yard.services)
+    assert await seconds_left(yard, batch_id) == pytest.approx(150, abs=3)
+    for _ in range(2):
+        runners = yard.services.store.runners
+        runner = await runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model=MODEL)
+        await runners.ready(runner.id)
+    await update_forecasts(yard.services)
+    assert await seconds_left(yard, batch_id) == pytest.approx(50, abs=3)
+
+
+async def test_a_batch_that_will_be_late_is_named_once(yard: Yard) -> None:
+    batch_id = await prepared(yard, 20, completion_window="1m")
+    tokens = (await yard.services.store.batches.get(batch_id)).token_estimate
+    await measured(yard, tokens / 600)
+    (at_risk,) = await update_forecasts(yard.services)
+    assert at_risk.id == batch_id
+    assert at_risk.at_risk_at is not None
+    assert await update_forecasts(yard.services) == []
+
+
+async def test_a_batch_that_cannot_meet_its_window_is_refused_where_that_is_wanted(
+    yard: Yard,
+) -> None:
+    yard.set(admission="refuse")
+    await measured(yard, 0.01)
+    lines = [chat_line(f"id-{n}") for n in range(20)]
+    batch = await yard.run(lines, completion_window="1m")
+    assert batch.status is BatchStatus.FAILED
+    assert batch.errors is not None
+    assert batch.errors[0].code == "window_unattainable"
+    assert yard.engine.executed == 0
+
+
+async def test_what_waits_already_may_be_too_much_for_another_batch(yard: Yard) -> None:
+    await prepared(yard, 20)
+    yard.set(admission="refuse")
+    await measured(yard, 0.01)
+    request = BatchRequest(
+        input=str(yard.write_input([chat_line("one")])), models=(MODEL,), completion_window="1m"
+    )
+    with pytest.raises(WindowUnattainable, match="completion window of 1m"):
+        await create_batch(yard.services, request)
+
+
+async def test_without_admission_nobody_is_refused(yard: Yard) -> None:
+    await measured(yard, 0.01)
+    batch = await yard.run([chat_line("one")], completion_window="1m", models=(MODEL,))
+    assert batch.status is BatchStatus.COMPLETED
+
+
+async def test_a_runner_measures_its_own_pace(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_PACE_SECONDS", 0.2)
+    yard.use(StubEngine(max_num_seqs=4, latency=0.02))
+    yard.set(runner_idle_seconds=0.0)
+    batch_id = await prepared(yard, 100)
+    await run.run_chunks(yard.services, MODEL)
+    rate = await yard.services.store.rates.get(MODEL, "gpu")
+    assert rate is not None
+    assert rate.load_seconds is not None
+    tokens = (await yard.services.store.batches.get(batch_id)).token_estimate
+    # A hundred requests, four at a time, of 20 ms each.
+    assert rate.tokens_per_second == pytest.approx(tokens / 0.5, rel=0.6)

@@ -1,0 +1,63 @@
+"""The reconciler: what dead processes have left undone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchyard.steps.reconcile import reconcile
+from batchyard.store import ChunkStatus, RunnerKind
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    import pytest
+
+RUN_OUT = -1.0
+
+
+async def test_what_the_dead_had_leased_is_put_back(yard: Yard) -> None:
+    batch_id = await yard.prepared([chat_line("one")])
+    chunks = yard.services.store.chunks
+    await chunks.claim(model="stub-model", owner="dead", lease_seconds=RUN_OUT)
+    assert (await reconcile(yard.services)).chunks_put_back == 1
+    (chunk,) = await chunks.of_batch(batch_id)
+    assert (chunk.status, chunk.owner) == (ChunkStatus.PENDING, None)
+
+
+async def test_a_live_lease_is_left_alone(yard: Yard) -> None:
+    batch_id = await yard.prepared([chat_line("one")])
+    chunks = yard.services.store.chunks
+    await chunks.claim(model="stub-model", owner="alive", lease_seconds=60)
+    assert (await reconcile(yard.services)).chunks_put_back == 0
+    (chunk,) = await chunks.of_batch(batch_id)
+    assert chunk.status is ChunkStatus.LEASED
+
+
+async def test_a_silent_runner_is_lost_once_and_a_live_one_is_not(yard: Yard) -> None:
+    runners = yard.services.store.runners
+    silent = await runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model="stub-model")
+    yard.set(lease_seconds=RUN_OUT)
+    (lost,) = (await reconcile(yard.services)).lost_runners
+    assert lost.id == silent.id
+    yard.set(lease_seconds=60.0)
+    await runners.register(kind=RunnerKind.BATCHES, pool="control")
+    assert (await reconcile(yard.services)).lost_runners == ()
+
+
+async def test_batches_that_nobody_has_are_counted(yard: Yard) -> None:
+    await yard.create([chat_line("one")])
+    batch_id = await yard.create([chat_line("two")])
+    leases = yard.services.store.batch_leases
+    assert await leases.claim(owner="alive", lease_seconds=60, batch_id=batch_id)
+    assert (await reconcile(yard.services)).free_batches == 1
+
+
+async def test_what_it_did_is_in_the_log_without_a_word_of_the_input(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    runners = yard.services.store.runners
+    await runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model="stub-model")
+    await yard.prepared([chat_line("one", "a secret question")])
+    yard.set(lease_seconds=RUN_OUT)
+    await reconcile(yard.services)
+    assert "runner.lost" in caplog.text
+    assert "secret" not in caplog.text

@@ -1,0 +1,89 @@
+"""Engine slots: one engine for each, whoever dies or sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.errors import LeaseLost
+from batchyard.steps.slot import NoSlotFree, engine_slot
+from batchyard.store.leases import LeaseRow
+
+LEASES = LeaseRow.metadata.tables["leases"]
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.steps.services import Services
+    from tests.steps.conftest import Yard
+
+
+def with_slots(yard: Yard, *devices: str, lease_seconds: float = 0.3) -> Services:
+    yard.set(engine_slots=list(devices), lease_seconds=lease_seconds, look_seconds=0.02)
+    return yard.services
+
+
+async def test_each_engine_gets_devices_of_its_own(yard: Yard) -> None:
+    services = with_slots(yard, "0", "1,2")
+    async with engine_slot(services) as first, engine_slot(services) as second:
+        assert {first.devices, second.devices} == {"0", "1,2"}
+
+
+async def test_a_machine_without_a_setting_has_one_slot_with_every_device(yard: Yard) -> None:
+    services = with_slots(yard)
+    async with engine_slot(services) as slot:
+        assert slot.devices is None
+        with pytest.raises(NoSlotFree, match="No engine slot is free"):
+            async with engine_slot(services):
+                pass
+
+
+async def test_a_slot_is_free_again_when_its_engine_has_stopped(yard: Yard) -> None:
+    services = with_slots(yard, "0")
+    for _ in range(2):
+        async with engine_slot(services) as slot:
+            assert slot.devices == "0"
+
+
+async def test_a_slot_is_kept_for_longer_than_one_lease(yard: Yard) -> None:
+    services = with_slots(yard, "0")
+    async with engine_slot(services):
+        await asyncio.sleep(0.7)
+        with pytest.raises(NoSlotFree):
+            async with engine_slot(services):
+                pass
+
+
+async def test_the_slot_of_a_dead_runner_is_waited_for(yard: Yard) -> None:
+    services = with_slots(yard, "0")
+    async with engine_slot(services) as slot:
+        name = slot.name
+    assert await services.store.leases.acquire(name, "a dead runner", 0.2)
+    async with engine_slot(services) as slot:
+        assert slot.name == name
+
+
+async def test_an_engine_whose_slot_is_lost_is_stopped(yard: Yard) -> None:
+    """Its process stood still for longer than a lease, and another engine has the devices."""
+    services = with_slots(yard, "0")
+    with pytest.raises(LeaseLost, match="has another owner"):
+        await _serve_until_robbed(services)
+
+
+async def test_pools_do_not_share_slots(yard: Yard) -> None:
+    services = with_slots(yard, "0")
+    other = replace(services, settings=services.settings.model_copy(update={"pool": "h200"}))
+    async with engine_slot(services) as one, engine_slot(other) as two:
+        assert one.name != two.name
+
+
+async def _serve_until_robbed(services: Services) -> None:
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(LEASES.update().values(owner="another"))
+
+    async with engine_slot(services):
+        await services.store.database.write(work)
+        await asyncio.sleep(5)
