@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from batchyard.steps.services import Services
-    from batchyard.store import FileRecord
-    from batchyard.store.uploads import PartRecord, UploadRecord
+    from batchyard.store import FileRecord, PartRecord, UploadRecord
 
 
 async def complete_upload(

@@ -6,6 +6,7 @@
     files/<file id>.<epoch>                           outputs and error files
     batches/<batch id>/plan                           records in the order of execution
     batches/<batch id>/segments/<chunk>-<epoch>-<n>   finished lines
+    uploads/<upload id>/<part id>                     parts, until their upload has ended
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 FILES: Final = "files/"
 BATCHES: Final = "batches/"
+UPLOADS: Final = "uploads/"
 
 
 def file_key(file_id: str) -> str:
@@ -40,6 +42,10 @@ def chunk_prefix(batch_id: str, chunk_index: int) -> str:
 def segment_key(batch_id: str, chunk_index: int, epoch: int, sequence: int) -> str:
     """Keys sort by chunk, then epoch, then age."""
     return f"{chunk_prefix(batch_id, chunk_index)}{epoch:06d}-{sequence:06d}"
+
+
+def part_key(upload_id: str, part_id: str) -> str:
+    return f"{UPLOADS}{upload_id}/{part_id}"
 
 
 def file_id_of(key: str) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import TERMINAL
-from batchyard.steps.keys import BATCHES, FILES, batch_id_of, file_id_of
+from batchyard.steps.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
+from batchyard.steps.upload_parts import expire_uploads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from batchyard.storage.base import ListedObject
 
 DAY_SECONDS: Final = 86_400
+_IDEMPOTENCY_SECONDS: Final = 2 * DAY_SECONDS
 
 _ROWS_AT_ONCE = 100
 _KEYS_AT_ONCE = 5_000
-"""No index finds a storage key, so each query reads the whole table: few of them."""
 _DELETES_AT_ONCE = 32
 
 
@@ -49,9 +50,11 @@ class Swept:
 async def expire_files(services: Services, limit: int = 1000) -> Expired:
     """Delete up to ``limit`` files past their ``expires_at``, rows and bytes.
 
-    The input of a batch that has not ended stays. Of many callers at once each file is counted
+    Uploads whose hour is over go too, and idempotency keys of two days ago. The input of a batch that has not ended stays. Of many callers at once each file is counted
     by one. Raises :class:`~batchyard.errors.StorageError`; then the sweep finds what is left.
     """
+    await expire_uploads(services)
+    await services.store.idempotency.prune(_IDEMPOTENCY_SECONDS)
     files = size_bytes = objects = 0
     while files < limit:
         found = await services.store.files.expired(min(_ROWS_AT_ONCE, limit - files))
@@ -69,7 +72,8 @@ async def expire_files(services: Services, limit: int = 1000) -> Expired:
 
 
 async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECONDS) -> Swept:
-    """Wipe what nothing needs: files without a row, plans and segments of ended batches.
+    """Wipe what nothing needs: files without a row, plans and segments of ended batches,
+    parts of ended uploads.
 
     Bytes come before their row, so nothing younger than ``older_than_seconds`` is touched, and a
     batch keeps its plan and segments as long after its end. Nor is anything that is older than
@@ -78,10 +82,10 @@ async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECO
     Raises :class:`~batchyard.errors.StorageError`; the next sweep goes on from there.
     """
     unfinished = 0
-    for prefix in (FILES, BATCHES):
+    for prefix in (FILES, BATCHES, UPLOADS):
         unfinished += await services.storage.remove_unfinished(prefix, older_than_seconds)
     objects = size_bytes = 0
-    for orphans in (_file_orphans, _batch_orphans):
+    for orphans in (_file_orphans, _batch_orphans, _upload_orphans):
         async for found in orphans(services, older_than_seconds):
             await _delete(services, [each.key for each in found])
             objects += len(found)
@@ -115,6 +119,14 @@ async def _batch_orphans(
             if await _is_over(services, batch_id, older_than_seconds)
         }
         yield [each for each in page if batch_id_of(each.key) in over]
+
+
+async def _upload_orphans(
+    services: Services, older_than_seconds: float
+) -> AsyncIterator[list[ListedObject]]:
+    """All parts of that age: an upload lives for an hour."""
+    async for found in _old_objects(services, UPLOADS, older_than_seconds):
+        yield found
 
 
 async def _old_objects(

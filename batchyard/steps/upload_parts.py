@@ -1,6 +1,6 @@
 """The parts of an upload: stored as they come, wiped once nobody needs them.
 
-Each is an object of its own, ``uploads/<upload id>/<part id>``: they arrive side by side.
+Each is an object of its own: they arrive side by side.
 """
 
 from __future__ import annotations
@@ -10,26 +10,21 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import RecordNotFound, StorageError, TransitionConflict
-from batchyard.store.uploads import NewPart
+from batchyard.steps.keys import part_key
+from batchyard.store import NewPart
 from batchyard.wire import new_part_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Sequence
 
     from batchyard.steps.services import Services
-    from batchyard.store.uploads import PartRecord, UploadRecord
+    from batchyard.store import PartRecord, UploadRecord
 
 logger = logging.getLogger(__name__)
 
-UPLOADS: Final = "uploads/"
 MAX_PART_BYTES: Final = 64 * 1024**2
 
 _PARTS_AT_ONCE = 200
-
-
-def part_key(upload_id: str, part_id: str) -> str:
-    """Where a part lies in the object store."""
-    return f"{UPLOADS}{upload_id}/{part_id}"
 
 
 async def add_part(

@@ -13,7 +13,7 @@ import pytest
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import RecordNotFound, StorageUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.keys import file_key, plan_key, segment_key
+from batchyard.steps.keys import file_key, part_key, plan_key, segment_key
 from batchyard.steps.retention import Expired, Swept, expire_files, sweep_orphans
 from batchyard.steps.segments import put_bytes
 from batchyard.storage.memory import MemoryStorage
@@ -254,3 +254,12 @@ async def test_a_storage_in_memory_is_swept_alike(yard: Yard) -> None:
     await put(yard, "files/orphan", *(segment_key(new_batch_id(), 0, 1, n) for n in range(70)))
     assert (await sweep_orphans(yard.services, 0)).objects == 71
     assert await keys(yard) == ["files/kept"]
+
+
+async def test_parts_that_an_upload_has_left_are_wiped_after_a_day(yard: Yard) -> None:
+    await installed_days_ago(yard, 3)
+    left, fresh = part_key("upload_a", "part_1"), part_key("upload_a", "part_2")
+    await put(yard, left, fresh)
+    written_hours_ago(yard, left, 25)
+    assert (await sweep_orphans(yard.services)).objects == 1
+    assert await keys(yard, "uploads/") == [fresh]

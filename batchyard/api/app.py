@@ -1,0 +1,105 @@
+"""The API process: a composition root. Start it with ``uvicorn --factory``.
+
+A new resource is a router in its own file, and an entry of ``_ROUTERS``.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
+
+from batchyard.api import files, uploads
+from batchyard.api.body import LingeringClose
+from batchyard.api.errors import handle_errors, server_failed
+from batchyard.errors import SettingsError
+from batchyard.settings import read_settings
+from batchyard.steps.services import open_services
+from batchyard.storage.bucket import S3Credentials
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from batchyard.engine.base import Engine
+    from batchyard.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_ROUTERS = (files.router, uploads.router)
+_PREFIX = "/v1"
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The application; ``settings`` None: from the environment. Opens its services as it starts."""
+    settings = settings or read_settings()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_services(
+            settings, engine_for=_no_engine, s3_credentials=_s3_credentials
+        ) as services:
+            app.state.services = services
+            yield
+
+    # A redirect would lose an upload's body, and pages of documentation are no JSON.
+    app = FastAPI(
+        lifespan=lifespan,
+        redirect_slashes=False,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    handle_errors(app)
+    for router in _ROUTERS:
+        app.include_router(router, prefix=_PREFIX)
+    app.add_middleware(RequestIds)
+    app.add_middleware(LingeringClose)  # the outermost: it closes after answers of RequestIds too
+    return app
+
+
+class RequestIds:
+    """``x-request-id`` on every answer, and an answer to every failure that nobody else caught."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(16)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            logger.info("api.client_left %s %s", request_id, scope["path"])
+        except Exception:
+            logger.exception("api.failed %s %s %s", request_id, scope["method"], scope["path"])
+            if has_started:
+                # The connection breaks off, so that the client sees that something is missing.
+                raise
+            await server_failed().to_response()(scope, receive, send_with_id)
+
+
+async def _no_engine(model: str) -> Engine:
+    raise SettingsError(f"The API runs no engine, so none for {model}.")
+
+
+async def _s3_credentials() -> S3Credentials:
+    return S3Credentials()

@@ -1,0 +1,238 @@
+"""Request bodies as they arrive: a stream that must keep moving, a JSON object with a cap.
+
+What a refused client still sends is read for a moment, so that it gets to see the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
+
+from batchyard.api.errors import ApiError, missing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+T = TypeVar("T")
+
+MAX_JSON_BYTES: Final = 1024**2
+
+_LINGER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The slowest that a client may send: ``least_bytes`` in each ``window_seconds`` of waiting.
+
+    Only the time that we wait for the client counts, not the time that it waits for us.
+    """
+
+    window_seconds: float = 60.0
+    least_bytes: int = 60 * 1024
+
+
+PACE: Final = Pace()
+JSON_SECONDS: Final = 60.0
+
+
+async def body_stream(request: Request, pace: Pace | None = None) -> AsyncGenerator[bytes]:
+    """The body as it arrives.
+
+    Raises 415 for an encoded one, 408 for one that is slower than ``pace``, and
+    :class:`~starlette.requests.ClientDisconnect` when the client leaves in the middle.
+    """
+    pace = pace or PACE
+    _refuse_encoding(request)
+    loop = asyncio.get_running_loop()
+    waited_seconds, received_bytes, more = 0.0, 0, True
+    while more:
+        began = loop.time()
+        message: Message | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pace.window_seconds - waited_seconds):
+                message = await request.receive()
+        waited_seconds += loop.time() - began
+        chunk = b""
+        if message is not None:
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk, more = message.get("body", b""), message.get("more_body", False)
+            received_bytes += len(chunk)
+        if waited_seconds >= pace.window_seconds:
+            if more and received_bytes < pace.least_bytes:
+                raise _too_slow()
+            waited_seconds, received_bytes = 0.0, 0
+        if chunk:
+            yield chunk
+
+
+async def read_json(request: Request, *, may_be_empty: bool = False) -> JsonObject:
+    """The body, which is a JSON object of at most 1 MiB; its content type does not matter.
+
+    ``may_be_empty``: no body at all is an empty object. Raises 400, 408, 413 and 415.
+    """
+    data = bytearray()
+    try:
+        async with asyncio.timeout(JSON_SECONDS), contextlib.aclosing(body_stream(request)) as body:
+            async for chunk in body:
+                data += chunk
+                if len(data) > MAX_JSON_BYTES:
+                    raise ApiError(413, f"A JSON body may have {MAX_JSON_BYTES} bytes.")
+    except TimeoutError:
+        raise _too_slow() from None
+    if not data and may_be_empty:
+        return JsonObject({})
+    try:
+        values = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        raise ApiError(
+            400, "We could not parse the JSON body of your request: is it valid JSON in UTF-8?"
+        ) from None
+    if not isinstance(values, dict):
+        raise ApiError(400, "The body of your request must be a JSON object.")
+    return JsonObject(values)
+
+
+class JsonObject:
+    """The keys of a request body, each asked for with its type.
+
+    Every method raises 400 with the key as ``param``; :meth:`only` refuses keys that nobody knows.
+    ``path`` is where the object lies in the body, for ``param``: ``"expires_after."``.
+    """
+
+    def __init__(self, values: dict[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    def only(self, known: Collection[str]) -> None:
+        for key in self._values:
+            if key not in known:
+                param = f"{self._path}{key[:64]}"
+                raise ApiError(
+                    400, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter"
+                )
+
+    def text(self, key: str) -> str:
+        return self._required(key, self.optional_text(key))
+
+    def optional_text(self, key: str) -> str | None:
+        value = self._values.get(key)
+        if value is not None and (not isinstance(value, str) or "\0" in value):
+            # PostgreSQL can keep no NUL.
+            raise self._wrong_type(key, "a string without NUL")
+        return value
+
+    def integer(self, key: str) -> int:
+        return self._required(key, self.optional_integer(key))
+
+    def optional_integer(self, key: str) -> int | None:
+        value = self._values.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise self._wrong_type(key, "an integer")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of strings, which may be empty."""
+        value: Any = self._required(key, self._values.get(key))
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self._wrong_type(key, "an array of strings")
+        return value
+
+    def optional_object(self, key: str) -> JsonObject | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong_type(key, "an object")
+        return JsonObject(value, f"{self._path}{key}.")
+
+    def _required(self, key: str, value: T | None) -> T:
+        if value is None:
+            raise missing(f"{self._path}{key}")
+        return value
+
+    def _wrong_type(self, key: str, wanted: str) -> ApiError:
+        param = f"{self._path}{key}"
+        return ApiError(
+            400,
+            f"Invalid type for '{param}': it must be {wanted}.",
+            param=param,
+            code="invalid_type",
+        )
+
+
+class LingeringClose:
+    """Ends a connection whose request was answered before its body had arrived.
+
+    Closed at once, it would be reset, and the client might lose the answer. So what still comes
+    is thrown away for a moment. Kept open, it could trickle on for as long as the client likes.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _BodyWatch(scope, receive)
+        closing = False
+
+        async def send_and_linger(message: Message) -> None:
+            nonlocal closing
+            if message["type"] == "http.response.start" and not body.ended:
+                closing = True
+                MutableHeaders(scope=message)["connection"] = "close"
+            if closing and message["type"] == "http.response.body" and not message.get("more_body"):
+                await send({**message, "more_body": True})
+                await body.throw_away()
+                message = {"type": "http.response.body", "body": b""}
+            await send(message)
+
+        await self._app(scope, body.receive, send_and_linger)
+
+
+class _BodyWatch:
+    """Whether the client has something left to send."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        self.ended = (
+            headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+        )
+        self._waits_for_leave = headers.get(b"expect", b"").lower() == b"100-continue"
+        self._receive = receive
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._waits_for_leave = False
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            self.ended = True
+        return message
+
+    async def throw_away(self) -> None:
+        if self._waits_for_leave:
+            return  # it sends nothing before we ask for it
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while not self.ended:
+                    await self.receive()
+
+
+def _refuse_encoding(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise ApiError(415, "Content-Encoding is not supported: send the body as it is.")
+
+
+def _too_slow() -> ApiError:
+    return ApiError(408, "The body of your request arrived too slowly.")

@@ -1,0 +1,211 @@
+"""``/files``: upload, list, look at, download, delete."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from batchyard.api.answer import answer
+from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.api.body import body_stream
+from batchyard.api.errors import ApiError, missing
+from batchyard.api.multipart import Form, too_large
+from batchyard.api.pages import read_paging, to_list_page, unknown_cursor
+from batchyard.errors import RecordNotFound
+from batchyard.steps.delete_file import delete_file
+from batchyard.steps.upload_file import FileUse, checked_lifetime, limit_bytes, upload_file
+from batchyard.wire import FileDeleted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.api.auth import Caller
+    from batchyard.store import FileRecord
+
+router = APIRouter(prefix="/files")
+
+_MOST_FILES = 10_000
+_DOWNLOADABLE = {"batch", "batch_output"}
+_UNNAMED = "upload"
+"""What openai-python calls bytes without a name."""
+
+_FORM_BYTES = 64 * 1024
+"""What a form may have around its file."""
+
+_EXPIRY_FIELDS = {
+    name: (f"expires_after[{name}]", f"expires_after.{name}") for name in ("anchor", "seconds")
+}
+_FIELDS = {"purpose", *(key for keys in _EXPIRY_FIELDS.values() for key in keys)}
+
+
+@router.post("")
+async def create_file(request: Request, caller: Authenticated) -> Response:
+    form = read_form(request, caller, file_field="file")
+    file = await upload_file(
+        caller.services, caller.tenant, form.content(body_stream(request)), lambda: _use(form)
+    )
+    return answer(file.to_wire())
+
+
+@router.get("")
+async def list_files(request: Request, caller: Authenticated) -> Response:
+    paging = read_paging(request.query_params, most=_MOST_FILES, default=_MOST_FILES)
+    try:
+        page = await caller.services.store.files.page(
+            caller.tenant,
+            purpose=request.query_params.get("purpose") or None,
+            order=paging.order,
+            limit=paging.limit,
+            after=paging.after,
+        )
+    except RecordNotFound:
+        raise unknown_cursor(paging.after) from None
+    return answer(to_list_page([file.to_wire() for file in page], has_more=page.has_more))
+
+
+@router.get("/{file_id}")
+async def retrieve_file(file_id: str, caller: Authenticated) -> Response:
+    return answer((await _file(caller, file_id)).to_wire())
+
+
+@router.delete("/{file_id}")
+async def remove_file(file_id: str, caller: Authenticated) -> Response:
+    try:
+        await delete_file(caller.services, caller.tenant, file_id)
+    except RecordNotFound:
+        raise _no_such_file(file_id) from None
+    return answer(FileDeleted(id=file_id))
+
+
+@router.get("/{file_id}/content")
+async def download_file(file_id: str, request: Request, caller: Authenticated) -> Response:
+    file = await _file(caller, file_id)
+    if file.purpose not in _DOWNLOADABLE:
+        raise ApiError(400, f"Not allowed to download files of purpose: {file.purpose}")
+    wanted = _range(request.headers.get("range"), file.size_bytes)
+    start, stop = wanted or (0, file.size_bytes)
+    headers = {
+        "content-length": str(stop - start),
+        "content-disposition": _disposition(file.filename),
+        "accept-ranges": "bytes",
+        "x-content-type-options": "nosniff",
+    }
+    if wanted is not None:
+        headers["content-range"] = f"bytes {start}-{stop - 1}/{file.size_bytes}"
+    return StreamingResponse(
+        await _opened(caller, file, start, stop),
+        status_code=200 if wanted is None else 206,
+        headers=headers,
+        media_type="application/octet-stream",
+    )
+
+
+def read_form(
+    request: Request, caller: Caller, *, file_field: str, most_bytes: int | None = None
+) -> Form:
+    """The request's form, not yet read. ``most_bytes`` None: the limit is that of the purpose.
+
+    Raises 413 for a body that announces more than fits, before any of it is read.
+    """
+
+    def limit(fields: dict[str, str]) -> int:
+        if most_bytes is not None:
+            return most_bytes
+        return limit_bytes(caller.services, fields.get("purpose"))
+
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > limit({}) + _FORM_BYTES:
+        raise too_large(file_field, limit({}))
+    return Form(request.headers.get("content-type", ""), file_field=file_field, limit_bytes=limit)
+
+
+def _use(form: Form) -> FileUse:
+    """What the form's fields say. Raises 400."""
+    for key in form.fields:
+        if key not in _FIELDS:
+            raise ApiError(
+                400,
+                f"Unknown parameter: '{key[:64]}'.",
+                param=key[:64],
+                code="unknown_parameter",
+            )
+    if form.file is None:
+        raise missing("file")
+    if not form.fields.get("purpose"):
+        raise missing("purpose")
+    return FileUse(form.file.filename or _UNNAMED, form.fields["purpose"], _lifetime(form.fields))
+
+
+def _lifetime(fields: dict[str, str]) -> int | None:
+    """``expires_after`` as the SDKs' forms spell it, with brackets, and with dots."""
+    anchor, seconds = (
+        next((fields[key] for key in keys if key in fields), None)
+        for keys in _EXPIRY_FIELDS.values()
+    )
+    if anchor is None and seconds is None:
+        return None
+    is_number = seconds is not None and re.fullmatch(r"-?[0-9]{1,18}", seconds)
+    return checked_lifetime(anchor, int(seconds) if seconds and is_number else seconds)
+
+
+async def _file(caller: Caller, file_id: str) -> FileRecord:
+    try:
+        return await caller.services.store.files.get(file_id, tenant=caller.tenant)
+    except RecordNotFound:
+        raise _no_such_file(file_id) from None
+
+
+def _no_such_file(file_id: str) -> ApiError:
+    return ApiError(404, f"No such File object: {file_id}", param="id")
+
+
+async def _opened(caller: Caller, file: FileRecord, start: int, stop: int) -> AsyncIterator[bytes]:
+    """The bytes, the first of them read already: an object that is gone must not be a 200."""
+    stream = caller.services.storage.get(file.storage_key, start=start, stop=stop)
+    first = await anext(aiter(stream), b"")
+
+    async def blocks() -> AsyncIterator[bytes]:
+        yield first
+        async for block in stream:
+            yield block
+
+    return blocks()
+
+
+def _range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
+    """Start and stop of the one range that ``header`` asks for; None: everything.
+
+    What is no single range of bytes is ignored, as RFC 9110 wants it. Raises 416 for one that
+    begins behind the end.
+    """
+    match = re.fullmatch(r"\s*bytes\s*=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*", header or "")
+    if match is None or match.group(1, 2) == ("", ""):
+        return None
+    first, last = match.groups()
+    if not first:
+        start, stop = max(0, size_bytes - int(last)), size_bytes
+    else:
+        start, stop = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
+        if last and int(last) < start:
+            return None
+    if start >= size_bytes:
+        raise ApiError(
+            416,
+            f"The file has {size_bytes} bytes, and the range begins behind them.",
+            headers={"content-range": f"bytes */{size_bytes}"},
+        )
+    return start, stop
+
+
+def _disposition(filename: str) -> str:
+    """``attachment``, with the name in ASCII for all and in UTF-8 for those who read RFC 6266."""
+    ascii_name = filename.encode("ascii", "replace").decode()
+    quoted = ascii_name.replace("\\", "\\\\").replace('"', '\\"')
+    plain = f'attachment; filename="{quoted}"'
+    if ascii_name == filename:
+        return plain
+    return f"{plain}; filename*=UTF-8''{quote(filename, safe='')}"

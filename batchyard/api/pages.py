@@ -1,0 +1,85 @@
+"""Lists: what a client asks for (limit, after, order) and the envelope that it gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+
+from batchyard.api.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Order = Literal["asc", "desc"]
+
+
+class ListPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page. ``has_more`` is always a boolean: the SDKs go on until it is false."""
+
+    object: Literal["list"] = "list"
+    data: Sequence[Any]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """``after``: the id that the page begins behind."""
+
+    limit: int
+    after: str | None
+    order: Order
+
+
+def read_paging(query: Mapping[str, str], *, most: int, default: int) -> Paging:
+    """Raises 400 for what is no page. ``limit`` 0 is the default, as the SDKs' own tests expect."""
+    return Paging(
+        limit=_limit(query.get("limit"), most, default),
+        after=query.get("after") or None,
+        order=_order(query.get("order")),
+    )
+
+
+def to_list_page(items: Sequence[Any], *, has_more: bool) -> ListPage:
+    """The envelope around ``items``, each of which has an ``id``."""
+    return ListPage(
+        data=items,
+        has_more=has_more,
+        first_id=items[0].id if items else None,
+        last_id=items[-1].id if items else None,
+    )
+
+
+def unknown_cursor(after: str | None) -> ApiError:
+    """``after`` names nothing of this tenant: never page 1 again, which would not end."""
+    return ApiError(
+        400, f"Nothing to list after '{after}': no such id.", param="after", code="invalid_value"
+    )
+
+
+def _limit(text: str | None, most: int, default: int) -> int:
+    if not text:
+        return default
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise ApiError(400, "'limit' must be an integer.", param="limit", code="invalid_type")
+    limit = int(text)
+    if limit < 0:
+        raise ApiError(
+            400, "'limit' must be at least 1.", param="limit", code="integer_below_min_value"
+        )
+    if limit > most:
+        raise ApiError(
+            400, f"'limit' must be at most {most}.", param="limit", code="integer_above_max_value"
+        )
+    return limit or default
+
+
+def _order(text: str | None) -> Order:
+    if text not in {None, "", "asc", "desc"}:
+        raise ApiError(400, "'order' must be 'asc' or 'desc'.", param="order", code="invalid_value")
+    return cast("Order", text or "desc")

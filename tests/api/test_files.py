@@ -1,0 +1,251 @@
+"""Files through the official client, sync and async."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import openai
+import pytest
+
+from batchyard.store import NewBatch, NewFile
+from tests.api.conftest import LINE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from batchyard.steps.services import Services
+    from tests.api.conftest import Api
+
+THIRTY_DAYS = 2_592_000
+
+
+def test_bytes_become_a_file_that_is_kept_for_30_days(api: Api) -> None:
+    file = api.openai().files.create(file=LINE, purpose="batch")
+    assert file.id.startswith("file-")
+    assert len(file.id) == len("file-") + 22
+    assert (file.filename, file.bytes, file.purpose) == ("upload", len(LINE), "batch")
+    assert (file.status, file.status_details) == ("processed", None)
+    assert file.expires_at == file.created_at + THIRTY_DAYS
+
+
+def test_a_path_gives_its_name(api: Api, tmp_path: Path) -> None:
+    path = tmp_path / "naïve 文.jsonl"
+    path.write_bytes(LINE)
+    assert api.openai().files.create(file=path, purpose="batch").filename == path.name
+
+
+def test_a_tuple_gives_name_and_type(api: Api) -> None:
+    file = ("in.jsonl", LINE, "application/jsonl")
+    assert api.openai().files.create(file=file, purpose="batch").filename == "in.jsonl"
+
+
+@pytest.mark.parametrize("purpose", ["assistants", "fine-tune", "vision", "user_data", "evals"])
+def test_files_for_other_purposes_hold_anything_and_are_kept(api: Api, purpose: str) -> None:
+    file = api.openai().files.create(file=("a.png", b"\x89PNG"), purpose=purpose)  # type: ignore[arg-type]
+    assert (file.purpose, file.expires_at) == (purpose, None)
+
+
+@pytest.mark.parametrize("purpose", ["batch", "user_data"])
+def test_a_client_says_how_long_its_file_is_kept(api: Api, purpose: str) -> None:
+    file = api.openai().files.create(
+        file=LINE,
+        purpose=purpose,  # type: ignore[arg-type]
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    assert file.expires_at == file.created_at + 3600
+
+
+def test_a_file_is_looked_at_and_waited_for(api: Api) -> None:
+    client = api.openai()
+    created = client.files.create(file=LINE, purpose="batch")
+    assert client.files.retrieve(created.id) == created
+    assert client.files.wait_for_processing(created.id) == created
+
+
+def test_content_comes_back_as_it_was(api: Api, tmp_path: Path) -> None:
+    client = api.openai()
+    content = LINE * 10_000
+    file = client.files.create(file=content, purpose="batch")
+    assert client.files.content(file.id).read() == content
+    with pytest.warns(DeprecationWarning, match="content"):
+        assert client.files.retrieve_content(file.id) == content.decode()
+    with client.files.with_streaming_response.content(file.id) as response:
+        response.stream_to_file(tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == content
+
+
+async def test_the_async_client_does_it_all(api: Api) -> None:
+    async with api.async_openai() as client:
+        file = await client.files.create(file=("in.jsonl", LINE), purpose="batch")
+        assert (await client.files.content(file.id)).read() == LINE
+        assert [each.id async for each in client.files.list()] == [file.id]
+        assert (await client.files.delete(file.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(file.id)
+
+
+def test_pages_hold_every_file_once_though_all_came_in_one_second(api: Api) -> None:
+    client = api.openai()
+    ids = [client.files.create(file=LINE, purpose="batch").id for _ in range(25)]
+    for order in ("asc", "desc"):
+        listed = [each.id for each in client.files.list(limit=4, order=order)]  # type: ignore[arg-type]
+        assert sorted(listed) == sorted(ids)
+    backward = [each.id for each in client.files.list(limit=7, order="desc")]
+    assert backward == [each.id for each in client.files.list(limit=4, order="asc")][::-1]
+
+
+def test_a_list_is_filtered_by_purpose_on_every_page(api: Api) -> None:
+    client = api.openai()
+    for purpose in ("batch", "user_data") * 3:
+        client.files.create(file=LINE, purpose=purpose)  # type: ignore[arg-type]
+    assert [each.purpose for each in client.files.list(purpose="batch", limit=2)] == ["batch"] * 3
+
+
+def test_a_deleted_file_still_marks_its_place_in_a_list(api: Api) -> None:
+    client = api.openai()
+    for _ in range(4):
+        client.files.create(file=LINE, purpose="batch")
+    first, second, *rest = client.files.list().data
+    client.files.delete(second.id)
+    assert [each.id for each in client.files.list(after=second.id)] == [each.id for each in rest]
+    assert first.id not in [each.id for each in client.files.list(after=second.id)]
+
+
+def test_an_unknown_cursor_is_refused(api: Api) -> None:
+    client = api.openai()
+    client.files.create(file=LINE, purpose="batch")
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.files.list(after="file-unknown")
+    assert raised.value.param == "after"
+
+
+def test_a_deleted_file_is_gone_and_its_bytes_are_wiped(api: Api) -> None:
+    client = api.openai()
+    file = client.files.create(file=LINE, purpose="batch")
+    assert api.objects() == [f"files/{file.id}"]
+    deleted = client.files.delete(file.id)
+    assert deleted.to_dict() == {"id": file.id, "object": "file", "deleted": True}
+    assert api.objects() == []
+    assert client.files.list().data == []
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(file.id)
+
+
+async def test_a_file_past_its_expiry_is_gone(api: Api, services: Services) -> None:
+    new = NewFile(
+        tenant="one",
+        purpose="batch",
+        filename="old",
+        size_bytes=1,
+        sha256="",
+        storage_key="files/old",
+        lifetime_seconds=0,
+    )
+    file = await services.store.files.create(new)
+    client = api.openai()
+    assert client.files.list().data == []
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
+async def test_a_deleted_input_stays_readable_for_the_batch_that_runs(
+    api: Api, services: Services
+) -> None:
+    client = api.openai()
+    file = client.files.create(file=LINE, purpose="batch")
+    await services.store.batches.create(
+        NewBatch(
+            endpoint="/v1/completions",
+            completion_window="24h",
+            window_seconds=86_400,
+            tenant="one",
+            input_file_id=file.id,
+        )
+    )
+    client.files.delete(file.id)
+    assert api.objects() == [f"files/{file.id}"]
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(file.id)
+
+
+def test_the_files_of_another_tenant_are_unknown(api: Api) -> None:
+    file = api.openai().files.create(file=LINE, purpose="batch")
+    other = api.openai(api.other_key)
+    assert other.files.list().data == []
+    for call in (other.files.retrieve, other.files.content, other.files.delete):
+        with pytest.raises(openai.NotFoundError) as foreign:
+            call(file.id)
+        with pytest.raises(openai.NotFoundError) as unknown:
+            call("file-unknown")
+        assert foreign.value.message.replace(file.id, "file-unknown") == unknown.value.message
+    with pytest.raises(openai.BadRequestError):
+        other.files.list(after=file.id)
+    assert api.openai().files.retrieve(file.id).id == file.id
+
+
+@pytest.mark.parametrize("purpose", ["user_data", "assistants", "vision", "fine-tune", "evals"])
+def test_only_inputs_and_results_of_batches_are_downloaded(api: Api, purpose: str) -> None:
+    client = api.openai()
+    file = client.files.create(file=b"x", purpose=purpose)  # type: ignore[arg-type]
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.files.content(file.id)
+    assert raised.value.body == {
+        "message": f"Not allowed to download files of purpose: {purpose}",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "param", "code"),
+    [
+        ("in.txt", LINE, None, None),
+        ("in.JSON", LINE, None, None),
+        ("in.jsonl", b"", "file", "empty_file"),
+        ("in.jsonl", b"\n\r\n", "file", "empty_file"),
+        ("in.jsonl", b"nothing\n" + LINE, "file", "invalid_json_line"),
+    ],
+)
+def test_an_input_that_cannot_be_one_is_refused_and_leaves_nothing(
+    api: Api, name: str, content: bytes, param: str | None, code: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        api.openai().files.create(file=(name, content), purpose="batch")
+    assert (raised.value.type, raised.value.param, raised.value.code) == (
+        "invalid_request_error",
+        param,
+        code,
+    )
+    assert api.objects() == []
+
+
+def test_an_empty_file_is_refused_for_any_purpose(api: Api) -> None:
+    with pytest.raises(openai.BadRequestError):
+        api.openai().files.create(file=b"", purpose="user_data")
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.JSONL", "upload", ".jsonl"])
+def test_a_later_broken_line_is_for_the_batch_to_find(api: Api, name: str) -> None:
+    assert api.openai().files.create(file=(name, LINE + b"broken\n"), purpose="batch").bytes
+
+
+@pytest.mark.parametrize(
+    ("expiry", "param", "code"),
+    [
+        ({"anchor": "now", "seconds": 3600}, "anchor", "invalid_value"),
+        ({"anchor": "created_at", "seconds": 3599}, "seconds", "integer_below_min_value"),
+        ({"anchor": "created_at", "seconds": 2_592_001}, "seconds", "integer_above_max_value"),
+        ({"anchor": "created_at", "seconds": "soon"}, "seconds", "invalid_type"),
+        ({"anchor": "created_at"}, "seconds", "missing_required_parameter"),
+        ({"seconds": 3600}, "anchor", "missing_required_parameter"),
+    ],
+)
+def test_an_expiry_that_cannot_be_is_refused(
+    api: Api, expiry: dict[str, object], param: str, code: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        api.openai().files.create(file=LINE, purpose="batch", expires_after=expiry)  # type: ignore[arg-type]
+    assert (raised.value.param, raised.value.code) == (f"expires_after.{param}", code)
+    assert api.objects() == []

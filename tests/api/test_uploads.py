@@ -1,0 +1,234 @@
+"""Uploads: parts in any order and side by side, one file in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from batchyard.steps.upload_parts import expire_uploads
+from batchyard.store import NewUpload
+from tests.api.conftest import LINE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from openai.types import Upload
+
+    from batchyard.steps.services import Services
+    from tests.api.conftest import Api
+
+
+def begin(api: Api, size_bytes: int, **more: Any) -> Upload:
+    asked: dict[str, Any] = {"filename": "in.jsonl", "purpose": "batch", "mime_type": "text/jsonl"}
+    return api.openai().uploads.create(**(asked | {"bytes": size_bytes} | more))
+
+
+def test_an_upload_is_an_object_without_a_file_until_it_is_complete(api: Api) -> None:
+    with api.http() as http:
+        asked = {"filename": "a", "purpose": "batch", "bytes": 5, "mime_type": "text/jsonl"}
+        upload = http.post("/uploads", json=asked).json()
+    assert list(upload) == [
+        *("id", "object", "bytes", "created_at", "filename", "purpose", "status", "expires_at")
+    ]
+    assert upload["object"] == "upload"
+    assert upload["status"] == "pending"
+    assert upload["id"].startswith("upload_")
+    assert upload["expires_at"] == upload["created_at"] + 3600
+
+
+def test_parts_make_a_file_in_the_order_that_is_asked_for(api: Api) -> None:
+    client = api.openai()
+    upload = begin(api, len(LINE))
+    end = client.uploads.parts.create(upload.id, data=LINE[10:])
+    start = client.uploads.parts.create(upload.id, data=LINE[:10])
+    assert (start.object, start.upload_id) == ("upload.part", upload.id)
+    done = client.uploads.complete(
+        upload.id,
+        part_ids=[start.id, end.id],
+        md5=hashlib.md5(LINE, usedforsecurity=False).hexdigest(),
+    )
+    assert done.status == "completed"
+    assert done.file is not None
+    assert (done.file.bytes, done.file.filename) == (len(LINE), "in.jsonl")
+    assert done.file.expires_at == done.file.created_at + 2_592_000
+    assert client.files.content(done.file.id).read() == LINE
+    assert api.objects() == [f"files/{done.file.id}"]
+
+
+async def test_parts_arrive_side_by_side(api: Api) -> None:
+    content = LINE * 2000
+    cuts = [content[start : start + 20_000] for start in range(0, len(content), 20_000)]
+    upload = begin(api, len(content))
+    async with api.async_openai() as client:
+        parts = await asyncio.gather(
+            *(client.uploads.parts.create(upload.id, data=cut) for cut in cuts)
+        )
+        done = await client.uploads.complete(upload.id, part_ids=[part.id for part in parts])
+        assert done.file is not None
+        assert (await client.files.content(done.file.id)).read() == content
+
+
+def test_the_sdk_uploads_a_path_in_chunks(api: Api, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(LINE * 1000)
+    done = api.openai().uploads.upload_file_chunked(
+        file=path, mime_type="text/jsonl", purpose="batch", part_size=10_000
+    )
+    assert done.file is not None
+    assert api.openai().files.content(done.file.id).read() == path.read_bytes()
+
+
+def test_a_file_is_kept_as_long_as_its_upload_said(api: Api) -> None:
+    expiry = {"anchor": "created_at", "seconds": 7200}
+    upload = begin(api, len(LINE), expires_after=expiry)
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+    done = api.openai().uploads.complete(upload.id, part_ids=[part.id])
+    assert done.file is not None
+    assert done.file.expires_at == done.file.created_at + 7200
+
+
+def test_parts_that_do_not_make_the_file_are_refused_and_stay(api: Api) -> None:
+    client = api.openai()
+    upload = begin(api, len(LINE))
+    part = client.uploads.parts.create(upload.id, data=LINE)
+    more = client.uploads.parts.create(upload.id, data=b"x")
+    for part_ids, md5, param in (
+        ([part.id, more.id], None, "part_ids"),
+        ([part.id, part.id], None, "part_ids"),
+        (["part_unknown"], None, "part_ids"),
+        ([], None, "part_ids"),
+        ([part.id], "0" * 32, "md5"),
+        ([part.id], "short", "md5"),
+    ):
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.uploads.complete(upload.id, part_ids=part_ids, md5=md5 or openai.NOT_GIVEN)
+        assert raised.value.param == param
+    assert api.objects() == sorted(f"uploads/{upload.id}/{each.id}" for each in (part, more))
+    assert client.uploads.complete(upload.id, part_ids=[part.id]).status == "completed"
+
+
+def test_a_joined_input_is_checked_like_any_other(api: Api) -> None:
+    upload = begin(api, 7)
+    part = api.openai().uploads.parts.create(upload.id, data=b"nothing")
+    with pytest.raises(openai.BadRequestError) as raised:
+        api.openai().uploads.complete(upload.id, part_ids=[part.id])
+    assert raised.value.code == "invalid_json_line"
+    assert api.objects() == [f"uploads/{upload.id}/{part.id}"]
+
+
+def test_a_cancelled_upload_is_over_and_its_parts_are_wiped(api: Api) -> None:
+    client = api.openai()
+    upload = begin(api, len(LINE))
+    part = client.uploads.parts.create(upload.id, data=LINE)
+    assert client.uploads.cancel(upload.id).status == "cancelled"
+    assert client.uploads.cancel(upload.id).file is None
+    assert api.objects() == []
+    with pytest.raises(openai.BadRequestError):
+        client.uploads.parts.create(upload.id, data=LINE)
+    with pytest.raises(openai.BadRequestError):
+        client.uploads.complete(upload.id, part_ids=[part.id])
+
+
+def test_a_completed_upload_is_over(api: Api) -> None:
+    client = api.openai()
+    upload = begin(api, len(LINE))
+    part = client.uploads.parts.create(upload.id, data=LINE)
+    client.uploads.complete(upload.id, part_ids=[part.id])
+    for again in (
+        lambda: client.uploads.complete(upload.id, part_ids=[part.id]),
+        lambda: client.uploads.parts.create(upload.id, data=LINE),
+        lambda: client.uploads.cancel(upload.id),
+    ):
+        with pytest.raises(openai.BadRequestError):
+            again()
+    assert len(api.objects()) == 1
+
+
+async def test_of_many_who_complete_at_once_one_does(api: Api) -> None:
+    upload = begin(api, len(LINE))
+    async with api.async_openai(max_retries=0) as client:
+        part = await client.uploads.parts.create(upload.id, data=LINE)
+        calls = [client.uploads.complete(upload.id, part_ids=[part.id]) for _ in range(8)]
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [each for each in ended if isinstance(each, BaseException)]
+    assert len(refused) == 7
+    assert all(type(each) is openai.BadRequestError for each in refused)
+    assert len(api.objects()) == 1
+
+
+async def test_an_upload_whose_hour_is_over_takes_no_more_and_is_wiped(
+    api: Api, services: Services
+) -> None:
+    new = NewUpload(
+        tenant="one", filename="a", purpose="batch", bytes=1, mime_type="x", lifetime_seconds=0
+    )
+    upload = await services.store.uploads.create(new)
+    with pytest.raises(openai.BadRequestError, match="expired"):
+        api.openai().uploads.parts.create(upload.id, data=b"x")
+    kept = begin(api, 1)
+    part = api.openai().uploads.parts.create(kept.id, data=b"x")
+    assert await expire_uploads(services) == 0
+    assert (await services.store.uploads.get(upload.id)).status == "expired"
+    assert api.objects() == [f"uploads/{kept.id}/{part.id}"]
+
+
+def test_the_uploads_of_another_tenant_are_unknown(api: Api) -> None:
+    upload = begin(api, len(LINE))
+    other = api.openai(api.other_key)
+    for call in (
+        lambda: other.uploads.parts.create(upload.id, data=LINE),
+        lambda: other.uploads.complete(upload.id, part_ids=["part_x"]),
+        lambda: other.uploads.cancel(upload.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call()
+    assert api.objects() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"bytes": 0}, "bytes", "integer_below_min_value"),
+        ({"bytes": 1024**2 + 1}, "bytes", "integer_above_max_value"),
+        ({"bytes": 8 * 1024**3 + 1, "purpose": "user_data"}, "bytes", "integer_above_max_value"),
+        ({"bytes": "5"}, "bytes", "invalid_type"),
+        ({"purpose": "nothing"}, "purpose", None),
+        ({"filename": None}, "filename", "missing_required_parameter"),
+        ({"filename": "a\n"}, "filename", "invalid_value"),
+        ({"filename": "a.txt"}, None, None),
+        ({"mime_type": "x" * 300}, "mime_type", "invalid_value"),
+        ({"colour": "red"}, "colour", "unknown_parameter"),
+        ({"expires_after": {"seconds": 1}}, "expires_after.anchor", "missing_required_parameter"),
+    ],
+)
+def test_an_upload_that_cannot_be_is_refused(
+    api: Api, change: dict[str, Any], param: str | None, code: str | None
+) -> None:
+    asked = {"filename": "a.jsonl", "purpose": "batch", "bytes": 5, "mime_type": "text/jsonl"}
+    with api.http() as http:
+        answer = http.post("/uploads", json=asked | change)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+def test_a_part_over_64_mib_is_refused(api: Api) -> None:
+    upload = begin(api, 1, purpose="user_data")
+    with api.http() as http:
+        answer = http.post(f"/uploads/{upload.id}/parts", files={"data": b"x" * (64 * 1024**2 + 1)})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "data")
+    assert api.objects() == []
+
+
+def test_a_part_needs_bytes(api: Api) -> None:
+    upload = begin(api, 1)
+    with api.http() as http:
+        path = f"/uploads/{upload.id}/parts"
+        absent = http.post(path, files={"other": (None, "x")})
+        empty = http.post(path, files={"data": b""})
+    assert absent.json()["error"]["code"] == "missing_required_parameter"
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "data")
+    assert api.objects() == []
