@@ -50,8 +50,9 @@ class Swept:
 async def expire_files(services: Services, limit: int = 1000) -> Expired:
     """Delete up to ``limit`` files past their ``expires_at``, rows and bytes.
 
-    Uploads whose hour is over go too, and idempotency keys of two days ago. The input of a batch that has not ended stays. Of many callers at once each file is counted
-    by one. Raises :class:`~batchyard.errors.StorageError`; then the sweep finds what is left.
+    Uploads whose hour is over go too, and idempotency keys of two days ago. The input of a
+    batch that has not ended stays. Of many callers at once each file is counted by one. Raises
+    :class:`~batchyard.errors.StorageError`; then the sweep finds what is left.
     """
     await expire_uploads(services)
     await services.store.idempotency.prune(_IDEMPOTENCY_SECONDS)
