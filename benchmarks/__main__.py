@@ -8,10 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import lifecycle, rss_flat, two_runners
+from benchmarks import api_load, lifecycle, rss_flat, two_runners
 from benchmarks.run_batch_ratio import OVERHEAD, PLAN_GAIN, compare
 
 if TYPE_CHECKING:
+    from benchmarks.api_load import ApiLoad
     from benchmarks.lifecycle import Lifecycle
     from benchmarks.rss_flat import Peak
     from benchmarks.run_batch_ratio import Comparison
@@ -31,8 +32,10 @@ def main() -> None:
     shared = two_runners.measure()
     print("lifecycle …", flush=True)
     small = lifecycle.measure()
+    print("API …", flush=True)
+    api = api_load.measure()
     print("memory …", flush=True)
-    tables = _tables(comparisons, rss_flat.measure(), shared, small)
+    tables = _tables(comparisons, rss_flat.measure(), shared, small, api)
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
@@ -41,7 +44,11 @@ def main() -> None:
 
 
 def _tables(
-    comparisons: list[Comparison], peaks: list[Peak], shared: Shared, small: Lifecycle
+    comparisons: list[Comparison],
+    peaks: list[Peak],
+    shared: Shared,
+    small: Lifecycle,
+    api: ApiLoad,
 ) -> str:
     cached = 100 * comparisons[1].cached
     lines = [
@@ -71,12 +78,25 @@ def _tables(
             for name, seconds in small.processors.items()
         ),
         "",
+        "| the API, one process | | peak memory of the server |",
+        "|---|---|---|",
+        *_api_rows(api),
+        "",
         "| requests | peak resident memory |",
         "|---|---|",
         *(f"| {peak.requests:,} | {peak.mebibytes:.0f} MiB |" for peak in peaks),
         "",
     ]
     return "\n".join(lines)
+
+
+def _api_rows(api: ApiLoad) -> list[str]:
+    upload = f"**{api.ratio:.2f}×** | +{api.upload_growth:.0f} MiB"
+    polls = f"{api.polls_per_second:,.0f} a second | +{api.poll_growth:.0f} MiB"
+    return [
+        f"| upload of 200 MB, throughput over a plain streamed write | {upload} |",
+        f"| {api_load.POLLERS} clients that retrieve and list | {polls} |",
+    ]
 
 
 def _machine() -> str:

@@ -1,8 +1,8 @@
 """B6: what a small batch costs, from its submission to its end, with everything as it is deployed.
 
-`make up` runs in a home of its own: Prefect's server, a worker on each pool, real vLLM with the
-tiny model, warm. Batches have ten lines. Measured: the seconds from submission to the end of one
-batch alone, batches per hour when many are submitted at once, and the processor seconds per
+`make up` runs in a home of its own: the API, Prefect's server, a worker on each pool, real vLLM
+with the tiny model, warm. Batches have ten lines. Measured: the seconds from submission to the end
+of one batch alone, batches per hour when many are submitted at once, and the processor seconds per
 batch of each process.
 """
 
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.cli.offline import offline_services
+from batchyard.cli.serve import PORT_VARIABLE
 from batchyard.dispatch import PrefectApi, wake_batch_runner
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
@@ -55,13 +56,15 @@ def measure() -> Lifecycle:
     with tempfile.TemporaryDirectory() as folder:
         home, port = Path(folder), str(_free_port())
         os.environ |= {
+            PORT_VARIABLE: str(_free_port()),
             "BATCHYARD_HOME": str(home),
             "PREFECT_SERVER_API_PORT": port,
             "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         }
         with (home / "up.log").open("wb") as log:
             up = subprocess.Popen(
-                [sys.executable, ROOT / "infra" / "up.py"],
+                [sys.executable, "-m", "batchyard.cli", "up"],
+                cwd=ROOT,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -154,6 +157,8 @@ def _kind(words: list[str], environment: bytes) -> str:
         return "run-chunks" if b"BATCHYARD_POOL=gpu" in environment else "run-batches, reconcile"
     if "worker start" in line:
         return "Prefect workers"
+    if "serve" in words:
+        return "API"
     return "other"
 
 
