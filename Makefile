@@ -43,8 +43,8 @@ check: setup ## format, lint, types, import contracts, tests: what a change must
 	.venv/bin/lint-imports
 	.venv/bin/pytest -m "not slow" $(ARGS)
 
-up: setup ## Prefect's server and UI and both workers in the foreground, until Ctrl-C
-	@.venv/bin/python infra/up.py
+up: setup ## the API, Prefect's server and UI and both workers in the foreground, until Ctrl-C
+	@.venv/bin/batchyard up $(ARGS)
 
 bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about nine minutes
 	.venv/bin/python -m benchmarks

@@ -7,6 +7,7 @@
     ├── RequestRefused                what was asked cannot be done; names the parameter
     │   ├── QuotaExceeded             the tenant would have too many requests or tokens enqueued
     │   │   └── BatchLimitExceeded    the tenant would have too many active batches
+    │   ├── BatchRateExceeded         the tenant creates batches faster than it may
     │   └── WindowUnattainable        it would probably not be done in its completion window
     ├── InputRefused                  the batch's input breaks the format; carries every entry
     ├── IllegalTransition             the lifecycle does not allow this change of status
@@ -27,8 +28,7 @@
     ├── DispatchFailed                *retriable*: Prefect's API did not do as asked
     └── EngineError                   inference
         ├── EngineStartFailed         carries the end of the engine's own log
-        ├── EngineLost                *retriable*: the engine died with requests in flight
-        └── EndpointNotServed         the engine has no such route
+        └── EngineLost                *retriable*: the engine died with requests in flight
 
 A message names the thing that failed and says what to do. It never holds a secret: URLs
 appear without their query, request bodies not at all.
@@ -79,6 +79,16 @@ class BatchLimitExceeded(QuotaExceeded):
     """As many batches of the tenant are active as its quota allows."""
 
     code = "batch_limit_exceeded"
+
+
+class BatchRateExceeded(RequestRefused):
+    """The tenant has created as many batches lately as it may."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(message, param=None, code=self.code)
 
 
 class WindowUnattainable(RequestRefused):
@@ -210,9 +220,3 @@ class EngineLost(EngineError):
 
     code = "engine_lost"
     is_retriable = True
-
-
-class EndpointNotServed(EngineError):
-    """The engine has no route for this endpoint; the message lists those it has."""
-
-    code = "endpoint_not_served"

@@ -17,31 +17,47 @@ import msgspec
 import numpy as np
 
 from batchyard.errors import InputRefused
+from batchyard.forms import FILE_FIELDS, is_file_url
 from batchyard.framing import PhysicalLine, read_lines
 from batchyard.wire import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
-    "/v1/chat/completions": ("messages",),
-    "/v1/completions": ("prompt",),
-    "/v1/responses": ("input",),
-    "/v1/embeddings": (),
-    "/v1/moderations": ("input",),
-    "/v1/images/generations": ("prompt",),
-    "/v1/score": (),
-    "/v1/rerank": ("query", "documents"),
-    "/v1/classify": (),
-    "/v1/pooling": (),
-    "/score": (),
-    "/rerank": ("query", "documents"),
-    "/v2/rerank": ("query", "documents"),
+_SCORE = (
+    ("text_1", "text_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+)
+_RERANK = (("query", "documents"),)
+_POOLING = (("input",), ("messages",), ("data",))
+
+REQUIRED_FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "/v1/chat/completions": (("messages",),),
+    "/v1/completions": (("prompt",),),
+    "/v1/responses": (("input",),),
+    "/v1/embeddings": (("input",), ("messages",)),
+    "/v1/moderations": (("input",),),
+    "/v1/score": _SCORE,
+    "/v1/rerank": _RERANK,
+    "/v1/audio/transcriptions": (("file_url",),),
+    "/v1/audio/translations": (("file_url",),),
+    "/v1/images/generations": (("prompt",),),
+    "/v1/images/edits": (("prompt", "file_url"), ("prompt", "images")),
+    "/v1/videos": (("prompt",),),
+    "/v1/classify": _POOLING,
+    "/v1/pooling": _POOLING,
+    "/score": _SCORE,
+    "/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
+    "/classify": _POOLING,
+    "/pooling": _POOLING,
 }
 """Every endpoint that a line may name, with the body fields that it cannot do without.
 
-Embeddings have none here: vLLM takes ``input`` or ``messages``. Routes that take multipart forms
-are not among them yet.
+Each is a choice of sets of fields, one of which must be there; the first is the one to name.
+Whether an engine serves the endpoint shows when the line is run.
 """
 
 
@@ -235,16 +251,27 @@ class Validator:
             self._refuse("invalid_request", "body must be a JSON object.", "body", number)
             return None
         self._check_model(body, number)
-        for field in REQUIRED_FIELDS.get(url or "", ()):
-            if field not in body:
-                message = f"body.{field} is required for {url}."
-                self._refuse("invalid_request", message, f"body.{field}", number)
+        self._check_fields(body, url, number)
         if body.get("stream"):
             message = "Streaming is not possible in a batch; leave out body.stream."
             self._refuse("streaming_unsupported", message, "body.stream", number)
         if url == "/v1/embeddings":
             self._count_embedding_inputs(body, number)
         return body
+
+    def _check_fields(self, body: dict[str, Any], url: str | None, number: int) -> None:
+        choices = REQUIRED_FIELDS.get(url or "", ())
+        if choices and not any(all(field in body for field in choice) for choice in choices):
+            # The choice that comes nearest is the one that was meant.
+            meant = max(choices, key=lambda choice: sum(field in body for field in choice))
+            for field in meant:
+                if field not in body:
+                    message = f"body.{field} is required for {url}."
+                    self._refuse("invalid_request", message, f"body.{field}", number)
+        file_url = body.get("file_url")
+        if url in FILE_FIELDS and "file_url" in body and not is_file_url(file_url):
+            message = "body.file_url must be an http, https or data URL."
+            self._refuse("invalid_request", message, "body.file_url", number)
 
     def _check_model(self, body: dict[str, Any], number: int) -> None:
         model = body.get("model")

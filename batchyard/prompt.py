@@ -16,15 +16,22 @@ if TYPE_CHECKING:
 KEY_BYTES = 64 * 1024
 """Longer prompts are told apart no further."""
 _DEFAULT_OUTPUT_TOKENS = 256
+_AUDIO_BYTES = 4 * 1500
+"""What stands for a recording, whose length nobody knows: Whisper reads 30 s as 1,500 tokens."""
+_ASKED = ("query", "queries", "text_1", "data_1")
+_JUDGED = ("documents", "items", "text_2", "data_2")
 
 _encode = msgspec.json.encode
 
 
 def prompt_key(url: str, body: dict[str, Any]) -> tuple[bytes, int]:
-    """``(key, prompt length in bytes)``; the key is the URL, a NUL, and the prompt's beginning."""
+    """``(key, prompt length in bytes)``; the key is the URL, a NUL, and the prompt's beginning.
+
+    What a request takes besides text adds to the length what it weighs in tokens of four bytes.
+    """
     prompt = bytearray()
     _PROMPTS.get(url, _any_prompt)(body, prompt)
-    size = len(prompt)
+    size = len(prompt) + (_AUDIO_BYTES if url in _HEARD else 0)
     del prompt[KEY_BYTES:]
     return url.encode() + b"\0" + bytes(prompt), size
 
@@ -48,8 +55,15 @@ def _completions_prompt(body: dict[str, Any], prompt: bytearray) -> None:
     _add_text(body.get("prompt"), prompt)
 
 
+def _scored_prompt(body: dict[str, Any], prompt: bytearray) -> None:
+    """What is asked first: it is what the pairs of many requests share."""
+    for field in _ASKED + _JUDGED:
+        if field in body:
+            _add_text(body[field], prompt)
+
+
 def _any_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    for field in ("input", "query", "text_1", "messages", "prompt"):
+    for field in ("input", "messages", "data", "prompt"):
         if field in body:
             _add_text(body[field], prompt)
 
@@ -58,7 +72,11 @@ _PROMPTS: dict[str, Callable[[dict[str, Any], bytearray], None]] = {
     "/v1/chat/completions": _chat_prompt,
     "/v1/responses": _responses_prompt,
     "/v1/completions": _completions_prompt,
+    **dict.fromkeys(("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"), _scored_prompt),
 }
+_HEARD = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+_WRITTEN = _HEARD | {"/v1/chat/completions", "/v1/responses", "/v1/completions"}
+"""The endpoints whose answers are made token by token."""
 
 
 def _add_tools(body: dict[str, Any], prompt: bytearray) -> None:
@@ -93,7 +111,7 @@ def _add_text(value: Any, prompt: bytearray) -> None:
 
 def expected_output_tokens(url: str, body: dict[str, Any]) -> int:
     """The request's own bound on its output, the only hint there is before it runs."""
-    if url not in _PROMPTS:
+    if url not in _WRITTEN:
         return 0
     for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
         bound = body.get(field)

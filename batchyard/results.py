@@ -17,7 +17,7 @@ import msgspec
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class Outcome(IntEnum):
@@ -35,6 +35,7 @@ class NoAnswerCode(StrEnum):
     TIMEOUT = "request_timeout"
     ENGINE_CRASH = "engine_crash"
     SERVER_ERROR = "server_error"
+    FILE_UNAVAILABLE = "file_url_unavailable"
 
 
 NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
@@ -45,6 +46,7 @@ NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
     NoAnswerCode.TIMEOUT: "The engine did not answer this request within its time limit.",
     NoAnswerCode.ENGINE_CRASH: "The engine went down each time that it ran this request.",
     NoAnswerCode.SERVER_ERROR: "No connection to the engine lasted until this request's answer.",
+    NoAnswerCode.FILE_UNAVAILABLE: "The file that body.file_url names could not be had.",
 }
 
 
@@ -82,10 +84,23 @@ def answered(custom_id: str, request_id: str, status: int, body: bytes) -> Resul
     )
 
 
-def unanswered(custom_id: str, code: NoAnswerCode) -> ResultLine:
-    """The line of a request that got no HTTP answer."""
-    error = msgspec.json.encode({"code": code.value, "message": NO_ANSWER_MESSAGES[code]})
-    return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", error))
+def unanswered(custom_id: str, code: NoAnswerCode, reason: str = "") -> ResultLine:
+    """The line of a request that got no HTTP answer; ``reason`` goes behind the message."""
+    message = f"{NO_ANSWER_MESSAGES[code]} {reason}".rstrip()
+    error = msgspec.json.encode({"code": code.value, "message": message})
+    return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", _line_safe(error)))
+
+
+def not_served(custom_id: str, request_id: str, url: str, served: Iterable[str]) -> ResultLine:
+    """The line of a request whose endpoint the engine does not have: 404, without asking it."""
+    offer = ", ".join(sorted(served)) or "none that a batch may name"
+    body = _error_body(
+        f"The engine does not serve {url}. It serves: {offer}.",
+        kind="invalid_request_error",
+        param="url",
+        code="endpoint_not_served",
+    )
+    return answered(custom_id, request_id, 404, body)
 
 
 def new_request_id() -> str:
@@ -123,9 +138,11 @@ def _line_safe(json: bytes) -> bytes:
     return json
 
 
-def _error_body(message: str) -> bytes:
+def _error_body(
+    message: str, kind: str = "server_error", param: str | None = None, code: str | None = None
+) -> bytes:
     return msgspec.json.encode(
-        {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
+        {"error": {"message": message, "type": kind, "param": param, "code": code}}
     )
 
 
@@ -141,7 +158,8 @@ class _OutputDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """Chat, completions and embeddings say prompt/completion; responses says input/output."""
+    """Chat, completions, embeddings and scores say prompt/completion; responses, images and audio
+    say input/output; some rerankers say a total alone. Seconds of audio are no tokens."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -175,6 +193,9 @@ def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
         return True, NO_USAGE
     inputs = usage.prompt_tokens or usage.input_tokens or 0
     outputs = usage.completion_tokens or usage.output_tokens or 0
+    if not (inputs or outputs):
+        # Nothing was made: what was counted was read.
+        inputs = usage.total_tokens or 0
     in_details = usage.prompt_tokens_details or usage.input_tokens_details
     out_details = usage.completion_tokens_details or usage.output_tokens_details
     return True, TokenUsage(

@@ -40,6 +40,8 @@ class QuotaSettings(BaseSettings):
     active_batches: int | None = Field(default=None, ge=0)
     enqueued_requests: int | None = Field(default=None, ge=0)
     enqueued_tokens: int | None = Field(default=None, ge=0)
+    batches_per_hour: int | None = Field(default=2000, ge=0)
+    """How many batches a tenant may create over the HTTP API in any hour; None: no limit."""
 
 
 class Settings(BaseSettings):
@@ -103,6 +105,8 @@ class Settings(BaseSettings):
     """How often a request is tried that gets 408, 429, 5xx or no answer."""
     retry_pause_seconds: float = Field(default=0.5, gt=0)
     """The pause before the second try; it doubles with each further one."""
+    allow_private_urls: bool = False
+    """Whether URLs in requests may lead to addresses that are not public."""
     limits: LimitSettings = LimitSettings()
 
     @classmethod

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 
-from batchyard.api import files, uploads
+from batchyard.api import batches, files, openapi, served_models, uploads
 from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
 from batchyard.errors import SettingsError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ROUTERS = (files.router, uploads.router)
+_ROUTERS = (files.router, uploads.router, batches.router, served_models.router)
 _PREFIX = "/v1"
 
 
@@ -59,6 +59,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     handle_errors(app)
     for router in _ROUTERS:
         app.include_router(router, prefix=_PREFIX)
+    app.include_router(openapi.router)
     app.add_middleware(RequestIds)
     app.add_middleware(LingeringClose)  # the outermost: it closes after answers of RequestIds too
     return app

@@ -110,11 +110,11 @@ class JsonObject:
     """
 
     def __init__(self, values: dict[str, Any], path: str = "") -> None:
-        self._values = values
+        self.values = values
         self._path = path
 
     def only(self, known: Collection[str]) -> None:
-        for key in self._values:
+        for key in self.values:
             if key not in known:
                 param = f"{self._path}{key[:64]}"
                 raise ApiError(
@@ -125,7 +125,7 @@ class JsonObject:
         return self._required(key, self.optional_text(key))
 
     def optional_text(self, key: str) -> str | None:
-        value = self._values.get(key)
+        value = self.values.get(key)
         if value is not None and (not isinstance(value, str) or "\0" in value):
             # PostgreSQL can keep no NUL.
             raise self._wrong_type(key, "a string without NUL")
@@ -135,20 +135,20 @@ class JsonObject:
         return self._required(key, self.optional_integer(key))
 
     def optional_integer(self, key: str) -> int | None:
-        value = self._values.get(key)
+        value = self.values.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise self._wrong_type(key, "an integer")
         return value
 
     def texts(self, key: str) -> list[str]:
         """A list of strings, which may be empty."""
-        value: Any = self._required(key, self._values.get(key))
+        value: Any = self._required(key, self.values.get(key))
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise self._wrong_type(key, "an array of strings")
         return value
 
     def optional_object(self, key: str) -> JsonObject | None:
-        value = self._values.get(key)
+        value = self.values.get(key)
         if value is None:
             return None
         if not isinstance(value, dict):

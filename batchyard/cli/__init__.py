@@ -15,10 +15,12 @@ from importlib.metadata import entry_points
 
 import typer
 
+from batchyard.cli import keys
 from batchyard.cli.cancel import cancel
 from batchyard.cli.list_batches import list_batches
 from batchyard.cli.quota import quota
 from batchyard.cli.retry import retry
+from batchyard.cli.serve import serve
 from batchyard.cli.show import show
 from batchyard.cli.steer import pause, priority, resume
 from batchyard.cli.submit import submit
@@ -48,6 +50,8 @@ def make_app() -> typer.Typer:
     app.command(context_settings={"ignore_unknown_options": True})(priority)
     app.command()(retry)
     app.command()(quota)
+    app.add_typer(keys.app, name="keys")
+    app.command()(serve)
     app.command()(reconcile)
     app.command()(expire_files)
     return app

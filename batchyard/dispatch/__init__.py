@@ -12,6 +12,7 @@ from batchyard.dispatch.prefect_api import (
     RUN_CHUNKS,
     TAKEN_UP,
     FlowRun,
+    OfferedModel,
     PrefectApi,
 )
 from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
@@ -24,6 +25,7 @@ __all__ = [
     "TAKEN_UP",
     "FlowRun",
     "GivenUp",
+    "OfferedModel",
     "PrefectApi",
     "RunnerScheduler",
     "bury_lost_runs",

@@ -25,6 +25,8 @@ RUN_CHUNKS = "run-chunks"
 """The flow; it has a deployment on each GPU pool, named after the pool."""
 RUN_BATCHES = "run-batches/default"
 PROCESS_BATCH = "process-batch/default"
+ENGINE_BLOCKS = ("batchyard-vllm-engine", "batchyard-remote-engine")
+"""The block types that say how a model is served."""
 TAKEN_UP = "run-batches"
 """The tag of the process-batch flow runs that a batch runner makes: no worker ends them for it."""
 
@@ -59,6 +61,14 @@ class FlowRun:
     def is_late(self) -> bool:
         """It has been in its state for so long that its process must be in the database."""
         return self.state_seconds >= _LATE_SECONDS.get(self.state, float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """A model that a block says how to serve; ``created_at`` of the block, Unix seconds."""
+
+    name: str
+    created_at: int
 
 
 class _Busy(DispatchFailed):
@@ -220,6 +230,24 @@ class PrefectApi:
         """How many flow runs the work pool runs at a time; None: as many as there are."""
         limit = (await self._call("GET", f"/work_pools/{pool}")).json.get("concurrency_limit")
         return None if limit is None else int(limit)
+
+    async def offered_models(self) -> list[OfferedModel]:
+        """The models of the engine blocks, by name; each once."""
+        wanted = {"block_types": {"slug": {"any_": list(ENGINE_BLOCKS)}}}
+        documents: list[Mapping[str, Any]] = []
+        while True:
+            body = {**wanted, "limit": _PAGE, "offset": len(documents)}
+            page = (await self._call("POST", "/block_documents/filter", body)).json
+            documents += page
+            if len(page) < _PAGE:
+                break
+        oldest: dict[str, int] = {}
+        for document in documents:
+            name = (document.get("data") or {}).get("model")
+            if isinstance(name, str) and name:
+                created_at = int(datetime.fromisoformat(document["created"]).timestamp())
+                oldest[name] = min(created_at, oldest.get(name, created_at))
+        return [OfferedModel(name, oldest[name]) for name in sorted(oldest)]
 
     async def _filter(self, wanted: Mapping[str, Any]) -> list[FlowRun]:
         runs: list[FlowRun] = []

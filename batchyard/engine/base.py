@@ -21,6 +21,8 @@ class EngineRequest:
     body: bytes
     request_id: str
     """Sent as ``X-Request-Id``, so that our files and the engine's log can be joined."""
+    content_type: str = "application/json"
+    """Without a space in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,11 @@ class Engine(Protocol):
         """Stop what ``start`` started, if anything; safe to call twice or before ``start``."""
         ...
 
-    async def routes(self) -> frozenset[str]:
-        """The paths that take POST requests, from the engine's own route list."""
+    async def routes(self) -> frozenset[str] | None:
+        """The paths that take POST requests, from the engine's own list; None: it has none.
+
+        Raises :class:`~batchyard.errors.EngineLost` when the engine's server gives no answer.
+        """
         ...
 
     async def work_done(self) -> float | None:

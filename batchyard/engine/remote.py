@@ -14,7 +14,7 @@ from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress
 from batchyard.engine.fan_out import answer_concurrently
 from batchyard.engine.progress_metrics import requests_of, work_done_of
 from batchyard.engine.retry_after import retry_after_seconds
-from batchyard.engine.routes import STANDARD_ROUTES, post_routes
+from batchyard.engine.routes import post_routes
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ class RemoteEngine:
         if session is not None:
             await session.close()
 
-    async def routes(self) -> frozenset[str]:
-        """From ``/openapi.json`` if the server has one, else the OpenAI standard set."""
+    async def routes(self) -> frozenset[str] | None:
+        """From ``/openapi.json`` if the server has one."""
         status, body = await self._get("/openapi.json")
-        return (post_routes(body) if status == 200 else None) or STANDARD_ROUTES
+        return post_routes(body) if status == 200 else None
 
     async def work_done(self) -> float | None:
         """From ``/metrics`` of a vLLM that is at work; None for every other server.
@@ -138,7 +138,7 @@ class RemoteEngine:
             async with session.post(
                 self._address + request.url,
                 data=request.body,
-                headers={"Content-Type": "application/json", "X-Request-Id": request.request_id},
+                headers={"Content-Type": request.content_type, "X-Request-Id": request.request_id},
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:

@@ -242,7 +242,7 @@ class StubEngine:
                 os.close(log_fd)
 
     def _answer_well(self, request: EngineRequest) -> EngineAnswer:
-        status, body = answer_to(self.model, request.url, request.body)
+        status, body = answer_to(self.model, request.url, request.body, request.content_type)
         return EngineAnswer(request.tag, status, body)
 
     def _check_alive(self) -> None:

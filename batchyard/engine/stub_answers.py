@@ -1,13 +1,15 @@
 """The answers of :class:`~batchyard.engine.stub.StubEngine`: deterministic, of the right shape.
 
 The text depends on nothing but the request's bytes; usage is plausible, not counted. A body is
-judged as a server would: 400 if it is not JSON, 404 for another model or an unknown route.
+judged as a server would: 400 if it cannot be read, 404 for another model or an unknown route.
+Where OpenAI's API takes a form it must be one, but for edits of images, which may be JSON.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -35,26 +37,56 @@ class _Body(msgspec.Struct):
     encoding_format: str = "float"
     dimensions: int | None = None
     documents: list[Any] = []
+    items: Any = None
     text_2: Any = None
+    data_2: Any = None
+    top_n: int = 0
 
 
 _decoder = msgspec.json.Decoder(_Body)
 _encode = msgspec.json.encode
 
 
-def answer_to(model: str, url: str, body: bytes) -> tuple[int, bytes]:
+def answer_to(
+    model: str, url: str, body: bytes, content_type: str = "application/json"
+) -> tuple[int, bytes]:
     """The HTTP status and the body."""
-    make = ANSWERS.get(url.partition("?")[0])
+    path = url.partition("?")[0]
+    make = ANSWERS.get(path)
     if make is None:
         return 404, _encode({"detail": "Not Found"})
     try:
-        request = _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+        if content_type.startswith("multipart/form-data"):
+            form = read_form(body, content_type)
+            request = _Body(model=form.pop("model", (None, b""))[1].decode())
+            # The boundary is another each time; the answer is not to be.
+            body = repr(sorted(form.items())).encode()
+        elif path in _FORMS_ONLY:
+            return 400, _error("BadRequestError", 400, "a form is needed")
+        else:
+            request = _decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError) as error:
         return 400, _error("BadRequestError", 400, str(error))
     if request.model != model:
         message = f"The model `{request.model}` does not exist."
         return 404, _error("NotFoundError", 404, message)
     return 200, _encode(make(request, body))
+
+
+def read_form(body: bytes, content_type: str) -> dict[str, tuple[str | None, bytes]]:
+    """Field → file name and content of a form. Raises ``ValueError`` for what is no form."""
+    boundary = content_type.partition("boundary=")[2].encode()
+    first, *parts, last = (b"\r\n" + body).split(b"\r\n--" + boundary)
+    if not boundary or first or last.strip() != b"--":
+        raise ValueError("not a form")
+    form: dict[str, tuple[str | None, bytes]] = {}
+    for part in parts:
+        head, separator, content = part.partition(b"\r\n\r\n")
+        named = _NAMED.search(head.decode())
+        if named is None or not separator:
+            raise ValueError("a part of the form has no name")
+        form[named[1]] = (named[2], content)
+    return form
 
 
 def error_body(status: int) -> bytes:
@@ -160,6 +192,46 @@ def _items(value: Any) -> list[Any]:
     return value if is_many else [value]
 
 
+def _transcript(_: _Body, body: bytes) -> Json:
+    return {"text": _digest(body), "usage": {"type": "duration", "seconds": 1}}
+
+
+def _images(_: _Body, body: bytes) -> Json:
+    picture = base64.b64encode(_digest(body).encode()).decode()
+    details = {"text_tokens": 1, "image_tokens": 0}
+    usage = {
+        "input_tokens": 1,
+        "input_tokens_details": details,
+        "output_tokens": 8,
+        "total_tokens": 9,
+    }
+    return {"created": CREATED_AT, "data": [{"b64_json": picture}], "usage": usage}
+
+
+def _video(request: _Body, body: bytes) -> Json:
+    return {
+        "id": f"video_{_digest(body)}",
+        "object": "video",
+        "model": request.model,
+        "status": "queued",
+        "progress": 0,
+        "created_at": CREATED_AT,
+    }
+
+
+def _moderation(request: _Body, body: bytes) -> Json:
+    result = {
+        "flagged": False,
+        "categories": {"violence": False},
+        "category_scores": {"violence": 0.0},
+    }
+    return {
+        "id": f"modr-{_digest(body)}",
+        "model": request.model,
+        "results": [result for _ in _items(request.input)],
+    }
+
+
 def _embeddings(request: _Body, body: bytes) -> Json:
     data = [
         {"object": "embedding", "index": index, "embedding": _embedding(request, item)}
@@ -188,10 +260,15 @@ def _relevance(item: Any) -> float:
     return int.from_bytes(hashlib.blake2b(_encode(item), digest_size=2).digest(), "big") / 65536
 
 
+def _judged(request: _Body) -> Any:
+    choices = (request.text_2, request.documents or None, request.items, request.data_2)
+    return next((value for value in choices if value is not None), None)
+
+
 def _score(request: _Body, body: bytes) -> Json:
     data = [
         {"index": index, "object": "score", "score": _relevance(item)}
-        for index, item in enumerate(_items(request.text_2))
+        for index, item in enumerate(_items(_judged(request)))
     ]
     prompt = max(1, len(body) // 4)
     return {
@@ -214,7 +291,7 @@ def _rerank(request: _Body, body: bytes) -> Json:
         "id": f"rerank-{_digest(body)}",
         "model": request.model,
         "usage": {"total_tokens": max(1, len(body) // 4)},
-        "results": results,
+        "results": results[: request.top_n or None],
     }
 
 
@@ -223,6 +300,17 @@ ANSWERS: dict[str, Callable[[_Body, bytes], Json]] = {
     "/v1/completions": _text_completion,
     "/v1/responses": _response,
     "/v1/embeddings": _embeddings,
+    "/v1/moderations": _moderation,
     "/v1/score": _score,
+    "/score": _score,
     "/v1/rerank": _rerank,
+    "/rerank": _rerank,
+    "/v2/rerank": _rerank,
+    "/v1/audio/transcriptions": _transcript,
+    "/v1/audio/translations": _transcript,
+    "/v1/images/generations": _images,
+    "/v1/images/edits": _images,
+    "/v1/videos": _video,
 }
+_FORMS_ONLY = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+_NAMED = re.compile(r'name="([^"]*)"(?:; filename="([^"]*)")?')

@@ -22,7 +22,7 @@ from batchyard.engine.guarded_process import GuardedProcess
 from batchyard.engine.line_client import stream_lines
 from batchyard.engine.middleware import line_stream
 from batchyard.engine.progress_metrics import work_done_of
-from batchyard.engine.routes import STANDARD_ROUTES, post_routes
+from batchyard.engine.routes import post_routes
 from batchyard.engine.vllm_options import (
     DeviceProfile,
     EngineOptions,
@@ -142,9 +142,9 @@ class VllmEngine:
             shutil.rmtree(running.folder, ignore_errors=True)
         logger.info("engine.stopped model=%s exit=%s", self.model, running.process.exit_code)
 
-    async def routes(self) -> frozenset[str]:
-        """The POST paths of the engine's OpenAPI description."""
-        return post_routes(await self._get("/openapi.json")) or STANDARD_ROUTES
+    async def routes(self) -> frozenset[str] | None:
+        """The POST paths of the engine's OpenAPI description, unless it is switched off."""
+        return post_routes(await self._get("/openapi.json"))
 
     async def work_done(self) -> float | None:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""

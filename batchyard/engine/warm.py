@@ -44,7 +44,7 @@ class WarmEngine:
         self._is_warm = False
         await self._engine.stop()
 
-    async def routes(self) -> frozenset[str]:
+    async def routes(self) -> frozenset[str] | None:
         return await self._engine.routes()
 
     async def work_done(self) -> float | None:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchyard.errors import BatchyardError, EngineLost, LeaseLost
+from batchyard.forms import FILE_FIELDS
 from batchyard.framing import parse_envelope
 from batchyard.plan import RECORD, read_records
 from batchyard.results import Outcome
+from batchyard.steps.attachments import Attachments, file_access
 from batchyard.steps.keys import segment_key
 from batchyard.steps.patience import patiently
 from batchyard.steps.segments import encode_entry, finished_lines, put_bytes, read_object
@@ -191,11 +193,12 @@ class ChunkRun:
         return finished.keys()
 
     async def _admit(self, skip: Iterable[int]) -> None:
-        async for record, envelope in self._requests():
-            if record["ordinal"] in skip:
-                continue
-            await self.window.submit(
-                WindowRequest(
+        web = file_access(allow_private=self.services.settings.allow_private_urls)
+        async with Attachments(self.window, web) as attachments:
+            async for record, envelope in self._requests():
+                if record["ordinal"] in skip:
+                    continue
+                request = WindowRequest(
                     int(record["ordinal"]),
                     envelope.custom_id,
                     envelope.url,
@@ -203,7 +206,10 @@ class ChunkRun:
                     self._deliver,
                     owner=self.lease.key,
                 )
-            )
+                if request.url in FILE_FIELDS and self.window.serves(request.url):
+                    await attachments.submit(request)
+                else:
+                    await self.window.submit(request)
 
     async def _requests(self) -> AsyncIterator[tuple[Any, Envelope]]:
         start = self.lease.first_record * RECORD.itemsize

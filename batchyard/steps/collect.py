@@ -22,6 +22,7 @@ from batchyard.steps.segments import decode_entries, read_object
 from batchyard.steps.services import Progress
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
+from batchyard.store.files import FILE_LIFETIME_SECONDS
 from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
@@ -198,4 +199,5 @@ async def _write_file(
         sha256=stored.sha256,
         storage_key=stored.key,
         tenant=batch.tenant,
+        lifetime_seconds=batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS,
     )

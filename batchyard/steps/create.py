@@ -13,11 +13,13 @@ from batchyard.lines import REQUIRED_FIELDS
 from batchyard.steps.forecast import check_window
 from batchyard.storage.location import LocalFile, check_output, parse_location
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, Quota
+from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchyard.steps.services import Services
+    from batchyard.store import BatchRecord, IdempotencyKey
 
 MIXED_ENDPOINTS = "mixed"
 """What ``endpoint`` says of a batch whose lines name several."""
@@ -33,11 +35,15 @@ _MAX_METADATA_VALUE = 512
 class BatchRequest:
     """What somebody asks for. Locations are paths, ``s3://bucket/key`` or http(s) URLs.
 
-    ``endpoint`` None: each line names its own. ``models``: the names that lines may carry; empty
-    for any. ``output`` or ``error`` None: that file is kept in the object store alone.
+    The input is at a location, or was uploaded as ``input_file_id``: one of the two, and whether
+    it is there is found out when the batch runs. ``endpoint`` None: each line names its own.
+    ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
+    file is kept in the object store alone. ``public_urls``: the URLs are a client's, and must
+    lead to public addresses unless the settings allow others.
     """
 
-    input: str
+    input: str | None = None
+    input_file_id: str | None = None
     output: str | None = None
     error: str | None = None
     endpoint: str | None = None
@@ -47,6 +53,10 @@ class BatchRequest:
     metadata: Mapping[str, str] | None = field(default=None)
     priority: int = 0
     tenant: str = "default"
+    output_lifetime_seconds: int | None = None
+    webhook: str | None = None
+    notify_email: str | None = None
+    public_urls: bool = False
 
 
 def default_quota(services: Services) -> Quota:
@@ -62,11 +72,23 @@ def default_quota(services: Services) -> Quota:
 async def create_batch(
     services: Services, request: BatchRequest, *, owner: str | None = None
 ) -> str:
-    """Write the batch's row and return its id. Nothing has been read or run yet.
+    """The id of a new batch: :func:`accept_batch`, for those who need no more."""
+    return (await accept_batch(services, request, owner=owner)).id
 
-    With an ``owner`` the batch is leased to it. Raises
-    :class:`~batchyard.errors.RequestRefused`, :class:`~batchyard.errors.QuotaExceeded`,
-    :class:`~batchyard.errors.WindowUnattainable`, and
+
+async def accept_batch(
+    services: Services,
+    request: BatchRequest,
+    *,
+    owner: str | None = None,
+    batches_per_hour: int | None = None,
+    idempotency: IdempotencyKey | None = None,
+) -> BatchRecord:
+    """Write the batch's row. Nothing has been read or run yet.
+
+    With an ``owner`` the batch is leased to it; ``batches_per_hour`` and ``idempotency`` are
+    those of :meth:`~batchyard.store.Batches.create`, and it raises what that does. Raises
+    :class:`~batchyard.errors.RequestRefused`, :class:`~batchyard.errors.WindowUnattainable`, and
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
     if request.endpoint is not None and request.endpoint not in REQUIRED_FIELDS:
@@ -82,6 +104,7 @@ async def create_batch(
         request.output, request.error, taken={"input": request.input}
     )
     batch = NewBatch(
+        input_file_id=request.input_file_id or new_file_id(),
         endpoint=request.endpoint or MIXED_ENDPOINTS,
         completion_window=request.completion_window,
         window_seconds=window_seconds,
@@ -92,18 +115,22 @@ async def create_batch(
             mixed_endpoints=request.endpoint is None,
             mixed_models=request.mixed_models,
             models=request.models,
+            public_urls=request.public_urls,
         ),
-        locations=BatchLocations(_absolute(request.input), output, error),
+        locations=BatchLocations(_absolute(request.input), output, error, request.webhook),
+        output_lifetime_seconds=request.output_lifetime_seconds,
+        notify_email=request.notify_email,
     )
     if len(request.models) == 1:
         await _check_backlog(services, batch, request.models[0])
-    created = await services.store.batches.create(
+    return await services.store.batches.create(
         batch,
         quota=default_quota(services),
+        batches_per_hour=batches_per_hour,
         owner=owner,
         lease_seconds=services.settings.lease_seconds,
+        idempotency=idempotency,
     )
-    return created.id
 
 
 async def _check_backlog(services: Services, batch: NewBatch, model: str) -> None:
@@ -127,7 +154,7 @@ def check_priority(priority: int) -> None:
 
 def parse_window(text: str) -> int:
     """Seconds of a completion window such as ``24h``, ``90m`` or ``7d``."""
-    match = re.fullmatch(r"([1-9]\d{0,4})([mhd])", text)
+    match = re.fullmatch(r"([1-9][0-9]{0,4})([mhd])", text)
     if match is None:
         raise RequestRefused(
             "completion_window must be a number and m, h or d, for example 24h.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from batchyard.errors import RecordNotFound
+from batchyard.errors import InputRefused, RecordNotFound
 from batchyard.steps.keys import file_key
 from batchyard.steps.services import Progress
 from batchyard.storage.location import (
@@ -16,27 +16,33 @@ from batchyard.storage.location import (
     read_location,
 )
 from batchyard.store import NewFile
+from batchyard.wire import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.steps.services import Services
+    from batchyard.store import BatchRecord, FileRecord
 
 
 async def fetch_input(services: Services, batch_id: str) -> int:
     """Copy the input into the object store; its size in bytes. Done before: nothing to do.
 
-    Raises :class:`~batchyard.errors.StorageError`; a file over the limit is refused as soon as
-    the limit is passed.
+    Raises :class:`~batchyard.errors.InputRefused` where there is no such file, for this tenant
+    and for this purpose, and :class:`~batchyard.errors.StorageError`; a file over the limit is
+    refused as soon as the limit is passed.
     """
     batch = await services.store.batches.get(batch_id)
     try:
-        return (await services.store.files.get(batch.input_file_id)).size_bytes
+        file = await services.store.files.get(batch.input_file_id)
     except RecordNotFound:
         pass
+    else:
+        _check_file(batch, file)
+        return file.size_bytes
     wanted = (await services.store.batches.locations(batch_id)).input
     if wanted is None:
-        raise RecordNotFound(f"Cannot find file {batch.input_file_id}: upload it first.")
+        raise _no_file(batch)
     services.on_progress(Progress(batch_id, "fetching"))
     location = parse_location(wanted)
     s3 = await services.s3_for(location)
@@ -47,6 +53,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
             location,
             limit_bytes=services.settings.limits.max_bytes,
             s3=s3,
+            web=services.web_for(batch.options),
         )
         async for part in source:
             done += len(part)
@@ -66,6 +73,30 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         )
     )
     return stored.size_bytes
+
+
+def _check_file(batch: BatchRecord, file: FileRecord) -> None:
+    """Others' files are as good as none, and so are those that had expired by then."""
+    if file.tenant != batch.tenant or (
+        file.expires_at is not None and file.expires_at <= batch.created_at
+    ):
+        raise _no_file(batch)
+    if file.purpose != "batch":
+        raise _refused(
+            f"File {file.id} was uploaded with purpose '{file.purpose}': upload it with purpose "
+            "'batch'."
+        )
+
+
+def _no_file(batch: BatchRecord) -> InputRefused:
+    return _refused(
+        f"Cannot find file {batch.input_file_id}, or you do not have access to it: upload it, "
+        "and create the batch again."
+    )
+
+
+def _refused(message: str) -> InputRefused:
+    return InputRefused([BatchError("invalid_request", message, param="file_id")])
 
 
 def _filename(location: Location) -> str:

@@ -50,8 +50,8 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     services.on_progress(Progress(batch_id, "publishing"))
     wanted = await services.store.batches.locations(batch_id)
     undelivered = [
-        await _deliver(services, "output", collected.output, wanted.output),
-        await _deliver(services, "error", collected.error, wanted.error),
+        await _deliver(services, batch, "output", collected.output, wanted.output),
+        await _deliver(services, batch, "error", collected.error, wanted.error),
     ]
     ended = await services.store.batches.finish(
         batch_id,
@@ -83,7 +83,11 @@ async def fail_batch(
 
 
 async def _deliver(
-    services: Services, kind: str, file: NewFile | None, location_text: str | None
+    services: Services,
+    batch: BatchRecord,
+    kind: str,
+    file: NewFile | None,
+    location_text: str | None,
 ) -> str | None:
     """Write one file to the user's location; what went wrong, if anything did."""
     if location_text is None:
@@ -96,7 +100,12 @@ async def _deliver(
                 await asyncio.to_thread(location.path.unlink, missing_ok=True)
             return None
         path = await services.storage.local_path(file.storage_key, services.spool)
-        await write_location(location, path, s3=await services.s3_for(location))
+        await write_location(
+            location,
+            path,
+            s3=await services.s3_for(location),
+            web=services.web_for(batch.options),
+        )
     except (StorageError, OSError) as error:
         return f"The {kind} file could not be delivered: {error}"
     return None

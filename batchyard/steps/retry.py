@@ -70,6 +70,8 @@ async def retry_batch(
         locations=locations,
         priority=batch.priority,
         tenant=batch.tenant,
+        output_lifetime_seconds=batch.output_lifetime_seconds,
+        notify_email=batch.notify_email,
         retry_of=batch.id,
     )
     try:

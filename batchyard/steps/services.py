@@ -16,6 +16,7 @@ from batchyard.steps.secret_key import read_secret_keys
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.location import Location, S3Object
 from batchyard.storage.s3 import S3Storage
+from batchyard.storage.web import WebAccess
 from batchyard.store import open_store
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
     from batchyard.storage.base import Storage
     from batchyard.storage.bucket import S3Credentials
-    from batchyard.store import Store
+    from batchyard.store import BatchOptions, Store
 
 _LEAST_ROOM_BYTES = 1024**2
 """Enough for the database; what files need is found out as they are written."""
@@ -64,6 +65,10 @@ class Services:
     async def s3_for(self, location: Location) -> S3Credentials | None:
         """The credentials that reading or writing ``location`` needs; most need none."""
         return await self.s3_credentials() if isinstance(location, S3Object) else None
+
+    def web_for(self, options: BatchOptions) -> WebAccess:
+        """How the URLs of a batch are reached: a client's own lead to public addresses alone."""
+        return WebAccess(public_only=options.public_urls and not self.settings.allow_private_urls)
 
 
 @asynccontextmanager

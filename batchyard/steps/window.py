@@ -17,8 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
+from batchyard.engine.routes import is_served
 from batchyard.errors import EngineError, EngineLost
-from batchyard.results import NoAnswerCode, answered, new_request_id, unanswered
+from batchyard.lines import REQUIRED_FIELDS
+from batchyard.results import NoAnswerCode, answered, new_request_id, not_served, unanswered
+from batchyard.steps.attachments import FileRoom
 from batchyard.steps.hang_watch import HangWatch
 from batchyard.steps.retry_policy import RetryPolicy
 
@@ -50,6 +53,9 @@ class WindowRequest:
     body: bytes
     deliver: Callable[[int, ResultLine], None]
     owner: Hashable
+    content_type: str = "application/json"
+    file_bytes: int = 0
+    """What it holds of the window's room for files, and gives back as it leaves."""
     request_id: str = ""
     attempts: int = 0
     strikes: int = 0
@@ -84,7 +90,9 @@ class Window:
     ) -> None:
         self.size = 2 * engine.max_num_seqs
         """Requests in flight: the engine's next step is always full, a crash loses little."""
+        self.file_room = FileRoom()
         self._engine = engine
+        self._not_served: frozenset[str] = frozenset()
         self._timeout_seconds = timeout_seconds
         self._hang_seconds = hang_seconds
         self._retry = retry or RetryPolicy()
@@ -108,6 +116,7 @@ class Window:
         self._pump_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
+        self._not_served = await self._missing_endpoints()
         self._pump_task = asyncio.create_task(self._pump(), name="window")
         self._pump_task.add_done_callback(lambda _: self._end())
         return self
@@ -125,14 +134,24 @@ class Window:
     async def submit(self, request: WindowRequest) -> None:
         """Wait for a slot and send the request. Raises what ended the window, if it has ended.
 
-        While the owner withdraws, the request is dropped.
+        While the owner withdraws, the request is dropped. One for an endpoint that the engine
+        does not have gets its result without the engine.
         """
         await self._slots.acquire()
         self.check()
         if request.owner in self._departures:
             self._slots.release()
-            return
-        self._enqueue(request)
+            self.file_room.give_back(request.file_bytes)
+        elif self.serves(request.url):
+            self._enqueue(request)
+        else:
+            served = REQUIRED_FIELDS.keys() - self._not_served
+            result = not_served(request.custom_id, new_request_id(), request.url, served)
+            self._leave(request, result)
+
+    def serves(self, url: str) -> bool:
+        """Whether the engine may have this endpoint; it is asked about those that it may."""
+        return url not in self._not_served
 
     async def withdraw(self, owner: Hashable, *, abort: bool) -> None:
         """Take back everything of ``owner``; return when none of it is left in the window.
@@ -171,6 +190,17 @@ class Window:
         task = self._pump_task
         if task is not None and task.done() and not task.cancelled() and task.exception():
             raise EngineLost(f"The engine was given up: {task.exception()}") from task.exception()
+
+    async def _missing_endpoints(self) -> frozenset[str]:
+        """The endpoints that the engine says it does not have; none if it says nothing."""
+        try:
+            routes = await self._engine.routes()
+        except EngineLost:
+            # Whoever dies now dies again, or is started again: that is seen to below.
+            routes = None
+        if routes is None:
+            return frozenset()
+        return frozenset(url for url in REQUIRED_FIELDS if not is_served(url, routes))
 
     async def ended(self) -> None:
         """Return when the window takes no more requests, for whatever reason."""
@@ -247,7 +277,9 @@ class Window:
                 tag, request = next(self._tags), self._queue.popleft()
                 self._in_flight[tag] = request
                 request.request_id = new_request_id()
-                yield EngineRequest(tag, request.url, request.body, request.request_id)
+                yield EngineRequest(
+                    tag, request.url, request.body, request.request_id, request.content_type
+                )
             else:
                 self._feed_wake.clear()
                 await self._feed_wake.wait()
@@ -327,6 +359,7 @@ class Window:
         """The request gives its slot back, with its result or, withdrawn, without."""
         self._clear(request)
         self._slots.release()
+        self.file_room.give_back(request.file_bytes)
         if result is not None:
             request.deliver(request.ordinal, result)
         departure = self._departures.get(request.owner)

@@ -151,7 +151,8 @@ class _Transfer:
     async def _answer(self) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer whose body goes on where the last one broke."""
         url, asked = self._url, self._asked()
-        for _ in range(MAX_REDIRECTS + 1):
+        most = 0 if self._web.public_only else MAX_REDIRECTS
+        for _ in range(most + 1):
             with web_errors_as_ours(self._name):
                 response = await self._session.get(url, headers=asked, allow_redirects=False)
             async with response:
@@ -161,7 +162,7 @@ class _Transfer:
                 await self._check(response)
                 yield response
                 return
-        raise LocationRefused(f"{self._name} redirects more than {MAX_REDIRECTS} times")
+        raise LocationRefused(f"{self._name} redirects more than {most} times: give the final URL")
 
     def _asked(self) -> dict[str, str]:
         if self._version is None:

@@ -23,6 +23,7 @@ from batchyard.errors import (
     StorageFull,
     StorageUnavailable,
 )
+from batchyard.storage.address import AddressRefused, public_socket
 from batchyard.storage.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -46,11 +47,17 @@ class WebAccess:
     backoff: Backoff = field(default_factory=Backoff)
     ssl_context: ssl.SSLContext | None = None
     """Instead of the system's trusted authorities."""
+    public_only: bool = False
+    """For URLs that somebody else than the operator gives: public addresses and ports of web
+    servers only, and no redirects."""
 
     def session(self) -> aiohttp.ClientSession:
         """A session that follows nothing, remembers nothing and unpacks nothing by itself."""
-        # Checks of the address that is really connected belong here, as `socket_factory`.
-        connector = aiohttp.TCPConnector(ssl=self.ssl_context or True, force_close=True)
+        connector = aiohttp.TCPConnector(
+            ssl=self.ssl_context or True,
+            force_close=True,
+            socket_factory=public_socket if self.public_only else None,
+        )
         return aiohttp.ClientSession(
             connector=connector,
             auto_decompress=False,
@@ -75,7 +82,8 @@ def web_errors_as_ours(name: str) -> Iterator[None]:
         raise LocationRefused(
             f"{name}: the server's TLS certificate is not trusted, or it speaks no TLS"
         ) from None
-    except aiohttp.InvalidURL:
+    except (aiohttp.InvalidURL, UnicodeError):
+        # The latter: a name with a label that DNS cannot hold.
         raise LocationRefused(f"{name} is no URL: check host and port") from None
     except TimeoutError:
         raise StorageUnavailable(f"{name}: the server is too slow or does not answer") from None
@@ -85,6 +93,8 @@ def web_errors_as_ours(name: str) -> Iterator[None]:
             raise LocationRefused(f"{name}: no host has this name, check the URL") from None
         raise StorageUnavailable(f"{name} cannot be reached (no answer from DNS)") from None
     except aiohttp.ClientConnectorError as error:
+        if isinstance(error.os_error, AddressRefused):
+            raise LocationRefused(f"{name} may not be used: {error.os_error}") from None
         raise StorageUnavailable(
             f"{name} cannot be reached ({type(error).__name__}): check the URL, and that the "
             "server runs"

@@ -38,6 +38,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     mixed_models: bool = False
     models: tuple[str, ...] = ()
     """The only names that lines may carry; empty: any."""
+    public_urls: bool = False
+    """Its URLs are a client's, not the operator's: they must lead to public addresses."""
 
 
 class BatchRow(Row, UsageColumns, table=True):

@@ -29,7 +29,7 @@ from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.store.columns import usage_values
 from batchyard.store.files import insert_file
 from batchyard.store.idempotency import claim
-from batchyard.store.tenants import Quota, hold_quota
+from batchyard.store.tenants import Quota, hold_pace, hold_quota
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -68,17 +68,19 @@ class Batches:
         new: NewBatch,
         *,
         quota: Quota = NO_LIMIT,
+        batches_per_hour: int | None = None,
         owner: str | None = None,
         lease_seconds: float = 0.0,
         idempotency: IdempotencyKey | None = None,
     ) -> BatchRecord:
         """Record a new batch, ``validating``; on return it is durable.
 
-        ``quota`` is for a tenant that has none of its own. With an ``owner`` the batch is
-        leased as it is made, and nobody else takes it up. With an ``idempotency`` key that the
-        tenant used before, nothing is made: it is the batch of then, as it is now. Raises
-        :class:`~batchyard.errors.TransitionConflict` for a taken id,
-        :class:`~batchyard.errors.QuotaExceeded`, and
+        ``quota`` is for a tenant that has none of its own, ``batches_per_hour`` for all; None:
+        no limit. With an ``owner`` the batch is leased as it is made, and nobody else takes it
+        up. With an ``idempotency`` key that the tenant used before, nothing is made: it is the
+        batch of then, as it is now. Raises :class:`~batchyard.errors.TransitionConflict` for a
+        taken id, :class:`~batchyard.errors.QuotaExceeded`,
+        :class:`~batchyard.errors.BatchRateExceeded` and
         :class:`~batchyard.errors.IdempotencyConflict`.
         """
         lease: dict[str, Any] = {}
@@ -91,6 +93,8 @@ class Batches:
                 batch_id = await claim(connection, new.tenant, idempotency, new.id)
                 if batch_id != new.id:
                     return await load_batch(connection, batch_id)
+            if batches_per_hour is not None:
+                await hold_pace(connection, new.tenant, batches_per_hour)
             await hold_quota(connection, new.tenant, quota, batches=1)
             now = await read_seconds(connection)
             await connection.execute(

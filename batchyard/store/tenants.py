@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from sqlalchemy import BigInteger, Double, func, select
 from sqlmodel import Field
 
-from batchyard.errors import BatchLimitExceeded, QuotaExceeded
+from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store.batch_rows import BATCHES
 from batchyard.store.chunk_rows import CHUNKS, IS_OPEN, remaining_tokens
-from batchyard.store.clock import clock
+from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import Row
 from batchyard.store.upsert import upsert
 
@@ -35,6 +35,8 @@ class TenantRow(Row, table=True):
 
 
 TENANTS = TenantRow.metadata.tables["tenants"]
+
+_HOUR_SECONDS = 3600
 
 _ACTIVE = [status for status in BatchStatus if status not in TERMINAL]
 _ENQUEUED = [BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS]
@@ -144,6 +146,28 @@ async def hold_quota(
         if used + more > limit:
             refusal = BatchLimitExceeded if name == "active_batches" else QuotaExceeded
             raise refusal(_refusal(tenant, name.replace("_", " "), limit, used, more))
+
+
+async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: int) -> None:
+    """Make sure that the tenant has created fewer batches in the last hour; the caller adds one.
+
+    Nothing is locked: this slows down a client that runs wild, and of those who ask in the same
+    moment a few more may pass. Raises :class:`~batchyard.errors.BatchRateExceeded`.
+    """
+    now = await read_seconds(connection)
+    lately = (BATCHES.c.tenant == tenant, BATCHES.c.created_at > now - _HOUR_SECONDS)
+    made = (await connection.execute(select(func.count()).where(*lately))).scalar_one()
+    if made < batches_per_hour:
+        return
+    # Room comes when so many of them are an hour old that the rest is fewer than the limit.
+    leaving = select(BATCHES.c.created_at).where(*lately).order_by(BATCHES.c.created_at)
+    found = await connection.execute(leaving.offset(made - batches_per_hour).limit(1))
+    leaves_at = (found.scalar_one_or_none() or now) + _HOUR_SECONDS
+    raise BatchRateExceeded(
+        f"Tenant '{tenant}' may create {batches_per_hour:,} batches an hour: put more requests "
+        "into each, or wait.",
+        retry_after_seconds=max(1, leaves_at - now),
+    )
 
 
 def _limits(quota: Quota, added: TenantUsage) -> dict[str, int]:

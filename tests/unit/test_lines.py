@@ -221,6 +221,59 @@ def test_endpoints_may_mix_where_the_rules_say_so() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("url", "fields"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/embeddings", {"input": "x"}),
+        ("/v1/embeddings", {"messages": []}),
+        ("/v1/moderations", {"input": "x"}),
+        ("/v1/score", {"text_1": "x", "text_2": ["y"]}),
+        ("/score", {"queries": "x", "documents": ["y"]}),
+        ("/v1/score", {"queries": "x", "items": ["y"]}),
+        ("/v1/score", {"data_1": "x", "data_2": ["y"]}),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}),
+        ("/rerank", {"query": "x", "documents": ["y"]}),
+        ("/v2/rerank", {"query": "x", "documents": ["y"]}),
+        ("/v1/audio/transcriptions", {"file_url": "https://example.com/a.wav"}),
+        ("/v1/audio/translations", {"file_url": "data:audio/wav;base64,"}),
+        ("/v1/images/generations", {"prompt": "x"}),
+        ("/v1/images/edits", {"prompt": "x", "file_url": "https://example.com/a.png"}),
+        ("/v1/images/edits", {"prompt": "x", "images": [{"image_url": "data:,"}]}),
+        ("/v1/videos", {"prompt": "x"}),
+        ("/classify", {"input": "x"}),
+        ("/pooling", {"data": "x"}),
+    ],
+)
+def test_each_endpoint_is_accepted_with_its_own_fields_and_not_without(
+    url: str, fields: dict[str, Any]
+) -> None:
+    line = request(url=url, body={"model": "m"} | fields)
+    assert validate(dumps(line), endpoint=url)[0].url == url
+
+    left_out = next(iter(fields))
+    del line["body"][left_out]
+    refused = refusal(dumps(line), endpoint=url)
+    assert {(code, number) for code, _, number in refused} == {("invalid_request", 1)}
+
+
+def test_of_several_sets_of_fields_the_one_that_was_meant_is_named() -> None:
+    def missing(**fields: Any) -> list[str | None]:
+        line = request(url="/v1/score", body={"model": "m"} | fields)
+        return [param for _, param, _ in refusal(dumps(line), endpoint=None)]
+
+    assert missing() == ["body.text_1", "body.text_2"]
+    assert missing(text_1="x") == ["body.text_2"]
+    assert missing(queries="x") == ["body.documents"]
+
+
+@pytest.mark.parametrize("value", [None, 7, "a.wav", "file:///etc/passwd", "s3://bucket/a.wav"])
+def test_a_file_url_must_be_one_that_can_be_fetched(value: Any) -> None:
+    line = request(url="/v1/audio/transcriptions", body={"model": "m", "file_url": value})
+    assert refusal(dumps(line), endpoint=None) == [("invalid_request", "body.file_url", 1)]
+
+
 def test_an_engine_route_that_is_no_endpoint_is_refused() -> None:
     assert refusal(dumps(request(url="/pause")), endpoint=None) == [("invalid_url", "url", 1)]
 

@@ -7,7 +7,14 @@ import re
 
 import pytest
 
-from batchyard.results import NoAnswerCode, Outcome, answered, new_request_id, unanswered
+from batchyard.results import (
+    NoAnswerCode,
+    Outcome,
+    answered,
+    new_request_id,
+    not_served,
+    unanswered,
+)
 from batchyard.wire import NO_USAGE, TokenUsage
 
 
@@ -95,6 +102,60 @@ def test_usage_is_read_from_responses_answers() -> None:
 def test_usage_of_embeddings_has_no_output() -> None:
     body = b'{"data":[],"usage":{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}}'
     assert answered("a", "r", 200, body).usage == TokenUsage(5, 0, 0, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        # A score, a reranker of vLLM, one of another make.
+        (b'{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}', TokenUsage(5, 0, 0, 0, 5)),
+        (b'{"prompt_tokens":5,"total_tokens":5}', TokenUsage(5, 0, 0, 0, 5)),
+        (b'{"total_tokens":5}', TokenUsage(5, 0, 0, 0, 5)),
+        # Recordings, by time and by tokens.
+        (b'{"type":"duration","seconds":7}', NO_USAGE),
+        (
+            b'{"type":"tokens","input_tokens":5,"output_tokens":2,"total_tokens":7}',
+            TokenUsage(5, 0, 2, 0, 7),
+        ),
+        # Pictures.
+        (
+            b'{"input_tokens":5,"input_tokens_details":{"image_tokens":2},"output_tokens":8}',
+            TokenUsage(5, 0, 8, 0, 13),
+        ),
+    ],
+)
+def test_usage_is_read_from_the_answers_of_every_endpoint(
+    usage: bytes, expected: TokenUsage
+) -> None:
+    assert answered("a", "r", 200, b'{"usage":%b}' % usage).usage == expected
+
+
+def test_an_endpoint_that_is_not_served_is_an_error_line_that_says_what_is() -> None:
+    result = not_served("a", "req_1", "/v1/score", {"/v1/embeddings", "/rerank"})
+    line = json.loads(result.line)
+    assert (result.outcome, line["error"]) == (Outcome.ERROR, None)
+    assert line["response"] == {
+        "status_code": 404,
+        "request_id": "req_1",
+        "body": {
+            "error": {
+                "message": "The engine does not serve /v1/score. "
+                "It serves: /rerank, /v1/embeddings.",
+                "type": "invalid_request_error",
+                "param": "url",
+                "code": "endpoint_not_served",
+            }
+        },
+    }
+
+
+def test_the_reason_of_a_request_without_an_answer_stands_behind_the_message() -> None:
+    result = unanswered("a", NoAnswerCode.FILE_UNAVAILABLE, "It is\u2028 gone.")
+    assert len(result.line.decode().splitlines()) == 1
+    assert json.loads(result.line)["error"] == {
+        "code": "file_url_unavailable",
+        "message": "The file that body.file_url names could not be had. It is\u2028 gone.",
+    }
 
 
 @pytest.mark.parametrize(

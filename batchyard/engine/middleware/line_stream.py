@@ -9,7 +9,7 @@ the application below, so it meets the same routes, validation and error handler
 its own would, and its answer goes back as soon as it is there. Both directions are frames, a
 header line and a body of exactly ``LENGTH`` bytes::
 
-    request   TAG URL LENGTH REQUEST_ID\\n body
+    request   TAG URL LENGTH REQUEST_ID CONTENT_TYPE\\n body    (without the last word: JSON)
     abort     TAG - 0 -\\n
     answer    TAG STATUS LENGTH RETRY_AFTER\\n body       (RETRY_AFTER is ``-`` where there is none)
 
@@ -47,6 +47,7 @@ ALIVE: Final = 2
 ABORTED: Final = 3
 """The client's abort ended the request."""
 
+JSON: Final = "application/json"
 ABORT_URL: Final = "-"
 """In place of a URL: the frame aborts the request in flight that has its tag."""
 
@@ -61,13 +62,18 @@ class FrameError(ValueError):
     """The bytes are not a sequence of frames."""
 
 
-def request_frame(tag: int, url: str, body: bytes, request_id: str) -> bytes:
-    """One request. Raises :class:`FrameError` for a URL or request id with a space in it."""
+def request_frame(
+    tag: int, url: str, body: bytes, request_id: str, content_type: str = JSON
+) -> bytes:
+    """One request. Raises :class:`FrameError` for any word with a space in it."""
     if url == ABORT_URL:
         raise FrameError("the URL would make it an abort")
-    if not (_is_word(url) and _is_word(request_id)):
-        raise FrameError("URL and request id must be printable ASCII without spaces")
-    return b"%d %s %d %s\n%b" % (tag, url.encode(), len(body), request_id.encode(), body)
+    if not (_is_word(url) and _is_word(request_id) and _is_word(content_type)):
+        raise FrameError("the words of a header must be printable ASCII without spaces")
+    words = [str(tag), url, str(len(body)), request_id]
+    if content_type != JSON:
+        words.append(content_type)
+    return b"%b\n%b" % (" ".join(words).encode(), body)
 
 
 def abort_frame(tag: int) -> bytes:
@@ -89,9 +95,13 @@ def _is_number(word: bytes) -> bool:
 
 
 class FrameParser:
-    """Cuts a stream of bytes, however it is sliced, into frames."""
+    """Cuts a stream of bytes, however it is sliced, into frames of four words.
 
-    def __init__(self) -> None:
+    ``most_words`` 5: a frame may have one more.
+    """
+
+    def __init__(self, most_words: int = 4) -> None:
+        self._most_words = most_words
         self._buffer = bytearray()
         self._header: list[bytes] | None = None
         self._body_bytes = 0
@@ -102,7 +112,7 @@ class FrameParser:
         return not self._buffer and self._header is None
 
     def feed(self, data: bytes) -> Iterator[tuple[list[bytes], bytes]]:
-        """Yield the four words and the body of each frame that ``data`` completes."""
+        """Yield the words and the body of each frame that ``data`` completes."""
         buffer = self._buffer
         buffer += data
         while True:
@@ -123,7 +133,9 @@ class FrameParser:
 
     def _parse_header(self, line: bytes) -> list[bytes]:
         words = line.split(b" ")
-        if len(words) != 4 or not (_is_number(words[0]) and _is_number(words[2])):
+        if not 4 <= len(words) <= self._most_words or not (
+            _is_number(words[0]) and _is_number(words[2])
+        ):
             raise FrameError("not a frame header")
         self._body_bytes = int(words[2])
         return words
@@ -177,26 +189,28 @@ class _Stream:
 
     async def _read(self) -> None:
         """Admit requests as they arrive; return when the client is gone."""
-        frames = FrameParser()
+        frames = FrameParser(most_words=5)
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return
-            for (tag, url, _, request_id), body in frames.feed(message.get("body", b"")):
-                if url == ABORT_URL.encode():
-                    self._abort(int(tag))
+            for words, body in frames.feed(message.get("body", b"")):
+                if words[1] == ABORT_URL.encode():
+                    self._abort(int(words[0]))
                 else:
-                    self._admit(int(tag), url, request_id, body)
+                    self._admit(words, body)
             if not message.get("more_body", False):
                 if not frames.is_between_frames:
                     return
                 self._all_received = True
                 self._wake.set()
 
-    def _admit(self, tag: int, url: bytes, request_id: bytes, body: bytes) -> None:
+    def _admit(self, words: list[bytes], body: bytes) -> None:
+        tag, (url, _, request_id, *content_type) = int(words[0]), words[1:]
         replay = _Replay(self, tag, body)
         self._in_flight[tag] = replay
-        replay.start(self._scope_of(url, request_id, len(body)), self._timeout_seconds)
+        scope = self._scope_of(url, request_id, len(body), *content_type)
+        replay.start(scope, self._timeout_seconds)
 
     def _abort(self, tag: int) -> None:
         # An answer may have crossed the abort on the way: then there is nothing to end.
@@ -204,11 +218,13 @@ class _Stream:
         if replay is not None:
             replay.end(ABORTED)
 
-    def _scope_of(self, url: bytes, request_id: bytes, body_bytes: int) -> Scope:
+    def _scope_of(
+        self, url: bytes, request_id: bytes, body_bytes: int, content_type: bytes = JSON.encode()
+    ) -> Scope:
         path, _, query = url.partition(b"?")
         headers = [
             (b"host", b"localhost"),
-            (b"content-type", b"application/json"),
+            (b"content-type", content_type),
             (b"content-length", b"%d" % body_bytes),
             (b"x-request-id", request_id),
         ]

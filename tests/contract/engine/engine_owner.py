@@ -30,6 +30,10 @@ async def requests() -> AsyncIterator[EngineRequest]:
         ("/v1/embeddings", {"input": ["a", "b c"]}),
         ("/v1/embeddings", {"input": ["a", "b c"], "encoding_format": "base64"}),
         ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}),
+        ("/score", {"queries": "a", "documents": ["b", "c"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
+        ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+        ("/v2/rerank", {"query": "a", "documents": ["b", "c"], "top_n": 1}),
     ]
     for tag, (url, body) in enumerate(asked):
         yield EngineRequest(tag, url, json.dumps({"model": MODEL, **body}).encode(), f"r{tag}")
@@ -55,6 +59,7 @@ async def own_engine(log_path: Path) -> None:
         tell("session", engine._running.process.session)
 
     await engine.start(show_session)
+    tell("routes", *sorted(await engine.routes() or ()))
     async for answer in engine.stream(requests(), timeout_seconds=60):
         tell("answer", answer.tag, answer.status, answer.body.decode())
 

@@ -40,7 +40,11 @@ async def serve(stub: StubEngine, socket_path: Path | None = None) -> AsyncItera
         if request.headers.get("Authorization") != f"Bearer {API_KEY}":
             return web.json_response({"error": {"message": "bad key"}}, status=401)
         asked = EngineRequest(
-            0, request.path_qs, await request.read(), request.headers["X-Request-Id"]
+            0,
+            request.path_qs,
+            await request.read(),
+            request.headers["X-Request-Id"],
+            request.headers["Content-Type"],
         )
         try:
             answer = await stub.answer(asked, timeout_seconds=NEVER_SECONDS)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine.base import Abort, NoAnswer
+from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from tests.contract.engine.conftest import CHAT, Subject, chat_body, request, slow_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from batchyard.engine.base import EngineAnswer, EngineRequest
+    from batchyard.engine.base import EngineAnswer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -90,6 +90,16 @@ async def test_an_unknown_route_is_answered_404(subject: Subject) -> None:
     answers = await ask(subject, request(1, chat_body("hi"), url="/v1/no/such/route"))
 
     assert answers[1].status == 404
+
+
+async def test_a_request_has_the_content_type_that_it_is_given(subject: Subject) -> None:
+    """A form is no JSON, whatever is in it: no engine takes one for the other."""
+    form = EngineRequest(1, CHAT, chat_body("hi"), "request-1", "multipart/form-data;boundary=b")
+
+    answers = await ask(subject, form, request(2, chat_body("hi")))
+
+    assert answers[1].status in {400, 415, 422}
+    assert answers[2].status == 200
 
 
 async def test_another_model_is_answered_404(subject: Subject) -> None:
@@ -277,7 +287,10 @@ async def test_two_streams_run_side_by_side(subject: Subject) -> None:
 
 async def test_the_engine_lists_its_routes(subject: Subject) -> None:
     """What the engine serves is known before anything is sent."""
-    assert {CHAT, "/v1/completions", "/v1/responses"} <= await subject.engine.routes()
+    routes = await subject.engine.routes()
+
+    assert routes is not None
+    assert {CHAT, "/v1/completions", "/v1/responses"} <= routes
 
 
 async def test_the_work_done_grows_while_a_request_runs(subject: Subject) -> None:

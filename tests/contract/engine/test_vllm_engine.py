@@ -228,15 +228,21 @@ def test_killing_the_owner_of_a_loading_engine_leaves_no_process(tmp_path: Path)
 
 
 def test_an_embedding_model_is_served(serving_owner: Owner) -> None:
-    """Embeddings as floats and as base64, and scores, through the same stream."""
-    lines = serving_owner.read_until("answer ", count=3)
+    """Embeddings as floats and as base64, scores and ranks, through the same stream."""
+    lines = serving_owner.read_until("answer ", count=7)
     words = [line.split(" ", 3) for line in lines if line.startswith("answer ")]
     bodies = {int(tag): json.loads(body) for _, tag, status, body in words if status == "200"}
+    (routes,) = (line.split()[1:] for line in lines if line.startswith("routes "))
 
     floats = bodies[0]["data"][1]["embedding"]
     packed = base64.b64decode(bodies[1]["data"][1]["embedding"])
     assert struct.unpack(f"<{len(floats)}f", packed) == pytest.approx(floats, abs=1e-6)
-    assert len(bodies[2]["data"]) == 2
+    assert len(bodies[2]["data"]) == len(bodies[3]["data"]) == 2
+    assert [len(bodies[tag]["results"]) for tag in (4, 5, 6)] == [2, 2, 1]
+    assert {"/v1/embeddings", "/v1/score", "/rerank", "/v2/rerank"} <= set(routes)
+    for body in bodies.values():
+        # What the tokens of a batch are counted from.
+        assert body["usage"]["prompt_tokens"] > 0
 
 
 def test_killing_the_owner_of_a_serving_engine_leaves_no_process(serving_owner: Owner) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from batchyard.engine.middleware import line_stream
 from batchyard.engine.middleware.line_stream import (
@@ -24,9 +29,12 @@ from batchyard.engine.middleware.line_stream import (
     answer_frame,
     request_frame,
 )
+from batchyard.forms import AttachedFile, make_form
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
+
+    from starlette.requests import Request
 
     Message = MutableMapping[str, Any]
 
@@ -94,6 +102,23 @@ def test_a_url_or_id_that_would_break_the_header_is_refused(url: str, name: str)
     """Nothing that a caller passes can smuggle a second frame in."""
     with pytest.raises(FrameError):
         request_frame(1, url, b"", name)
+
+
+def test_a_content_type_other_than_json_is_a_fifth_word() -> None:
+    """Only where one is expected: an answer has four."""
+    frame = request_frame(1, "/v1", b"body", "x", "multipart/form-data;boundary=b")
+
+    assert list(FrameParser(most_words=5).feed(frame)) == [
+        ([b"1", b"/v1", b"4", b"x", b"multipart/form-data;boundary=b"], b"body")
+    ]
+    with pytest.raises(FrameError):
+        list(FrameParser().feed(frame))
+
+
+@pytest.mark.parametrize("content_type", ["", "a/b; c=d", "a/b\nc"])
+def test_a_content_type_that_would_break_the_header_is_refused(content_type: str) -> None:
+    with pytest.raises(FrameError):
+        request_frame(1, "/v1", b"", "x", content_type)
 
 
 def test_an_abort_frame_is_a_request_without_a_url() -> None:
@@ -176,6 +201,8 @@ async def application(
             except asyncio.CancelledError:
                 application.cancelled += 1  # type: ignore[attr-defined]
                 raise
+        case "/headers":
+            message = {"body": dict(scope["headers"])[b"content-type"]}
         case "/busy":
             status, headers = 429, [(b"Retry-After", b"7")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -202,6 +229,42 @@ async def test_an_exception_in_the_application_is_that_requests_500() -> None:
     assert answers[1][0] == 500
     assert b"ZeroDivisionError" in answers[1][1]
     assert answers[2] == (200, b"bx=1", b"-")
+
+
+async def test_a_request_has_the_content_type_that_it_was_sent_with() -> None:
+    connection = Connection(application)
+    connection.send(
+        request_frame(1, "/headers", b"", "r1"),
+        request_frame(2, "/headers", b"", "r2", "multipart/form-data;boundary=b"),
+        is_last=True,
+    )
+
+    answers = await connection.answers()
+
+    assert answers[1][1] == b"application/json"
+    assert answers[2][1] == b"multipart/form-data;boundary=b"
+
+
+async def test_a_form_reaches_a_route_that_takes_uploads() -> None:
+    """Read as vLLM's server reads it: by Starlette, from a replayed request."""
+
+    async def take(request: Request) -> JSONResponse:
+        async with request.form() as form:
+            file = form["file"]
+            assert isinstance(file, UploadFile)
+            size = len(await file.read())
+            return JSONResponse([form["model"], file.filename, file.content_type, size])
+
+    form = make_form(
+        "/v1/audio/transcriptions",
+        {"model": "m", "file_url": "https://example.com"},
+        AttachedFile("a.wav", "audio/wav", b"\r\n--" * 500_000),
+    )
+    connection = Connection(Starlette(routes=[Route("/take", take, methods=["POST"])]))
+    connection.send(request_frame(1, "/take", form.body, "r1", form.content_type), is_last=True)
+
+    status, body, _ = (await connection.answers())[1]
+    assert (status, json.loads(body)) == (200, ["m", "a.wav", "audio/wav", 2_000_000])
 
 
 async def test_retry_after_is_handed_on() -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 from batchyard.engine.base import EngineRequest, NoAnswer
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.retry_after import retry_after_seconds
-from batchyard.engine.routes import STANDARD_ROUTES, post_routes
+from batchyard.engine.routes import is_served, post_routes
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from tests.contract.engine.stub_server import API_KEY, serve
@@ -178,7 +178,7 @@ async def test_redirects_are_not_followed_and_proxies_not_asked(
 
     assert answers[0].status == 307
     assert "/elsewhere" not in visited
-    assert routes == STANDARD_ROUTES
+    assert routes is None
 
 
 async def test_many_requests_travel_at_once() -> None:
@@ -208,10 +208,29 @@ def test_retry_after_may_be_a_date_or_nonsense() -> None:
 
 def test_routes_are_the_post_paths() -> None:
     """What is no OpenAPI document has none."""
-    document = b'{"paths": {"/a": {"post": {}}, "/b": {"get": {}}, "/c": {"get": {}, "post": {}}}}'
+    paths = b'{"/v1/a": {"post": {}}, "/b": {"get": {}}, "/c": {"get": {}, "post": {}}}'
 
-    assert post_routes(document) == frozenset({"/a", "/c"})
-    assert post_routes(b"[]") is post_routes(b"<html>") is None
+    assert post_routes(b'{"paths": %b}' % paths) == frozenset({"/v1/a", "/c"})
+    assert post_routes(b"[]") is post_routes(b"<html>") is post_routes(b"{}") is None
+
+
+def test_a_document_whose_paths_begin_elsewhere_says_nothing() -> None:
+    """A server below another's ``/v1`` lists its paths without it."""
+    assert post_routes(b'{"paths": {"/chat/completions": {"post": {}}}}') is None
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("/v1/score", True),
+        ("/v1/scores", False),
+        ("/score", False),
+        ("/engines/m/chat/completions", True),
+        ("/engines/chat/completions", False),
+    ],
+)
+def test_a_route_with_a_name_in_braces_may_take_anything_there(url: str, expected: bool) -> None:
+    assert is_served(url, ["/v1/score", "/engines/{model.name}/chat/completions"]) is expected
 
 
 async def work_done_of(metrics: str, status: int = 200) -> float | None:

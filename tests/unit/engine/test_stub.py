@@ -63,6 +63,7 @@ async def test_the_same_bytes_get_the_same_answer() -> None:
         ("/v1/responses", {"input": "x"}, "response"),
         ("/v1/embeddings", {"input": "x"}, "list"),
         ("/v1/score", {"text_1": "x", "text_2": ["y", "z"]}, "list"),
+        ("/score", {"queries": "x", "documents": ["y", "z"]}, "list"),
     ],
 )
 async def test_every_endpoint_has_its_shape(url: str, more: dict[str, Any], kind: str) -> None:
@@ -97,6 +98,50 @@ async def test_rerank_sorts_by_relevance() -> None:
     scores = [result["relevance_score"] for result in results]
     assert scores == sorted(scores, reverse=True)
     assert {result["index"] for result in results} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("more", "count"),
+    [
+        ({"text_2": ["y", "z"]}, 2),
+        ({"documents": ["y", "z"]}, 2),
+        ({"items": "y"}, 1),
+        ({"data_2": ["y"]}, 1),
+    ],
+)
+async def test_each_pair_gets_its_score(more: dict[str, Any], count: int) -> None:
+    answer = (await ask(await started(), body(**more), url="/v1/score"))[0]
+    assert len(json.loads(answer.body)["data"]) == count
+
+
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\r\n--x\r\n'
+    b"--b--\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "status"),
+    [
+        (FORM % b"stub-model", 200),
+        (FORM % b"another", 404),
+        (b"", 400),
+        (b"{}", 400),
+        (b"--b\r\nx\r\n--b--", 400),
+        (b'--b\r\nContent-Disposition: form-data; name="file"\r\n--b--', 400),
+    ],
+)
+async def test_audio_is_taken_as_a_form_and_not_otherwise(form: bytes, status: int) -> None:
+    engine, url = await started(), "/v1/audio/transcriptions"
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        yield EngineRequest(1, url, form, "r1", "multipart/form-data;boundary=b")
+
+    answers = [answer.status async for answer in engine.stream(requests(), timeout_seconds=5)]
+
+    assert answers == [status]
+    assert [answer.status for answer in await ask(engine, body(), url=url)] == [400]
 
 
 async def test_a_fault_ends_after_its_times() -> None:

@@ -1,0 +1,136 @@
+"""``/batches``: create, list, look at, cancel."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from fastapi import APIRouter, Request, Response
+
+from batchyard.api.answer import answer
+from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.api.batch_body import fingerprint, read_batch
+from batchyard.api.body import read_json
+from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
+from batchyard.api.pages import read_paging, to_list_page, unknown_cursor
+from batchyard.api.waking import waking
+from batchyard.errors import (
+    BatchRateExceeded,
+    IdempotencyConflict,
+    RecordNotFound,
+    RequestRefused,
+    TransitionConflict,
+    WindowUnattainable,
+)
+from batchyard.steps.create import accept_batch
+from batchyard.store import IdempotencyKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from batchyard.api.body import JsonObject
+
+router = APIRouter(prefix="/batches", lifespan=waking)
+
+MOST_BATCHES: Final = 100
+DEFAULT_BATCHES: Final = 20
+MAX_KEY_CHARS: Final = 255
+
+_ROUTE = "POST /v1/batches"
+_PARAMS = {"input": "input_url", "output": "output_url", "error": "error_url"}
+
+
+@router.post("")
+async def create_batch(request: Request, caller: Authenticated) -> Response:
+    asked = await read_json(request)
+    key = _idempotency_key(request, asked)
+    services = caller.services
+    with _as_batches_say():
+        earlier = None
+        if key is not None:
+            # What was accepted once need not pass again: its URLs may have expired meanwhile.
+            earlier = await services.store.idempotency.find(caller.tenant, key)
+        if earlier is not None:
+            batch = await services.store.batches.get(earlier, caller.tenant)
+        else:
+            batch = await accept_batch(
+                services,
+                await read_batch(asked, caller.tenant, services.settings),
+                batches_per_hour=services.settings.quota.batches_per_hour,
+                idempotency=key,
+            )
+    request.app.state.wake()
+    return answer(batch.to_wire())
+
+
+@router.get("")
+async def list_batches(request: Request, caller: Authenticated) -> Response:
+    asked = {key: text for key, text in request.query_params.items() if key in {"limit", "after"}}
+    paging = read_paging(asked, most=MOST_BATCHES, default=DEFAULT_BATCHES)
+    try:
+        page = await caller.services.store.batches.page(
+            caller.tenant, limit=paging.limit, after=paging.after
+        )
+    except RecordNotFound:
+        raise unknown_cursor(paging.after) from None
+    return answer(to_list_page([batch.to_wire() for batch in page], has_more=page.has_more))
+
+
+@router.get("/{batch_id}")
+async def retrieve_batch(batch_id: str, caller: Authenticated) -> Response:
+    batch = await caller.services.store.batches.get(batch_id, caller.tenant)
+    return answer(batch.to_wire())
+
+
+@router.post("/{batch_id}/cancel")
+async def cancel_batch(batch_id: str, request: Request, caller: Authenticated) -> Response:
+    await read_json(request, may_be_empty=True)
+    try:
+        batch = await caller.services.store.batches.cancel(batch_id, caller.tenant)
+    except TransitionConflict as error:
+        raise ApiError(409, str(error)) from None
+    # One that nobody has taken up yet must be taken up to be ended.
+    request.app.state.wake()
+    return answer(batch.to_wire())
+
+
+def _idempotency_key(request: Request, asked: JsonObject) -> IdempotencyKey | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not key or len(key) > MAX_KEY_CHARS:
+        raise ApiError(
+            400,
+            f"An Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters.",
+            param="Idempotency-Key",
+            code="invalid_value",
+        )
+    return IdempotencyKey(route=_ROUTE, key=key, fingerprint=fingerprint(asked))
+
+
+@contextmanager
+def _as_batches_say() -> Iterator[None]:
+    """What only the making of a batch raises, as the answer that it means."""
+    try:
+        yield
+    except IdempotencyConflict as error:
+        raise ApiError(409, str(error), code=error.code) from None
+    except BatchRateExceeded as error:
+        seconds = min(error.retry_after_seconds, FULL_RETRY_AFTER_SECONDS)
+        raise _too_many(error, "requests", seconds) from None
+    except WindowUnattainable as error:
+        raise _too_many(error, "tokens", FULL_RETRY_AFTER_SECONDS) from None
+    except RequestRefused as error:
+        error.param = _PARAMS.get(error.param or "", error.param)
+        raise
+
+
+def _too_many(error: RequestRefused, kind: str, retry_after_seconds: int) -> ApiError:
+    return ApiError(
+        429,
+        str(error),
+        type=kind,
+        param=error.param,
+        code=error.refusal_code,
+        headers={"retry-after": str(retry_after_seconds)},
+    )

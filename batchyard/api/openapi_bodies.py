@@ -1,0 +1,139 @@
+"""What the requests of the API may hold, for its description: a request body by operation."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from batchyard.lines import REQUIRED_FIELDS
+from batchyard.steps.upload_file import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS, PURPOSES
+
+Json = dict[str, Any]
+
+_TEXT: Final[Json] = {"type": "string"}
+_BINARY: Final[Json] = {"type": "string", "format": "binary"}
+_PURPOSE: Final[Json] = {"type": "string", "enum": list(PURPOSES)}
+_SECONDS: Final[Json] = {
+    "type": "integer",
+    "minimum": LEAST_LIFETIME_SECONDS,
+    "maximum": MOST_LIFETIME_SECONDS,
+}
+_ANCHOR: Final[Json] = {"type": "string", "const": "created_at"}
+
+
+def _object(properties: Json, *required: str, nullable: bool = False) -> Json:
+    return {
+        "type": ["object", "null"] if nullable else "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def _json(schema: Json, *, required: bool = True) -> Json:
+    return {"required": required, "content": {"application/json": {"schema": schema}}}
+
+
+def _form(schema: Json) -> Json:
+    return {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+
+
+def _nullable(schema: Json, description: str) -> Json:
+    return {**schema, "type": [schema["type"], "null"], "description": description}
+
+
+def _url(description: str) -> Json:
+    return _nullable({"type": "string", "format": "uri", "maxLength": 8192}, description)
+
+
+_EXPIRY = _object({"anchor": _ANCHOR, "seconds": _SECONDS}, "anchor", "seconds", nullable=True)
+
+_BATCH = {
+    **_object(
+        {
+            "input_file_id": _nullable(
+                {"type": "string", "maxLength": 256}, "A file that was uploaded for batches."
+            ),
+            "endpoint": {"type": "string", "enum": list(REQUIRED_FIELDS)},
+            "completion_window": {
+                "type": "string",
+                "pattern": "^[1-9][0-9]{0,4}[mhd]$",
+                "description": "`24h`, or another number of minutes, hours or days.",
+            },
+            "metadata": {
+                "type": ["object", "null"],
+                "maxProperties": 16,
+                "propertyNames": {"maxLength": 64},
+                "additionalProperties": {"type": "string", "maxLength": 512},
+            },
+            "output_expires_after": _EXPIRY,
+            "input_url": _url("Instead of `input_file_id`: where the input is fetched from."),
+            "output_url": _url("A presigned URL that the output file is PUT to as well."),
+            "error_url": _url("Likewise for the error file."),
+            "webhook_url": _url("Who is told of the batch's end."),
+            "notify_email": _nullable(
+                {"type": "string", "format": "email", "maxLength": 254},
+                "Who gets a message at the batch's end.",
+            ),
+            "priority": _nullable(
+                {"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000},
+                "Among the batches of one tenant, the higher goes first.",
+            ),
+        },
+        "endpoint",
+        "completion_window",
+    ),
+    # One of the two; null is as good as absent.
+    "oneOf": [
+        {
+            "required": ["input_file_id"],
+            "properties": {"input_file_id": {"type": "string"}, "input_url": {"type": "null"}},
+        },
+        {
+            "required": ["input_url"],
+            "properties": {"input_url": {"type": "string"}, "input_file_id": {"type": "null"}},
+        },
+    ],
+}
+
+BODIES: Final[dict[str, Json]] = {
+    "createFile": _form(
+        _object(
+            {
+                "file": _BINARY,
+                "purpose": _PURPOSE,
+                "expires_after[anchor]": _ANCHOR,
+                "expires_after[seconds]": _SECONDS,
+            },
+            "file",
+            "purpose",
+        )
+    ),
+    "createUpload": _json(
+        _object(
+            {
+                "filename": _TEXT,
+                "purpose": _PURPOSE,
+                "bytes": {"type": "integer", "minimum": 1},
+                "mime_type": {"type": "string", "maxLength": 256},
+                "expires_after": _EXPIRY,
+            },
+            "filename",
+            "purpose",
+            "bytes",
+            "mime_type",
+        )
+    ),
+    "addUploadPart": _form(_object({"data": _BINARY}, "data")),
+    "completeUpload": _json(
+        _object(
+            {
+                "part_ids": {"type": "array", "items": _TEXT},
+                "md5": {"type": ["string", "null"], "pattern": "^[0-9a-fA-F]{32}$"},
+            },
+            "part_ids",
+        )
+    ),
+    "cancelUpload": _json({"type": "object"}, required=False),
+    "createBatch": _json(_BATCH),
+    "cancelBatch": _json({"type": "object"}, required=False),
+}

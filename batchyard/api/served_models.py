@@ -1,0 +1,121 @@
+"""``/models``: the models on offer, which are those of the engine blocks in Prefect."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from batchyard.api.answer import answer
+from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.api.errors import ApiError
+from batchyard.dispatch import PrefectApi
+from batchyard.errors import BatchyardError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
+
+    from batchyard.dispatch import OfferedModel
+
+logger = logging.getLogger(__name__)
+
+_KEPT_SECONDS = 5.0
+_PATIENCE_SECONDS = 5.0
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """The Model object."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "batchyard"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them: this list has no pages."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class ModelCatalogue:
+    """What Prefect said last, asked for again after some seconds.
+
+    While Prefect is away it is what was known before. ``prefect`` None: nothing is ever known.
+    """
+
+    def __init__(self, prefect: PrefectApi | None) -> None:
+        self._prefect = prefect
+        self._models: dict[str, OfferedModel] = {}
+        self._asked_at = -_KEPT_SECONDS
+        self._asking = asyncio.Lock()
+        self._failure: str | None = None
+
+    async def models(self) -> dict[str, OfferedModel]:
+        """By name, in the order of the names."""
+        async with self._asking:
+            if self._prefect is not None and time.monotonic() - self._asked_at >= _KEPT_SECONDS:
+                await self._ask(self._prefect)
+                self._asked_at = time.monotonic()
+        return self._models
+
+    async def _ask(self, prefect: PrefectApi) -> None:
+        failure: str | None = None
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                self._models = {model.name: model for model in await prefect.offered_models()}
+        except TimeoutError:
+            failure = "Prefect is too slow."
+        except BatchyardError as error:
+            failure = str(error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            failure = f"Prefect's answer is not as expected ({type(error).__name__})."
+        if failure is not None and failure != self._failure:
+            logger.warning("models.not_read %s", failure)
+        self._failure = failure
+
+
+@asynccontextmanager
+async def catalogue(app: FastAPI) -> AsyncIterator[None]:
+    """The router's lifespan: ``app.state.catalogue`` is there while the application runs."""
+    try:
+        prefect = PrefectApi.from_environment()
+    except SettingsError:
+        app.state.catalogue = ModelCatalogue(None)
+        yield
+        return
+    async with prefect:
+        app.state.catalogue = ModelCatalogue(prefect)
+        yield
+
+
+router = APIRouter(prefix="/models", lifespan=catalogue)
+
+
+@router.get("")
+async def list_models(request: Request, _: Authenticated) -> Response:
+    offered = await request.app.state.catalogue.models()
+    return answer(ModelList(data=[_to_wire(model) for model in offered.values()]))
+
+
+# A model's name may hold slashes, which clients send as they are or encoded.
+@router.get("/{model:path}")
+async def retrieve_model(model: str, request: Request, _: Authenticated) -> Response:
+    offered = (await request.app.state.catalogue.models()).get(model)
+    if offered is None:
+        raise ApiError(
+            404, f"The model '{model}' does not exist.", param="model", code="model_not_found"
+        )
+    return answer(_to_wire(offered))
+
+
+def _to_wire(offered: OfferedModel) -> Model:
+    return Model(id=offered.name, created=offered.created_at)

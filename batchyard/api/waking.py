@@ -1,0 +1,95 @@
+"""Waking a runner of batches from the API: in the background, and once for many batches.
+
+Whatever becomes of it, no request waits for it or fails with it: the batch is in the database,
+and the reconciler wakes a runner too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from batchyard.dispatch import PrefectApi, wake_batch_runner
+from batchyard.errors import BatchyardError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
+
+    from batchyard.steps.services import Services
+
+logger = logging.getLogger(__name__)
+
+_GATHER_SECONDS = 0.05
+_PAUSE_SECONDS = 1.0
+"""A flow run takes seconds to start: asking more often tells nothing new."""
+_RETRY_SECONDS = 10.0
+
+
+class RunnerWaker:
+    """Asks Prefect for a runner; how often :meth:`wake` is called meanwhile makes no difference."""
+
+    def __init__(self, prefect: PrefectApi, services: Services) -> None:
+        self._prefect = prefect
+        self._services = services
+        self._wanted = asyncio.Event()
+        self._failure: str | None = None
+
+    def wake(self) -> None:
+        """There is a batch to take up. Returns at once."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """For ever; to be cancelled."""
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(_GATHER_SECONDS)
+            self._wanted.clear()
+            await asyncio.sleep(_PAUSE_SECONDS if await self._ask() else _RETRY_SECONDS)
+
+    async def _ask(self) -> bool:
+        lease_seconds = self._services.settings.lease_seconds
+        try:
+            await wake_batch_runner(
+                self._prefect, self._services.store, silent_seconds=lease_seconds
+            )
+        except BatchyardError as error:
+            self._failed(str(error))
+            return False
+        except Exception as error:  # noqa: BLE001 - an answer that is none: no reason to stop asking
+            self._failed(type(error).__name__)
+            return False
+        self._failure = None
+        return True
+
+    def _failed(self, reason: str) -> None:
+        self._wanted.set()
+        if reason != self._failure:
+            logger.warning("runner.not_woken %s", reason)
+        self._failure = reason
+
+
+@asynccontextmanager
+async def waking(app: FastAPI) -> AsyncIterator[None]:
+    """The router's lifespan: ``app.state.wake`` is there while the application runs."""
+    try:
+        prefect = PrefectApi.from_environment()
+    except SettingsError as error:
+        logger.warning("runner.not_woken %s Batches wait until somebody runs them.", error)
+        app.state.wake = lambda: None
+        yield
+        return
+    async with prefect:
+        waker = RunnerWaker(prefect, app.state.services)
+        app.state.wake = waker.wake
+        task = asyncio.create_task(waker.run(), name="wake runners")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

@@ -1,0 +1,90 @@
+"""``batchyard keys``: who may use the API. A key's secret is shown once, as it is made."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from batchyard.cli.offline import offline_services
+from batchyard.cli.time_words import relative
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from batchyard.store import ApiKeyRecord, NewKey
+
+_WIDTH = 10_000
+"""Wider than any table: what is cut off can be neither copied nor read by a program."""
+_COLUMNS = ("id", "tenant", "name", "key", "made", "used", "state")
+
+app = typer.Typer(help="Keys of the API: make, list, revoke.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is or what for.")],
+    tenant: Annotated[str, typer.Option(help="Whose files and batches it opens.")] = "default",
+) -> None:
+    """Make a key and print it. Only its hash is kept: nobody can read it again."""
+    made = asyncio.run(_create(tenant, name))
+    typer.echo(made.secret)
+    typer.echo(f"batchyard: {made.record.id} is shown this once: keep it.", err=True)
+
+
+@app.command("list")
+def list_keys(
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+) -> None:
+    """List keys, oldest first, revoked ones as well."""
+    keys, now = asyncio.run(_list(tenant))
+    Console(width=_WIDTH, highlight=False).print(_table(keys, now), crop=False)
+
+
+@app.command()
+def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Make a key useless, at once and for good."""
+    asyncio.run(_revoke(key_id))
+
+
+async def _create(tenant: str, name: str) -> NewKey:
+    async with offline_services() as services:
+        return await services.store.api_keys.create(tenant, name)
+
+
+async def _list(tenant: str | None) -> tuple[Sequence[ApiKeyRecord], float]:
+    """Keys, and the time by the clock that theirs are by."""
+    async with offline_services() as services:
+        keys = await services.store.api_keys.list(tenant)
+        return keys, await services.store.database.now()
+
+
+async def _revoke(key_id: str) -> None:
+    async with offline_services() as services:
+        await services.store.api_keys.revoke(key_id)
+
+
+def _table(keys: Iterable[ApiKeyRecord], now: float) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in _COLUMNS:
+        made.add_column(column, no_wrap=True)
+    for key in keys:
+        made.add_row(
+            key.id,
+            _printable(key.tenant),
+            _printable(key.name),
+            f"{key.prefix}…",
+            relative(key.created_at - now),
+            relative(key.last_used_at - now) if key.last_used_at else "never",
+            "revoked" if key.revoked_at else "valid",
+        )
+    return made
+
+
+def _printable(name: str) -> Text:
+    """Somebody's words: no markup, no control characters."""
+    return Text("".join(each if each.isprintable() else "�" for each in name))

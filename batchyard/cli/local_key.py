@@ -1,0 +1,81 @@
+"""The key of an installation on one machine: made at its first start, kept in its home.
+
+With a database of its own, nobody else is to be kept out than by the file's permissions. Whoever
+brings a server for the database, or makes or revokes keys, looks after them from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from batchyard.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from batchyard.settings import Settings
+    from batchyard.steps.services import Services
+
+FILE_NAME = "api.key"
+_TENANT = "default"
+"""The tenant of ``batchyard submit``, so that the API shows its batches."""
+_NAME = "local"
+
+
+async def local_key_file(services: Services) -> Path | None:
+    """The file with the local key, made where there is no key yet.
+
+    None where there is none: the keys are somebody's business.
+    """
+    path = key_path(services.settings)
+    keys = services.store.api_keys
+    if path.exists():
+        secret = await asyncio.to_thread(_read, path)
+        return path if await keys.tenant_of(secret) else None
+    if not _is_embedded(services.settings):
+        return None
+    # One without a file is what a process left that was killed in here.
+    if any(key.name != _NAME or key.revoked_at for key in await keys.list()):
+        return None
+    made = await keys.create(_TENANT, _NAME)
+    if not await asyncio.to_thread(_keep, path, made.secret):
+        await keys.revoke(made.record.id)  # another process was faster
+    return path
+
+
+def key_path(settings: Settings) -> Path:
+    """Where the local key is, if there is one."""
+    return settings.home_folder / FILE_NAME
+
+
+def _is_embedded(settings: Settings) -> bool:
+    url = settings.database_url
+    return url is None or url.get_secret_value().startswith("sqlite")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The API key in {path} cannot be read: {error}.") from error
+
+
+def _keep(path: Path, secret: str) -> bool:
+    """Write the file whole and readable by its owner alone; False where there is one already."""
+    draft = path.with_name(f".{FILE_NAME}-{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secret + "\n")
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise SettingsError(f"The API key cannot be kept in {path}: {error.strerror}.") from error
+    return True

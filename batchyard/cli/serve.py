@@ -1,0 +1,111 @@
+"""``batchyard serve``: the HTTP API, and nothing else of the product."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from batchyard.cli.local_key import local_key_file
+from batchyard.cli.offline import offline_services
+from batchyard.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DEFAULT_PORT: Final = 8000
+PORT_VARIABLE: Final = "BATCHYARD_API_PORT"
+
+_APPLICATION = "batchyard.api.app:create_app"
+_BACKLOG = 2048
+_GRACE_SECONDS = 15
+"""What is being uploaded or downloaded has so long to come to its end."""
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep an idle connection, or they would send into one that just closed."""
+_LOG: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": "WARNING"},
+    "loggers": {"batchyard": {"level": "INFO"}},
+}
+
+
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Where to listen; 0.0.0.0 for everybody.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, envvar=PORT_VARIABLE, help="0: any free one.")
+    ] = DEFAULT_PORT,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that share the port, for several cores.")
+    ] = 1,
+) -> None:
+    """Serve the API for OpenAI's SDKs until Ctrl-C.
+
+    Batches that come in wake a runner by way of PREFECT_API_URL.
+    """
+    with listening(host, port) as listener:
+        # Also brings the database up to date, before workers would do it all at once.
+        key_file = asyncio.run(_prepare())
+        typer.echo(f"API:  http://{_authority(host, listener)}/v1")
+        typer.echo(f"Key:  {f'in {key_file}' if key_file else 'batchyard keys create NAME'}")
+        _serve(listener, workers)
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that accepts connections. Raises SettingsError where it cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        number = error.errno or 0
+        if number < 0:  # those of name resolution
+            raise SettingsError(
+                f"There is no host {host} to listen on: choose another with --host."
+            ) from error
+        raise SettingsError(
+            f"The API cannot listen on {host}, port {port} ({os.strerror(number)}): "
+            f"choose another with --port or {PORT_VARIABLE}."
+        ) from error
+    with listener:
+        yield listener
+
+
+def _serve(listener: socket.socket, workers: int) -> None:
+    config = uvicorn.Config(
+        _APPLICATION,
+        factory=True,
+        workers=workers,
+        lifespan="on",
+        access_log=False,
+        log_config=_LOG,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    if workers > 1:
+        Multiprocess(config, sockets=[listener]).run()
+        return
+    with contextlib.suppress(KeyboardInterrupt):  # raised again when everything is closed
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+async def _prepare() -> Path | None:
+    async with offline_services() as services:
+        return await local_key_file(services)
+
+
+def _authority(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

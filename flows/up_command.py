@@ -1,0 +1,248 @@
+"""``batchyard up``: everything on this machine, in the foreground, until Ctrl-C.
+
+Prefect's server and UI, the two pools, the deployments, an engine block for the tiny model that
+`make setup` made, a worker on each pool, and the API. Everything it writes is under
+``BATCHYARD_HOME``. docs/how-to/run-from-prefect.md does the same by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+import flows
+from batchyard.cli.local_key import local_key_file
+from batchyard.cli.offline import offline_services
+from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
+from batchyard.errors import SettingsError
+from batchyard.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(flows.__file__).resolve().parents[1]
+POOLS = ("control", "gpu")
+TINY_MODEL = ROOT / ".models" / "tiny-chat"
+
+_BIN = Path(sys.executable).parent
+_PREFECT_PORT_VARIABLE = "PREFECT_SERVER_API_PORT"
+# In memory, places in deployments stay taken when the server is started again.
+_LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_START_SECONDS = 90.0
+_STOP_SECONDS = 20.0
+
+_SAVE_TINY_MODEL = f"""
+from blocks import VllmEngineBlock
+VllmEngineBlock(
+    model="tiny-chat",
+    weights={str(TINY_MODEL)!r},
+    options="--max-model-len 2048 --enforce-eager",
+).save("tiny-chat", overwrite=True)
+"""
+
+_BEARER = '-H "Authorization: Bearer $OPENAI_API_KEY"'
+_EXAMPLE = f"""\
+  FILE=$(curl -s $OPENAI_BASE_URL/files {_BEARER} -F purpose=batch -F file=@examples/chat.jsonl | grep -o 'file-[^"]*')
+  curl $OPENAI_BASE_URL/batches {_BEARER} -d "{{\\"input_file_id\\": \\"$FILE\\", \\"endpoint\\": \\"/v1/chat/completions\\", \\"completion_window\\": \\"24h\\"}}"
+"""  # noqa: E501 - lines to copy
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command; an entry point of the group ``batchyard.commands``."""
+    app.command("up")(up)
+
+
+def up(
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, envvar=PORT_VARIABLE, help="The API's.")
+    ] = DEFAULT_PORT,
+    prefect_port: Annotated[
+        int,
+        typer.Option(
+            min=1, max=65535, envvar=_PREFECT_PORT_VARIABLE, help="Prefect's server's and UI's."
+        ),
+    ] = 4200,
+) -> None:
+    """Run everything on this machine until Ctrl-C: the API, Prefect, a worker on each pool."""
+    if not (ROOT / "prefect.yaml").is_file():
+        raise SettingsError(f"`batchyard up` needs the project's folder, and {ROOT} is not it.")
+    with listening("127.0.0.1", port), _prefect_listening(prefect_port):
+        pass
+    everything = Everything(read_settings().home_folder, port, prefect_port)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        everything.start()
+        typer.echo(everything.welcome())
+        everything.wait_for_an_end()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for number in _STOP_SIGNALS:  # a second Ctrl-C would leave half of it running
+            signal.signal(number, signal.SIG_IGN)
+        typer.echo("Stopping …")
+        everything.stop()
+
+
+class Everything:
+    """The processes of ``batchyard up``. Each writes a log of its own into the home."""
+
+    def __init__(self, home: Path, port: int, prefect_port: int) -> None:
+        self._home = home
+        self._port = port
+        self._prefect_port = prefect_port
+        self._api_url = f"http://127.0.0.1:{port}/v1"
+        self._prefect_url = f"http://127.0.0.1:{prefect_port}/api"
+        self._key_file: Path | None = None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = os.environ | {
+            "BATCHYARD_HOME": str(home),
+            "PREFECT_HOME": str(home / "prefect"),
+            "PREFECT_API_URL": self._prefect_url,
+            "PREFECT_CLI_PROMPT": "false",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASE_STORAGE,
+            "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+            "PREFECT_SERVER_UI_API_URL": self._prefect_url,
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+        }
+
+    def start(self) -> None:
+        (self._home / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The first to touch the database, so that nobody else has to make its tables.
+        self._key_file = asyncio.run(_key_file())
+        self._start("server", "prefect", "server", "start", "--port", str(self._prefect_port))
+        self._start("api", "batchyard", "serve", "--port", str(self._port))
+        self._wait_until_it_answers("server", f"{self._prefect_url}/health")
+        for pool in POOLS:
+            self._run("prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
+        self._run("prefect", "work-pool", "set-concurrency-limit", "gpu", "1")
+        self._run("prefect", "--no-prompt", "deploy", "--all")
+        self._run("prefect", "block", "register", "-m", "blocks")
+        if TINY_MODEL.is_dir():
+            self._run("python", "-c", _SAVE_TINY_MODEL)
+        for pool in POOLS:
+            self._start(pool, "prefect", "worker", "start", "--pool", pool)
+        self._wait_until_it_answers("api", f"{self._api_url}/models")
+
+    def welcome(self) -> str:
+        key = self._key_file.read_text().strip() if self._key_file else "YOUR_KEY"
+        lines = [
+            "",
+            f"The API:       {self._api_url}",
+            f"Its key:       {key if self._key_file else 'from batchyard keys create NAME'}",
+            f"Prefect's UI:  http://127.0.0.1:{self._prefect_port}",
+            f"Logs:          {self._home}/logs",
+            "",
+            "A batch, from another terminal (more in docs/how-to/use-the-api.md):",
+            f"  export OPENAI_BASE_URL={self._api_url} OPENAI_API_KEY={key}",
+            _EXAMPLE,
+            "For batchyard's other commands:",
+            f"  export PREFECT_API_URL={self._prefect_url} BATCHYARD_HOME={self._home}",
+            "",
+            "Ctrl-C stops everything.",
+        ]
+        return "\n".join(lines)
+
+    def wait_for_an_end(self) -> NoReturn:
+        """Nothing here ends by itself: until something does. Raises SettingsError that names it."""
+        while True:
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise SettingsError(f"{name} has ended; its log: {self._log(name)}")
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """What takes in work first, Prefect's server last: the others still talk to it."""
+        for names in (("api", *POOLS), ("server",)):
+            running = [self._processes[name] for name in names if name in self._processes]
+            for process in running:
+                process.terminate()
+            for process in running:
+                _wait_or_kill(process)
+
+    def _start(self, name: str, program: str, *words: str) -> None:
+        """A session of its own: the terminal's Ctrl-C is for us, who stop things in their order."""
+        with self._log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [_BIN / program, *words],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _run(self, program: str, *words: str) -> None:
+        done = subprocess.run(
+            [_BIN / program, *words],
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
+        if done.returncode:
+            raise SettingsError(f"{program} {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+
+    def _wait_until_it_answers(self, name: str, url: str) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(url):
+            if self._processes[name].poll() is not None or time.monotonic() > deadline:
+                raise SettingsError(f"{name} did not start; its log: {self._log(name)}")
+            time.sleep(0.2)
+
+    def _log(self, name: str) -> Path:
+        return self._home / "logs" / f"{name}.log"
+
+
+async def _key_file() -> Path | None:
+    async with offline_services() as services:
+        return await local_key_file(services)
+
+
+@contextlib.contextmanager
+def _prefect_listening(port: int) -> Iterator[None]:
+    """Raises SettingsError where the port is taken."""
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            yield
+    except OSError as error:
+        raise SettingsError(
+            f"Prefect's server cannot listen on port {port} ({os.strerror(error.errno or 0)}): "
+            f"choose another with --prefect-port or {_PREFECT_PORT_VARIABLE}."
+        ) from error
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - our own processes
+            return True
+    except urllib.error.HTTPError:
+        return True  # without a key, for one
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

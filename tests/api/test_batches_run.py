@@ -1,0 +1,408 @@
+"""Batches from upload to download: the server beside runners of batches and of chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.lifecycle import BatchStatus
+from batchyard.steps.keeper import BatchKeeper
+from batchyard.steps.process import bare_steps, process
+from batchyard.steps.reconcile import reconcile
+from batchyard.steps.run import run_chunks
+from batchyard.steps.run_batches import BatchRunner
+from tests.api.test_batches import KEYS
+from tests.api.test_batches_listed import Requests
+from tests.contract.store.samples import batch_in, rewrite
+from tests.steps.conftest import CHAT, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from batchyard.settings import Settings
+    from batchyard.steps.services import Services
+    from tests.api.conftest import Api
+
+MODEL = "stub-model"
+REFUSED = Fault(FaultKind.ANSWER, lambda body: b"bad" in body, status=400)
+HANGING = Fault(FaultKind.HANG, lambda body: b"slow" in body)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    quick = {
+        "flush_seconds": 0.05,
+        "poll_seconds": 0.02,
+        "look_seconds": 0.05,
+        "retry_pause_seconds": 0.01,
+        "runner_idle_seconds": 60.0,
+    }
+    return settings.model_copy(update=quick)
+
+
+@asynccontextmanager
+async def runners(services: Services, *faults: Fault) -> AsyncIterator[None]:
+    """Both kinds of runners at work on the server's database and objects."""
+    engine = StubEngine(max_num_seqs=8, faults=list(faults))
+
+    async def engine_for(_: str) -> StubEngine:
+        return engine
+
+    services = replace(services, engine_for=engine_for)
+    async with BatchKeeper(services) as keeper:
+        steps = bare_steps(services, keeper.until_run)
+        work = [
+            BatchRunner(
+                services, keeper, lambda id_: process(services, keeper, id_, steps)
+            ).serve(),
+            run_chunks(services, MODEL),
+        ]
+        tasks = [asyncio.create_task(each) for each in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+async def created(client: openai.AsyncOpenAI, *texts: str, **changes: Any) -> Any:
+    """A batch with a line for each text, uploaded and created."""
+    lines = [json.dumps(chat_line(f"id-{n}", text)) + "\n" for n, text in enumerate(texts)]
+    file = await client.files.create(file="".join(lines).encode(), purpose="batch")
+    wanted = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    return await client.batches.create(**{**wanted, **changes})
+
+
+async def polled(client: openai.AsyncOpenAI, batch_id: str, until: Callable[[Any], bool]) -> Any:
+    """The batch, as soon as a client that polls finds it so."""
+    async with asyncio.timeout(20):
+        while True:
+            batch = await client.batches.retrieve(batch_id)
+            if until(batch):
+                return batch
+            await asyncio.sleep(0.02)
+
+
+async def seen(client: openai.AsyncOpenAI, batch_id: str, status: str) -> Any:
+    return await polled(client, batch_id, lambda batch: batch.status == status)
+
+
+async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    if file_id is None:
+        return []
+    content = await client.files.content(file_id)
+    return [json.loads(line) for line in content.text.splitlines()]
+
+
+def times(batch: Any) -> set[str]:
+    """Which timestamps are set, beside those that always are."""
+    shown = batch.model_dump()
+    return {
+        key.removesuffix("_at")
+        for key in KEYS
+        if key.endswith("_at")
+        and shown[key] is not None
+        and key not in {"created_at", "expires_at"}
+    }
+
+
+def counts(batch: Any) -> tuple[int, int, int]:
+    shown = batch.request_counts
+    return shown.total, shown.completed, shown.failed
+
+
+@pytest.fixture
+async def client(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with api.async_openai(_strict_response_validation=True) as opened:
+        yield opened
+
+
+# -- how batches end ----------------------------------------------------------------------------
+
+
+async def test_a_batch_whose_lines_all_succeed(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    batch = await created(client, *(["good"] * 5), metadata={"for": "me"})
+    async with runners(services):
+        batch = await seen(client, batch.id, "completed")
+    assert times(batch) == {"in_progress", "finalizing", "completed"}
+    assert (counts(batch), batch.error_file_id, batch.model) == ((5, 5, 0), None, MODEL)
+    assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens > 0
+    assert batch.metadata == {"for": "me"}
+    results = await lines_of(client, batch.output_file_id)
+    assert [line["custom_id"] for line in results] == [f"id-{n}" for n in range(5)]
+    file = await client.files.retrieve(batch.output_file_id)
+    assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert file.expires_at == file.created_at + 2_592_000
+
+
+async def test_a_batch_of_which_some_fail(client: openai.AsyncOpenAI, services: Services) -> None:
+    batch = await created(client, "good", "bad", "good")
+    async with runners(services, REFUSED):
+        batch = await seen(client, batch.id, "completed")
+    assert counts(batch) == (3, 2, 1)
+    assert [line["custom_id"] for line in await lines_of(client, batch.error_file_id)] == ["id-1"]
+
+
+async def test_a_batch_of_which_all_fail_is_completed(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    batch = await created(client, "bad", "bad")
+    async with runners(services, REFUSED):
+        batch = await seen(client, batch.id, "completed")
+    assert (counts(batch), batch.output_file_id) == ((2, 0, 2), None)
+    assert len(await lines_of(client, batch.error_file_id)) == 2
+
+
+async def test_a_batch_with_a_bad_line_fails(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    file = await client.files.create(file=b'{"custom_id": 7}\n', purpose="batch")
+    batch = await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    async with runners(services):
+        batch = await seen(client, batch.id, "failed")
+    assert (times(batch), counts(batch)) == ({"failed"}, (0, 0, 0))
+    assert batch.output_file_id is None
+    assert batch.error_file_id is None
+    assert batch.errors is not None
+    assert batch.errors.object == "list"
+    assert {entry.line for entry in batch.errors.data or []} == {1}
+
+
+async def test_a_batch_that_is_cancelled_keeps_what_is_done(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    batch = await created(client, "good", "slow", "good")
+    async with runners(services, HANGING):
+        await polled(client, batch.id, lambda batch: counts(batch) == (3, 2, 0))
+        assert (await client.batches.cancel(batch.id)).status == "cancelling"
+        batch = await seen(client, batch.id, "cancelled")
+    assert times(batch) == {"in_progress", "cancelling", "cancelled"}
+    assert counts(batch) == (3, 2, 0)
+    assert len(await lines_of(client, batch.output_file_id)) == 2
+    (unanswered,) = await lines_of(client, batch.error_file_id)
+    assert unanswered["error"]["code"] == "batch_cancelled"
+
+
+async def test_a_batch_that_is_cancelled_before_it_began_has_no_files(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    batch = await created(client, "good")
+    cancelling = await client.batches.cancel(batch.id)
+    assert (cancelling.status, times(cancelling)) == ("cancelling", {"cancelling"})
+    async with runners(services):
+        batch = await seen(client, batch.id, "cancelled")
+    assert (times(batch), counts(batch)) == ({"cancelling", "cancelled"}, (0, 0, 0))
+    assert batch.error_file_id is None
+
+
+async def test_a_batch_whose_window_ends_keeps_what_is_done(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    batch = await created(client, "good", "slow")
+    async with runners(services, HANGING):
+        await polled(client, batch.id, lambda batch: counts(batch) == (2, 1, 0))
+        await rewrite(services.store, batch.id, expires_at=1)
+        batch = await seen(client, batch.id, "expired")
+    assert times(batch) == {"in_progress", "finalizing", "expired"}
+    assert counts(batch) == (2, 1, 0)
+    (unanswered,) = await lines_of(client, batch.error_file_id)
+    assert unanswered["error"]["code"] == "batch_expired"
+
+
+async def test_a_batch_whose_window_ends_before_it_began_has_no_files(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    batch = await created(client, "good")
+    await rewrite(services.store, batch.id, expires_at=1)
+    await reconcile(services)
+    batch = await client.batches.retrieve(batch.id)
+    assert (batch.status, times(batch), counts(batch)) == ("expired", {"expired"}, (0, 0, 0))
+
+
+async def test_results_are_kept_for_as_long_as_was_asked(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    expiry = {"anchor": "created_at", "seconds": 7200}
+    batch = await created(client, "good", "bad", output_expires_after=expiry)
+    async with runners(services, REFUSED):
+        batch = await seen(client, batch.id, "completed")
+    for file_id in (batch.output_file_id, batch.error_file_id):
+        file = await client.files.retrieve(file_id)
+        assert file.expires_at == file.created_at + 7200
+
+
+# -- inputs that cannot be read -----------------------------------------------------------------
+
+
+async def failed_for(client: openai.AsyncOpenAI, services: Services, file_id: str) -> str:
+    """The batch is created, fails for want of its file, and says so; its message."""
+    batch = await client.batches.create(
+        input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    assert batch.status == "validating"
+    async with runners(services):
+        batch = await seen(client, batch.id, "failed")
+    assert batch.errors is not None
+    (error,) = batch.errors.data or []
+    assert (error.code, error.param, error.line) == ("invalid_request", "file_id", None)
+    assert batch.input_file_id == file_id
+    assert times(batch) == {"failed"}
+    return error.message or ""
+
+
+async def test_a_file_that_never_was(client: openai.AsyncOpenAI, services: Services) -> None:
+    assert "Cannot find file file-none" in await failed_for(client, services, "file-none")
+
+
+async def test_a_file_that_was_deleted(client: openai.AsyncOpenAI, services: Services) -> None:
+    file = await client.files.create(file=b"{}", purpose="batch")
+    await client.files.delete(file.id)
+    assert f"Cannot find file {file.id}" in await failed_for(client, services, file.id)
+
+
+async def test_a_file_that_had_expired(client: openai.AsyncOpenAI, services: Services) -> None:
+    file = await client.files.create(file=b"{}", purpose="batch")
+    async with services.store.database._engine.begin() as connection:
+        await connection.exec_driver_sql("UPDATE files SET expires_at = 1")
+    assert f"Cannot find file {file.id}" in await failed_for(client, services, file.id)
+
+
+async def test_others_files_are_as_good_as_none(
+    api: Api, client: openai.AsyncOpenAI, services: Services
+) -> None:
+    text = json.dumps(chat_line("id-1")).encode()
+    theirs = api.openai(api.other_key).files.create(file=text, purpose="batch")
+    message = await failed_for(client, services, theirs.id)
+    assert message == (await failed_for(client, services, "file-none")).replace(
+        "file-none", theirs.id
+    )
+
+
+async def test_a_file_for_another_purpose(client: openai.AsyncOpenAI, services: Services) -> None:
+    file = await client.files.create(file=b"{}", purpose="user_data")
+    assert "purpose 'user_data'" in await failed_for(client, services, file.id)
+
+
+async def test_a_clients_url_does_not_lead_into_our_network(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    connections: list[object] = []
+    async with await _listening(lambda *_: connections.append(1)) as canary:
+        port = canary.sockets[0].getsockname()[1]
+        batch = await created_from(client, f"https://127.0.0.1:{port}/in?sign=secret")
+        async with runners(services):
+            batch = await seen(client, batch.id, "failed")
+    assert connections == []
+    assert "secret" not in str(batch.errors)
+
+
+async def created_from(client: openai.AsyncOpenAI, input_url: str, **more: Any) -> Any:
+    return await client.batches.create(
+        input_file_id=openai.omit,  # type: ignore[arg-type]
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        extra_body={"input_url": input_url, **more},
+    )
+
+
+async def _listening(serve: Callable[..., object]) -> asyncio.Server:
+    """On a port that would be allowed: the address alone is what is wrong with it."""
+    for port in range(8400, 9999):
+        with contextlib.suppress(OSError):
+            return await asyncio.start_server(serve, "127.0.0.1", port)
+    raise AssertionError
+
+
+@pytest.fixture
+def trusting(settings: Settings) -> None:
+    """To be asked for ahead of ``client`` and ``services``, which look as they start."""
+    settings.allow_private_urls = True
+
+
+async def test_input_and_output_go_by_url_where_the_operator_allows_it(
+    trusting: None, client: openai.AsyncOpenAI, services: Services
+) -> None:
+    sent: dict[str, bytes] = {}
+
+    async def serve(request: web.Request) -> web.Response:
+        if request.method == "PUT":
+            sent[request.path] = await request.read()
+            return web.Response()
+        return web.Response(body=json.dumps(chat_line("id-0")).encode())
+
+    server = TestServer(web.Application())
+    server.app.router.add_route("*", "/{path:.*}", serve)
+    async with server:
+        batch = await created_from(
+            client, str(server.make_url("/in")), output_url=str(server.make_url("/out"))
+        )
+        async with runners(services):
+            batch = await seen(client, batch.id, "completed")
+    assert sent == {"/out": (await client.files.content(batch.output_file_id)).content}
+    assert (await client.files.retrieve(batch.input_file_id)).filename == "in"
+
+
+# -- cancelling ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [
+        (BatchStatus.VALIDATING, "cancelling"),
+        (BatchStatus.IN_PROGRESS, "cancelling"),
+        (BatchStatus.FINALIZING, "finalizing"),
+        (BatchStatus.CANCELLING, "cancelling"),
+        (BatchStatus.CANCELLED, "cancelled"),
+    ],
+)
+async def test_cancelling_what_can_be_cancelled(
+    api: Api, services: Services, status: BatchStatus, then: str
+) -> None:
+    batch = await batch_in(services.store, status, tenant="one")
+    requests = Requests(api)
+    cancelled = requests.client.batches.cancel(batch.id)
+    assert cancelled.status == then
+    assert requests.client.batches.cancel(batch.id) == cancelled
+    assert requests.count == 2
+
+
+@pytest.mark.parametrize("status", [BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED])
+async def test_cancelling_what_has_ended_is_a_conflict_that_no_client_repeats(
+    api: Api, services: Services, status: BatchStatus
+) -> None:
+    batch = await batch_in(services.store, status, tenant="one")
+    requests = Requests(api)
+    with pytest.raises(openai.ConflictError) as caught:
+        requests.client.batches.cancel(batch.id)
+    error = caught.value
+    assert f"Cannot cancel a batch with status '{status.value}'." in error.message
+    assert (error.type, error.param, error.code) == ("invalid_request_error", None, None)
+    assert error.response.headers["x-should-retry"] == "false"
+    assert requests.count == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"{}"])
+@pytest.mark.parametrize("content_type", [None, "application/json"])
+async def test_a_cancellation_needs_no_body(
+    api: Api, services: Services, body: bytes, content_type: str | None
+) -> None:
+    batch = await batch_in(services.store, BatchStatus.VALIDATING, tenant="one")
+    headers = {"content-type": content_type} if content_type else {}
+    with api.http() as client:
+        answer = client.post(f"/batches/{batch.id}/cancel", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["status"]) == (200, "cancelling")

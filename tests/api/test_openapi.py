@@ -1,0 +1,133 @@
+"""The API's own description: whole, right, and held against what the API answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import schemathesis
+from fastapi.routing import APIRoute
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.core import NOT_SET
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from batchyard.api import batches, files, served_models, uploads
+from batchyard.api.openapi import document
+from batchyard.lifecycle import BatchStatus
+from tests.api.conftest import LINE
+from tests.contract.store.samples import batch_in
+
+if TYPE_CHECKING:
+    from batchyard.steps.services import Services
+    from tests.api.conftest import Api
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+schema = schemathesis.openapi.from_dict(document())
+
+
+@schema.parametrize()
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_answers_are_as_described_whatever_is_sent(case: schemathesis.Case, api: Api) -> None:
+    """No defect (5xx), and no status, header, media type or key that the description lacks."""
+    case.call_and_validate(
+        base_url=api.url.removesuffix("/v1"),
+        headers={"authorization": f"Bearer {api.key}"},
+        checks=CHECKS,
+        timeout=20,
+    )
+
+
+@pytest.mark.parametrize("status", list(BatchStatus))
+async def test_a_batch_is_as_described_in_each_status(
+    api: Api, services: Services, status: BatchStatus
+) -> None:
+    batch = await batch_in(services.store, status, tenant="one", metadata={"a": "b"})
+    for path, method in (
+        ("/v1/batches/{batch_id}", "GET"),
+        ("/v1/batches/{batch_id}/cancel", "POST"),
+        ("/v1/batches", "GET"),
+    ):
+        check(api, path, method, {"batch_id": batch.id})
+
+
+def test_files_and_uploads_that_are_there_are_as_described(api: Api) -> None:
+    client = api.openai()
+    file = client.files.create(file=LINE, purpose="batch")
+    found = {"file_id": file.id}
+    check(api, "/v1/files/{file_id}", "GET", found)
+    check(api, "/v1/files", "GET", {})
+    for wanted, status in ((None, 200), ("bytes=0-3", 206), ("bytes=9999-", 416)):
+        headers = {"Range": wanted} if wanted else {}
+        answer = check(api, "/v1/files/{file_id}/content", "GET", found, headers)
+        assert answer.status_code == status
+    check(api, "/v1/files/{file_id}", "DELETE", found)
+    upload = client.uploads.create(
+        bytes=len(LINE), filename="in.jsonl", mime_type="text/jsonl", purpose="batch"
+    )
+    part = client.uploads.parts.create(upload.id, data=LINE)
+    for action, body in (("complete", {"part_ids": [part.id]}), ("cancel", {})):
+        path = f"/v1/uploads/{{upload_id}}/{action}"
+        check(api, path, "POST", {"upload_id": upload.id}, body=body)
+
+
+def check(
+    api: Api,
+    path: str,
+    method: str,
+    ids: dict[str, str],
+    headers: dict[str, str] | None = None,
+    body: Any = NOT_SET,
+) -> Any:
+    """One call, which must be answered as described; the answer."""
+    case = schema[path][method].Case(
+        path_parameters=ids,
+        body=body,
+        media_type=None if body is NOT_SET else "application/json",
+    )
+    return case.call_and_validate(
+        base_url=api.url.removesuffix("/v1"),
+        headers={"authorization": f"Bearer {api.key}", **(headers or {})},
+        checks=CHECKS,
+    )
+
+
+def test_every_route_is_described() -> None:
+    routes = [
+        (f"/v1{route.path}".replace(":path}", "}"), method.lower())
+        for module in (batches, files, served_models, uploads)
+        for route in module.router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    ]
+    described = [
+        (path, method) for path, methods in document()["paths"].items() for method in methods
+    ]
+    assert sorted(described) == sorted(routes)
+
+
+def test_reading_it_needs_no_key(api: Api) -> None:
+    with api.http() as client:
+        client.headers.pop("authorization")
+        root = api.url.removesuffix("/v1")
+        assert client.get(f"{root}/openapi.json").json() == document()
+        assert "openapi.json" in client.get(f"{root}/docs").text

@@ -1,0 +1,233 @@
+"""Files on their way into the window: how many at a time, and what is left of them after."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+
+from batchyard.engine.stub import StubEngine
+from batchyard.errors import EngineLost
+from batchyard.steps import attachments
+from batchyard.steps.attachments import MAX_FILE_BYTES, ROOM_BYTES, Attachments, FileRoom
+from batchyard.steps.window import Window, WindowRequest
+from batchyard.storage.backoff import Backoff
+from batchyard.storage.web import WebAccess
+from tests.unit.storage.web_server import gives, running_web_server, says
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.results import ResultLine
+    from tests.unit.storage.web_server import WebServer
+
+AUDIO = "/v1/audio/transcriptions"
+WEB = WebAccess(connect_seconds=5, stall_seconds=5, backoff=Backoff(1))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[WebServer]:
+    async with running_web_server() as running:
+        running.answers = [gives(b"x" * 1000)]
+        yield running
+
+
+@pytest.fixture
+async def engine() -> StubEngine:
+    stub = StubEngine(max_num_seqs=4, latency=lambda body: 3600.0 if b"slow" in body else 0.001)
+    await stub.start()
+    return stub
+
+
+@pytest.fixture
+async def window(engine: StubEngine) -> AsyncIterator[Window]:
+    async with Window(engine, timeout_seconds=60, hang_seconds=60) as one:
+        yield one
+
+
+class Results:
+    def __init__(self) -> None:
+        self.lines: dict[int, dict[str, object]] = {}
+
+    def request(self, number: int, file_url: str, **body: object) -> WindowRequest:
+        fields = {"model": "stub-model", "file_url": file_url, **body}
+        return WindowRequest(
+            number, f"id-{number}", AUDIO, json.dumps(fields).encode(), self._deliver, owner="test"
+        )
+
+    def _deliver(self, number: int, result: ResultLine) -> None:
+        assert number not in self.lines
+        self.lines[number] = json.loads(result.line)
+
+
+async def until_all_is_free(window: Window) -> None:
+    async with asyncio.timeout(5):
+        while window.file_room.free_bytes != ROOM_BYTES:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
+
+
+async def test_answered_requests_give_their_room_back(window: Window, server: WebServer) -> None:
+    results = Results()
+    async with Attachments(window, WEB) as one:
+        for number in range(30):
+            await one.submit(results.request(number, server.url()))
+
+    await until_all_is_free(window)
+    assert len(results.lines) == 30
+
+
+async def test_a_request_in_the_engine_holds_room_for_its_file_and_no_more(
+    window: Window, server: WebServer, engine: StubEngine
+) -> None:
+    results = Results()
+    async with Attachments(window, WEB) as one:
+        await one.submit(results.request(1, server.url(), prompt="slow"))
+
+    assert 1000 < ROOM_BYTES - window.file_room.free_bytes < 2000
+    await window.withdraw("test", abort=True)
+    await until_all_is_free(window)
+
+
+async def test_a_file_that_cannot_be_had_gives_its_room_back(
+    window: Window, server: WebServer
+) -> None:
+    server.answers = [says(404)]
+    results = Results()
+    async with Attachments(window, WEB) as one:
+        await one.submit(results.request(1, server.url()))
+        await one.submit(results.request(2, "data:;base64,*"))
+
+    await until_all_is_free(window)
+    assert all(line["error"] for line in results.lines.values())
+
+
+async def test_an_early_end_breaks_off_the_fetches(window: Window, server: WebServer) -> None:
+    """Those that wait for the server, for a slot and for room alike; nobody gets a result."""
+    is_asked = asyncio.Event()
+
+    async def hang(_: web.BaseRequest) -> web.StreamResponse:
+        is_asked.set()
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    server.answers = [hang]
+    results = Results()
+
+    async def admit() -> None:
+        async with Attachments(window, WEB) as one:
+            for number in range(50):
+                await one.submit(results.request(number, server.url()))
+
+    admission = asyncio.create_task(admit())
+    await is_asked.wait()
+    admission.cancel()
+    await asyncio.wait([admission])
+
+    assert window.file_room.free_bytes == ROOM_BYTES
+    assert results.lines == {}
+
+
+async def test_a_request_whose_owner_leaves_gives_its_room_back(
+    window: Window, server: WebServer
+) -> None:
+    """It waits for a slot, gets that of another, and finds its owner leaving."""
+    results = Results()
+    one = Attachments(window, WEB)
+    async with one:
+        for number in range(window.size):
+            await window.submit(
+                WindowRequest(
+                    number,
+                    "slow",
+                    "/v1/completions",
+                    b'{"model": "stub-model", "prompt": "slow"}',
+                    lambda *_: None,
+                    owner="test",
+                )
+            )
+        await one.submit(results.request(99, server.url()))
+        async with asyncio.timeout(5):
+            while not server.requests:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.005)
+        await window.withdraw("test", abort=True)
+
+    await until_all_is_free(window)
+    assert results.lines == {}
+
+
+async def test_the_end_of_the_window_is_told_as_it_was(server: WebServer) -> None:
+    """Not wrapped: whoever runs the chunk knows what to make of a lost engine."""
+
+    async def submit_to(window: Window) -> None:
+        async with Attachments(window, WEB) as one:
+            await one.submit(Results().request(1, server.url()))
+
+    engine = StubEngine(start_failures=9)
+    async with Window(engine, timeout_seconds=60, hang_seconds=60) as window:
+        await window.ended()
+        with pytest.raises(EngineLost):
+            await submit_to(window)
+
+
+async def test_a_host_that_fails_again_and_again_is_not_asked_for_ever(
+    window: Window, server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the chunk has its error at once; files from elsewhere are fetched as ever."""
+    monkeypatch.setattr(attachments, "MAX_FILE_BYTES", ROOM_BYTES)  # one at a time
+    server.answers = [says(503)]
+    results = Results()
+    async with Attachments(window, WEB) as one:
+        for number in range(20):
+            await one.submit(results.request(number, server.url()))
+        await one.submit(results.request(20, server.url().replace("127.0.0.1", "localhost")))
+        await one.submit(results.request(21, "data:audio/wav,x"))
+
+    assert len(server.requests) == 6
+    assert "failed for too many" in str(results.lines[19]["error"])
+    await until_all_is_free(window)
+    assert results.lines[21]["error"] is None
+
+
+async def test_a_file_that_takes_too_long_is_given_up(
+    window: Window, server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def trickle(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x")
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(attachments, "_FETCH_SECONDS", 0.2)
+    server.answers = [trickle]
+    results = Results()
+    async with Attachments(window, WEB) as one:
+        await one.submit(results.request(1, server.url()))
+
+    assert "did not come within" in str(results.lines[1]["error"])
+
+
+async def test_there_is_room_for_so_much_and_first_come_is_first_served() -> None:
+    room = FileRoom(10)
+    order: list[str] = []
+
+    async def take(name: str, size: int) -> None:
+        await room.take(size)
+        order.append(name)
+
+    await take("a", 8)
+    waiting = [asyncio.create_task(take(*one)) for one in (("b", 5), ("c", 1))]
+    await asyncio.sleep(0.01)
+    assert order == ["a"]
+
+    room.give_back(8)
+    await asyncio.wait(waiting)
+    assert order == ["a", "b", "c"]
+    assert room.free_bytes == 4
+
+
+def test_at_least_one_file_fits() -> None:
+    assert ROOM_BYTES >= MAX_FILE_BYTES
