@@ -28,6 +28,7 @@
     ├── DispatchFailed                *retriable*: Prefect's API did not do as asked
     └── EngineError                   inference
         ├── EngineStartFailed         carries the end of the engine's own log
+        ├── ModelNotFound             no engine is set up for it
         └── EngineLost                *retriable*: the engine died with requests in flight
 
 A message names the thing that failed and says what to do. It never holds a secret: URLs
@@ -213,6 +214,12 @@ class EngineStartFailed(EngineError):
     """The engine did not become ready; the message ends with its own log's last lines."""
 
     code = "engine_start_failed"
+
+
+class ModelNotFound(EngineError):
+    """The requests name a model for which there is no engine."""
+
+    code = "model_not_found"
 
 
 class EngineLost(EngineError):

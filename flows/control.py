@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from prefect.events import emit_event
 
 from batchyard.dispatch import PrefectApi, RunnerScheduler
-from batchyard.errors import EngineStartFailed
+from batchyard.errors import EngineStartFailed, ModelNotFound
 from batchyard.steps.forecast import update_forecasts
 from batchyard.steps.keeper import KEEPER, BatchKeeper
 from batchyard.steps.publish import fail_batch
@@ -56,7 +56,8 @@ async def control(services: Services) -> AsyncIterator[BatchKeeper]:
 async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
     """Start and drain runners, and write forecasts, if it is our turn; whether it was."""
     for given_up in await scheduler.look():
-        await _fail_batches_of(services, given_up)
+        is_offered = await scheduler.is_offered(given_up.model)
+        await _fail_batches_of(services, given_up, is_offered=is_offered)
     if not scheduler.is_acting:
         return False
     for batch in await update_forecasts(services):
@@ -100,8 +101,9 @@ async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> No
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _fail_batches_of(services: Services, given_up: GivenUp) -> None:
+async def _fail_batches_of(services: Services, given_up: GivenUp, *, is_offered: bool) -> None:
     """No runner of the model starts, so nothing of these batches can be run."""
-    error = EngineStartFailed(given_up.message)
+    kind = EngineStartFailed if is_offered else ModelNotFound
+    error = kind(given_up.message)
     for batch_id in await services.store.batches.in_progress_of(given_up.model):
         await fail_batch(services, batch_id, error)

@@ -138,6 +138,13 @@ class RunnerScheduler:
         """A look after so long ends the flow runs that the last one missed; None: no such."""
         return _BURY_SECONDS if self._suspects else None
 
+    async def is_offered(self, model: str) -> bool:
+        """Whether some engine block serves the model; True where Prefect does not say."""
+        try:
+            return any(offered.name == model for offered in await self._api.offered_models())
+        except (DispatchFailed, SettingsError):
+            return True
+
     async def close(self) -> None:
         """Let somebody else be the scheduler at once."""
         await self._store.leases.release(_LEASE, self._owner)
