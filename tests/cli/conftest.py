@@ -24,10 +24,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from batchyard.cli import main
 from batchyard.cli.offline import offline_services
 from batchyard.engine.stub import StubEngine
-from batchyard.storage.bucket import S3Credentials
 from flows.own_prefect import OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
-from tests.services.swift import swift_for_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHAT = "/v1/chat/completions"
-BUCKET = "batches"
 _COMMAND_SECONDS = 60.0
 _DRAIN_SECONDS = 10.0
 
@@ -65,24 +62,6 @@ def prefect_api_url(prefect_home: Path) -> Iterator[str]:
     APILogWorker.drain_all(timeout=_DRAIN_SECONDS)
     EventsWorker.drain_all(timeout=_DRAIN_SECONDS)
     server.stop()
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[S3Credentials]:
-    """A running Swift with one empty bucket."""
-    root = Path(tempfile.mkdtemp(prefix="swift-"))
-    try:
-        with swift_for_session(root) as server:
-            credentials = S3Credentials(
-                endpoint_url=server.endpoint_url,
-                region=server.region,
-                access_key_id=server.access_key_id,
-                secret_access_key=server.secret_access_key,
-            )
-            credentials.client().create_bucket(Bucket=BUCKET)
-            yield credentials
-    finally:
-        shutil.rmtree(root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.engine.stub import Fault, FaultKind
 from blocks import S3CredentialsBlock
-from tests.cli.conftest import BUCKET, Background, Terminal, chat_line
+from tests.cli.conftest import Background, Terminal, chat_line
 from tests.cli.screen import drawn
+from tests.services.swift import BUCKET
 from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:

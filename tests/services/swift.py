@@ -109,6 +109,10 @@ use = egg:swift#copy
 """
 
 
+BUCKET = "batches"
+"""The one that tests use."""
+
+
 @dataclass(frozen=True, slots=True)
 class SwiftServer:
     """Where the server listens and the one account it knows."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,35 +14,15 @@ from batchyard.storage.memory import MemoryStorage
 from batchyard.storage.s3 import S3Storage
 from batchyard.storage.web import WebAccess
 from tests.contract.storage.presigned_storage import PresignedStorage
-from tests.services.swift import swift_for_session
+from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from batchyard.storage.base import Storage
 
-BUCKET = "contract"
 PART_BYTES = 5 * 1024 * 1024  # the least that S3 takes for a part that is not the last
 QUICK = Backoff(attempts=4, first_seconds=0.005, longest_seconds=0.02)
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[S3Credentials]:
-    """A running Swift with one empty bucket."""
-    # Not pytest's tmp_path: it is kept for three sessions, and this one is large.
-    root = Path(tempfile.mkdtemp(prefix="swift-"))
-    try:
-        with swift_for_session(root) as server:
-            credentials = S3Credentials(
-                endpoint_url=server.endpoint_url,
-                region=server.region,
-                access_key_id=server.access_key_id,
-                secret_access_key=server.secret_access_key,
-            )
-            credentials.client().create_bucket(Bucket=BUCKET)
-            yield credentials
-    finally:
-        shutil.rmtree(root)
 
 
 @pytest.fixture(scope="session")

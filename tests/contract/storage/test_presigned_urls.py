@@ -17,8 +17,9 @@ from batchyard.storage import presigned
 from batchyard.storage.download import download
 from batchyard.storage.upload import upload
 from batchyard.storage.web import WebAccess
-from tests.contract.storage.conftest import BUCKET, QUICK
+from tests.contract.storage.conftest import QUICK
 from tests.contract.storage.faulty_proxy import Fault, FaultyProxy
+from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,8 +22,9 @@ from batchyard.errors import (
 )
 from batchyard.storage.bucket import S3Bucket, S3Credentials
 from batchyard.storage.s3 import S3Storage
-from tests.contract.storage.conftest import BUCKET, PART_BYTES, QUICK
+from tests.contract.storage.conftest import PART_BYTES, QUICK
 from tests.contract.storage.faulty_proxy import Fault, FaultyProxy
+from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

@@ -9,7 +9,7 @@ import pytest
 
 from batchyard.errors import ObjectNotFound, ObjectTooLarge
 from batchyard.storage.location import parse_location, read_location, write_location
-from tests.contract.storage.conftest import BUCKET
+from tests.services.swift import BUCKET
 
 if TYPE_CHECKING:
     from pathlib import Path

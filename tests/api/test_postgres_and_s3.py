@@ -1,0 +1,77 @@
+"""The API as a team runs it: PostgreSQL and a bucket instead of one machine's files."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.settings import read_settings
+from tests.api.conftest import make_keys
+from tests.api.test_batches_run import created, lines_of, runners, seen
+from tests.services.postgres import postgres_for_session
+from tests.services.swift import BUCKET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from batchyard.settings import Settings
+    from batchyard.steps.services import Services
+    from batchyard.storage.bucket import S3Credentials
+    from tests.api.conftest import Api
+
+
+@pytest.fixture
+def settings(
+    request: pytest.FixtureRequest,
+    s3: S3Credentials,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Settings:
+    assert s3.secret_access_key is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url or "")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key_id or "")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", s3.region or "")
+    cluster = postgres_for_session(request)
+    return read_settings(
+        home=tmp_path / "home",
+        database_url=cluster.url(asyncio.run(cluster.create_database())),
+        storage=f"s3://{BUCKET}/{secrets.token_hex(8)}",
+        flush_seconds=0.05,
+        poll_seconds=0.02,
+        look_seconds=0.05,
+    )
+
+
+@pytest.fixture
+def keys(settings: Settings) -> tuple[str, str]:
+    return asyncio.run(make_keys(settings))
+
+
+async def test_a_batch_from_upload_to_download_and_away(api: Api, services: Services) -> None:
+    async with api.async_openai() as client, runners(services):
+        batch = await seen(client, (await created(client, "one", "two")).id, "completed")
+        lines = await lines_of(client, batch.output_file_id)
+        assert [line["response"]["status_code"] for line in lines] == [200, 200]
+        assert (await client.files.delete(batch.output_file_id)).deleted
+        gone = await client.with_options(max_retries=0).files.list(purpose="batch_output")
+        assert gone.data == []
+
+
+async def test_an_upload_in_parts_is_put_together_in_the_bucket(api: Api) -> None:
+    async with api.async_openai() as client:
+        line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n'
+        content = line * 3
+        upload = await client.uploads.create(
+            bytes=len(content), filename="in.jsonl", mime_type="text/jsonl", purpose="batch"
+        )
+        parts = [
+            await client.uploads.parts.create(upload.id, data=data)
+            for data in (content[100:], content[:100])
+        ]
+        done = await client.uploads.complete(upload.id, part_ids=[parts[1].id, parts[0].id])
+        assert done.file is not None
+        assert (await client.files.content(done.file.id)).content == content
