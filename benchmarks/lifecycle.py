@@ -55,12 +55,13 @@ class Lifecycle:
 def measure() -> Lifecycle:
     with tempfile.TemporaryDirectory() as folder:
         home, port = Path(folder), str(_free_port())
-        os.environ |= {
+        own = {
             PORT_VARIABLE: str(_free_port()),
             "BATCHYARD_HOME": str(home),
             "PREFECT_SERVER_API_PORT": port,
             "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         }
+        os.environ |= own
         with (home / "up.log").open("wb") as log:
             up = subprocess.Popen(
                 [sys.executable, "-m", "batchyard.cli", "up"],
@@ -75,6 +76,8 @@ def measure() -> Lifecycle:
         finally:
             up.send_signal(signal.SIGINT)
             up.wait(60)
+            for name in own:
+                del os.environ[name]
 
 
 async def _measure(home: Path) -> Lifecycle:
