@@ -259,18 +259,18 @@ def test_killing_the_owner_of_a_serving_engine_leaves_no_process(serving_owner: 
 async def test_an_engine_that_hangs_is_started_again(
     session_vllm: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its server goes on and calls itself healthy; what the core had is answered by the next."""
+    """Its server goes on and calls itself healthy; what it was sent is answered by the next."""
     monkeypatch.setattr(vllm, "STOP_GRACE_SECONDS", 1.0)
     delivered: dict[int, ResultLine] = {}
     first_session = session_of(session_vllm)
     async with Window(session_vllm, timeout_seconds=600, hang_seconds=6) as window:
-        for n in range(4):
-            body = chat_body(f"slow {n}", max_tokens=500, ignore_eos=True)
-            await window.submit(
-                WindowRequest(n, f"id-{n}", CHAT, body, delivered.__setitem__, owner="test")
-            )
-        assert await Subject(session_vllm, lambda: vllm_running(session_vllm)).runs(4)
+        # Stopped before it has anything: on a busy machine the metrics may tell of four running
+        # requests when they have long been answered.
         os.kill(core_of(session_vllm), signal.SIGSTOP)
+        for n in range(4):
+            await window.submit(
+                WindowRequest(n, f"id-{n}", CHAT, chat_body("hi"), delivered.__setitem__, "test")
+            )
 
         async with asyncio.timeout(120):
             while len(delivered) < 4:  # noqa: ASYNC110 - nobody tells of it
@@ -310,7 +310,8 @@ async def test_the_engines_death_in_mid_stream_is_noticed_at_once(
 
     killer = asyncio.create_task(kill_soon())
     with pytest.raises(EngineLost, match="tiny-chat"):
-        await read()
+        async with asyncio.timeout(60):
+            await read()
     lost_at = time.monotonic()
     await killer
 
