@@ -53,6 +53,9 @@ TRANSITIONS: dict[BatchStatus, frozenset[BatchStatus]] = {
 TERMINAL: frozenset[BatchStatus] = frozenset(
     status for status, targets in TRANSITIONS.items() if not targets
 )
+UNFINISHED: frozenset[BatchStatus] = frozenset(BatchStatus) - TERMINAL
+STOPPABLE: frozenset[BatchStatus] = frozenset({_S.VALIDATING, _S.IN_PROGRESS})
+"""While it waits or runs; afterwards only its files are made."""
 
 
 def check_transition(current: BatchStatus, target: BatchStatus) -> None:

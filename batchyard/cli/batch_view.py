@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchyard.lifecycle import BatchStatus
+from batchyard.lifecycle import STOPPABLE
 
 if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 _OURS = ("tenant", "priority", "paused_at", "eta_at", "at_risk_at", "retry_of", "flow_run_id")
-_PAUSABLE = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
 
 
 def batch_object(batch: BatchRecord) -> dict[str, Any]:
@@ -23,7 +22,7 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
 
 def status_words(batch: BatchRecord) -> str:
     """``in_progress``, or ``in_progress, paused`` while there is something left to pause."""
-    if batch.paused_at is not None and batch.status in _PAUSABLE:
+    if batch.paused_at is not None and batch.status in STOPPABLE:
         return f"{batch.status.value}, paused"
     return batch.status.value
 

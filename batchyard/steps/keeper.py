@@ -162,10 +162,9 @@ class BatchKeeper:
 
     async def until_run(self, batch_id: str) -> None:
         """Return when no chunk of a planned batch is open, or none is to be run any more."""
-        waiting = {BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS}
         await self._held[batch_id].until(
             lambda standing: (
-                standing.status not in waiting
+                not standing.may_run
                 or (standing.status is BatchStatus.IN_PROGRESS and not standing.has_open_chunks)
             )
         )

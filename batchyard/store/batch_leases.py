@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, case, func, or_, select, update
 
-from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.batch_rows import BATCHES
 from batchyard.store.chunk_rows import CHUNKS, IS_OPEN
 from batchyard.store.clock import clock
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from batchyard.store.database import Database
 
-_IS_UNFINISHED = BATCHES.c.status.in_(sorted(frozenset(BatchStatus) - TERMINAL))
+_IS_UNFINISHED = BATCHES.c.status.in_(UNFINISHED)
 _ENDING = (BatchStatus.CANCELLING, BatchStatus.FINALIZING)
 
 
@@ -50,7 +50,7 @@ class BatchStanding:
     @property
     def may_run(self) -> bool:
         """Its window still matters: it waits or runs."""
-        return self.status in {BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS}
+        return self.status in STOPPABLE
 
 
 class BatchLeases:

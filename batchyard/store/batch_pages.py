@@ -1,4 +1,4 @@
-"""Batches as a listing: many of them in as few queries as one. Nothing is written here."""
+"""Batches as they are read: one, or a listing in as few queries. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select
 
 from batchyard.errors import RecordNotFound
-from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lifecycle import TERMINAL, UNFINISHED
 from batchyard.store.batch_rows import BATCHES, RECORD_COLUMNS, BatchRecord
-from batchyard.store.chunk_rows import CHUNKS
+from batchyard.store.chunk_rows import CHUNKS, summarise
 from batchyard.store.page import Page, from_place
 
 if TYPE_CHECKING:
@@ -17,7 +17,22 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-_UNFINISHED = sorted(set(BatchStatus) - TERMINAL)
+
+async def load_batch(
+    connection: AsyncConnection, batch_id: str, tenant: str | None = None
+) -> BatchRecord:
+    """As :meth:`Batches.get <batchyard.store.batches.Batches.get>`, within a transaction."""
+    statement = select(*RECORD_COLUMNS).where(BATCHES.c.id == batch_id)
+    if tenant is not None:
+        statement = statement.where(BATCHES.c.tenant == tenant)
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise batch_not_found(batch_id)
+    record = BatchRecord.from_row(row)
+    if record.status in TERMINAL:
+        return record
+    live = await summarise(connection, batch_id)
+    return record.counting(completed=live.completed, failed=live.failed)
 
 
 async def read_page(
@@ -33,7 +48,7 @@ async def read_page(
     if tenant is not None:
         statement = statement.where(BATCHES.c.tenant == tenant)
     if unfinished:
-        statement = statement.where(BATCHES.c.status.in_(_UNFINISHED))
+        statement = statement.where(BATCHES.c.status.in_(UNFINISHED))
     place = None if after is None else await _place(connection, after, tenant)
     found = await connection.execute(
         from_place(statement, BATCHES, order="desc", limit=limit, after=place)

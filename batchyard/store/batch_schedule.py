@@ -8,9 +8,9 @@ from sqlalchemy import and_, bindparam, func, select, update
 
 from batchyard.errors import TransitionConflict
 from batchyard.forecast import OpenWork
-from batchyard.lifecycle import BatchStatus
+from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.store.batch_pages import load_batch
 from batchyard.store.batch_rows import BATCHES
-from batchyard.store.batches import STOPPABLE, load_batch
 from batchyard.store.chunk_rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock_seconds
 

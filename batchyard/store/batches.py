@@ -15,12 +15,17 @@ from batchyard.errors import (
     RecordNotFound,
     TransitionConflict,
 )
-from batchyard.lifecycle import TERMINAL, TRANSITIONS, BatchStatus, check_transition
-from batchyard.store.batch_pages import batch_not_found, read_page
+from batchyard.lifecycle import (
+    STOPPABLE,
+    TERMINAL,
+    TRANSITIONS,
+    BatchStatus,
+    check_transition,
+)
+from batchyard.store.batch_pages import batch_not_found, load_batch, read_page
 from batchyard.store.batch_rows import (
     BATCHES,
     LOCATION_COLUMNS,
-    RECORD_COLUMNS,
     BatchLocations,
     BatchRecord,
 )
@@ -48,8 +53,6 @@ if TYPE_CHECKING:
 NO_LIMIT: Final = Quota()
 
 _FINISHED: Final = frozenset({BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
-STOPPABLE: Final = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
-"""While it waits or runs; afterwards only its files are made."""
 
 
 class Batches:
@@ -403,19 +406,3 @@ async def _move(
             f"{batch_id} is {status} and cannot become {target.value} now "
             f"(only from: {', '.join(sorted(sources))}); read it again."
         )
-
-
-async def load_batch(
-    connection: AsyncConnection, batch_id: str, tenant: str | None = None
-) -> BatchRecord:
-    statement = select(*RECORD_COLUMNS).where(BATCHES.c.id == batch_id)
-    if tenant is not None:
-        statement = statement.where(BATCHES.c.tenant == tenant)
-    row = (await connection.execute(statement)).mappings().one_or_none()
-    if row is None:
-        raise batch_not_found(batch_id)
-    record = BatchRecord.from_row(row)
-    if record.status in TERMINAL:
-        return record
-    live = await summarise(connection, batch_id)
-    return record.counting(completed=live.completed, failed=live.failed)

@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Index, and_, func, insert, or_, select, updat
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
-from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lifecycle import UNFINISHED
 from batchyard.store.batch_rows import BATCHES
 from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.columns import Row
@@ -47,7 +47,7 @@ class FileRow(Row, table=True):
 
 
 _FILES = FileRow.metadata.tables["files"]
-_HAS_NOT_ENDED = BATCHES.c.status.in_(sorted(set(BatchStatus) - TERMINAL))
+_HAS_NOT_ENDED = BATCHES.c.status.in_(UNFINISHED)
 _IS_CURRENT = and_(
     _FILES.c.deleted_at.is_(None),
     or_(_FILES.c.expires_at.is_(None), _FILES.c.expires_at > clock_seconds()),

@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Double, func, select
 from sqlmodel import Field
 
 from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
-from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.batch_rows import BATCHES
 from batchyard.store.chunk_rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock, read_seconds
@@ -37,9 +37,6 @@ class TenantRow(Row, table=True):
 TENANTS = TenantRow.metadata.tables["tenants"]
 
 _HOUR_SECONDS = 3600
-
-_ACTIVE = [status for status in BatchStatus if status not in TERMINAL]
-_ENQUEUED = [BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +195,13 @@ async def _own_quota(connection: AsyncConnection, tenant: str, *, lock: bool = F
 
 
 async def _usage(connection: AsyncConnection, tenant: str) -> TenantUsage:
-    active = select(func.count()).where(BATCHES.c.tenant == tenant, BATCHES.c.status.in_(_ACTIVE))
+    its_own = BATCHES.c.tenant == tenant
+    active = select(func.count()).where(its_own, BATCHES.c.status.in_(UNFINISHED))
     unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
     enqueued = (
         select(func.sum(unanswered), func.sum(remaining_tokens()))
         .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
-        .where(BATCHES.c.tenant == tenant, BATCHES.c.status.in_(_ENQUEUED), IS_OPEN)
+        .where(its_own, BATCHES.c.status.in_(STOPPABLE), IS_OPEN)
     )
     batches = (await connection.execute(active)).scalar_one()
     requests, tokens = (await connection.execute(enqueued)).one()
