@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, IPvAnyNetwork, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,6 +20,7 @@ from pydantic_settings import (
 
 from batchyard.errors import SettingsError
 from batchyard.lines import Limits
+from batchyard.web.address import AddressGuard
 
 
 class LimitSettings(BaseSettings):
@@ -106,7 +107,10 @@ class Settings(BaseSettings):
     retry_pause_seconds: float = Field(default=0.5, gt=0)
     """The pause before the second try; it doubles with each further one."""
     allow_private_urls: bool = False
-    """Whether URLs in requests may lead to addresses that are not public."""
+    """Whether clients' URLs may be http and lead anywhere: for development alone."""
+    internal_networks: list[IPvAnyNetwork] = Field(default_factory=list)
+    """Networks that are not public and that clients' URLs may lead to all the same, at any port,
+    as JSON: ``["10.20.0.0/16"]``. For receivers of webhooks and stores of your own."""
     limits: LimitSettings = LimitSettings()
 
     @classmethod
@@ -123,6 +127,13 @@ class Settings(BaseSettings):
     def pool_of(self, model: str) -> str:
         """The work pool whose workers run the model's engines."""
         return self.pools.get(model, "gpu")
+
+    @property
+    def address_guard(self) -> AddressGuard | None:
+        """Where URLs that clients give may lead; None: anywhere."""
+        if self.allow_private_urls:
+            return None
+        return AddressGuard(tuple(self.internal_networks))
 
     @property
     def home_folder(self) -> Path:

@@ -23,6 +23,7 @@ from batchyard.storage.web import WebAccess
 if TYPE_CHECKING:
     from batchyard.forms import AttachedFile, Form
     from batchyard.steps.window import Window, WindowRequest
+    from batchyard.web.address import AddressGuard
 
 MAX_FILE_BYTES: Final = 25 * 1024**2
 """OpenAI's limit for audio."""
@@ -36,12 +37,12 @@ _FAILURES_OF_A_HOST = 5
 _decode = msgspec.json.Decoder().decode
 
 
-def file_access(*, allow_private: bool) -> WebAccess:
+def file_access(guard: AddressGuard | None) -> WebAccess:
     """How files are fetched: quickly or not at all."""
     return WebAccess(
         stall_seconds=20.0,
         backoff=Backoff(attempts=3),
-        public_only=not allow_private,
+        guard=guard,
     )
 
 

@@ -193,7 +193,7 @@ class ChunkRun:
         return finished.keys()
 
     async def _admit(self, skip: Iterable[int]) -> None:
-        web = file_access(allow_private=self.services.settings.allow_private_urls)
+        web = file_access(self.services.settings.address_guard)
         async with Attachments(self.window, web) as attachments:
             async for record, envelope in self._requests():
                 if record["ordinal"] in skip:

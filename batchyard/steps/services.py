@@ -68,7 +68,7 @@ class Services:
 
     def web_for(self, options: BatchOptions) -> WebAccess:
         """How the URLs of a batch are reached: a client's own lead to public addresses alone."""
-        return WebAccess(public_only=options.public_urls and not self.settings.allow_private_urls)
+        return WebAccess(guard=self.settings.address_guard if options.public_urls else None)
 
 
 @asynccontextmanager

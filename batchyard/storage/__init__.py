@@ -5,7 +5,7 @@
 ``location``   a user's IN and OUT: a path, ``s3://bucket/key``, an http(s) URL
 ``bucket``     one S3 bucket: streams, multipart, resuming
 ``download``   GET of a URL that survives broken connections; ``upload``: its PUT
-``web``        the one place that opens connections to users' URLs
+``web``        time limits, retries and errors of both
 ``file``       local files, whole or not at all
 =============  ==================================================================
 

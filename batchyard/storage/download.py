@@ -22,8 +22,8 @@ from batchyard.errors import (
 )
 from batchyard.storage.blocks import BLOCK_BYTES
 from batchyard.storage.presigned import check_not_expired
-from batchyard.storage.url import checked_url, shown
 from batchyard.storage.web import WebAccess, refusal, web_errors_as_ours
+from batchyard.web.url import checked_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -151,7 +151,7 @@ class _Transfer:
     async def _answer(self) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer whose body goes on where the last one broke."""
         url, asked = self._url, self._asked()
-        most = 0 if self._web.public_only else MAX_REDIRECTS
+        most = 0 if self._web.guard else MAX_REDIRECTS
         for _ in range(most + 1):
             with web_errors_as_ours(self._name):
                 response = await self._session.get(url, headers=asked, allow_redirects=False)

@@ -23,7 +23,7 @@ from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.storage.presigned import check_not_expired, put_headers
 from batchyard.storage.threads import in_thread
 from batchyard.storage.upload import upload
-from batchyard.storage.url import checked_url, shown
+from batchyard.web.url import checked_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from batchyard.errors import AccessDenied, LocationRefused
-from batchyard.storage.url import shown
+from batchyard.web.url import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How Batchyard reaches http and https URLs: the one place where connections are made.
+"""How Batchyard reads and writes http and https URLs.
 
 Downloads and uploads are in :mod:`batchyard.storage.download` and
 :mod:`batchyard.storage.upload`.
@@ -23,12 +23,15 @@ from batchyard.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from batchyard.storage.address import AddressRefused, public_socket
 from batchyard.storage.backoff import Backoff
+from batchyard.web.address import AddressRefused
+from batchyard.web.session import web_session
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator
+
+    from batchyard.web.address import AddressGuard
 
 _PASSING_STATUS = {408, 425, 429}
 # S3 says why in an XML element; nothing else of an answer is ever repeated.
@@ -47,26 +50,16 @@ class WebAccess:
     backoff: Backoff = field(default_factory=Backoff)
     ssl_context: ssl.SSLContext | None = None
     """Instead of the system's trusted authorities."""
-    public_only: bool = False
-    """For URLs that somebody else than the operator gives: public addresses and ports of web
-    servers only, and no redirects."""
+    guard: AddressGuard | None = None
+    """For URLs that somebody else than the operator gives: where they may lead. With one, no
+    redirect is followed."""
 
     def session(self) -> aiohttp.ClientSession:
-        """A session that follows nothing, remembers nothing and unpacks nothing by itself."""
-        connector = aiohttp.TCPConnector(
-            ssl=self.ssl_context or True,
-            force_close=True,
-            socket_factory=public_socket if self.public_only else None,
-        )
-        return aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Accept-Encoding": "identity", "User-Agent": "batchyard"},
-            timeout=aiohttp.ClientTimeout(
-                total=None, connect=self.connect_seconds, sock_read=self.stall_seconds
-            ),
-            trust_env=False,
+        return web_session(
+            guard=self.guard,
+            connect_seconds=self.connect_seconds,
+            read_seconds=self.stall_seconds,
+            ssl_context=self.ssl_context,
         )
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 from dataclasses import replace
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from batchyard.errors import LocationRefused, StorageError
-from batchyard.storage.address import AddressRefused, is_public, public_socket
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.download import download
 from batchyard.storage.upload import upload
 from batchyard.storage.web import WebAccess
+from batchyard.web.address import AddressGuard, AddressRefused, is_public
 from tests.unit.storage.web_server import gives, says
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.unit.storage.web_server import WebServer
 
-GUARDED = WebAccess(connect_seconds=5, stall_seconds=5, backoff=Backoff(1), public_only=True)
+GUARDED = WebAccess(connect_seconds=5, stall_seconds=5, backoff=Backoff(1), guard=AddressGuard())
 
 
 def words(text: str) -> list[str]:
@@ -60,20 +61,20 @@ def test_a_public_address_is_known_as_such(address: str) -> None:
 @pytest.mark.parametrize("port", [80, 443, 8000, 8080, 9000, 9999])
 def test_a_port_of_web_servers_is_open(port: int) -> None:
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", port))
-    public_socket(entry).close()
+    AddressGuard().socket(entry).close()
 
 
 @pytest.mark.parametrize("port", [0, 22, 25, 53, 111, 445, 2375, 3306, 5432, 6379, 10250, 11211])
 def test_any_other_port_is_closed(port: int) -> None:
     entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", port))
     with pytest.raises(AddressRefused, match="port"):
-        public_socket(entry)
+        AddressGuard().socket(entry)
 
 
 def test_a_zone_is_refused_even_where_the_address_is_public() -> None:
     entry = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2606:4700::1111", 443, 0, 2))
     with pytest.raises(AddressRefused, match="address"):
-        public_socket(entry)
+        AddressGuard().socket(entry)
 
 
 class Canary:
@@ -169,7 +170,7 @@ async def test_what_is_hardly_a_url_is_refused(url: str) -> None:
 
 async def test_the_canary_would_notice(canary: Canary) -> None:
     """The operator's own URLs may lead to it."""
-    web = replace(GUARDED, public_only=False, stall_seconds=0.1)
+    web = replace(GUARDED, guard=None, stall_seconds=0.1)
     with pytest.raises(StorageError):
         await get(f"http://127.0.0.1:{canary.port}/x", web)
 
@@ -238,16 +239,14 @@ async def test_an_upload_is_guarded_as_well(canary: Canary, tmp_path: Path) -> N
 
 
 async def test_a_guarded_download_follows_no_redirect(
-    server: WebServer, monkeypatch: pytest.MonkeyPatch
+    server: WebServer,
 ) -> None:
     """Not even one on the same host."""
-    monkeypatch.setattr(
-        "batchyard.storage.web.public_socket", lambda entry: socket.socket(*entry[:3])
-    )
     server.answers = [says(302, Location="/other"), gives(b"content")]
+    guard = AddressGuard((ip_network("127.0.0.0/8"),))
 
     with pytest.raises(LocationRefused, match="redirects"):
-        await get(server.url())
+        await get(server.url(), replace(GUARDED, guard=guard))
 
     assert len(server.requests) == 1
 

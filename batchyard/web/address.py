@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from ipaddress import IPv4Network, IPv6Network
 
 # Global by Python's tables or in some of its versions, and yet not some stranger's server.
 _NOT_PUBLIC_V4: Final = tuple(
@@ -62,15 +64,32 @@ def is_public(address: str) -> bool:
     return parsed.is_global and parsed in _GLOBAL_UNICAST_V6 and not is_excluded
 
 
-def public_socket(address: Sequence[Any]) -> socket.socket:
-    """The socket for an entry of ``getaddrinfo``: aiohttp's ``socket_factory``.
+@dataclass(frozen=True, slots=True)
+class AddressGuard:
+    """Lets connections out to web servers of the public internet, and to named networks."""
 
-    Called with the very address that is connected to next. Raises :class:`AddressRefused`.
-    """
-    family, kind, protocol, _, (host, port, *v6) = address
-    # Of an IPv6 address: flow label and zone.
-    if not is_public(host) or any(v6[1:]):
-        raise AddressRefused("its address is not public")
-    if port not in _PORTS:
-        raise AddressRefused("its port is none of 80, 443 and 8000 to 9999")
-    return socket.socket(family, kind, protocol)
+    internal_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Networks of the operator's own that may be reached too, at any port."""
+
+    def socket(self, address: Sequence[Any]) -> socket.socket:
+        """The socket for an entry of ``getaddrinfo``: aiohttp's ``socket_factory``.
+
+        Called with the very address that is connected to next. Raises :class:`AddressRefused`.
+        """
+        family, kind, protocol, _, (host, port, *v6) = address
+        # Of an IPv6 address: flow label and zone.
+        is_scoped = any(v6[1:])
+        if is_scoped or not self._is_internal(host):
+            if is_scoped or not is_public(host):
+                raise AddressRefused("its address is not public")
+            if port not in _PORTS:
+                raise AddressRefused("its port is none of 80, 443 and 8000 to 9999")
+        return socket.socket(family, kind, protocol)
+
+    def _is_internal(self, host: str) -> bool:
+        try:
+            parsed = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+        return any((mapped or parsed) in network for network in self.internal_networks)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.errors import LocationRefused
-from batchyard.storage.url import checked_url, shown
+from batchyard.web.url import checked_url, shown
 
 
 @pytest.mark.parametrize(

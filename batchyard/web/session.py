@@ -1,0 +1,39 @@
+"""The session in which every request to a user's URL is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+if TYPE_CHECKING:
+    import ssl
+
+    from batchyard.web.address import AddressGuard
+
+
+def web_session(
+    *,
+    guard: AddressGuard | None,
+    connect_seconds: float,
+    read_seconds: float,
+    ssl_context: ssl.SSLContext | None = None,
+) -> aiohttp.ClientSession:
+    """A session that follows nothing, remembers nothing and unpacks nothing by itself.
+
+    ``guard``: which addresses it may lead to; None for URLs of the operator's own. The system's
+    trusted authorities count, unless ``ssl_context`` says otherwise.
+    """
+    connector = aiohttp.TCPConnector(
+        ssl=ssl_context or True,
+        force_close=True,
+        socket_factory=guard.socket if guard else None,
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": "identity", "User-Agent": "batchyard"},
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_seconds, sock_read=read_seconds),
+        trust_env=False,
+    )
