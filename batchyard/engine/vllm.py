@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BASE_URL = "http://engine"
-MIDDLEWARE = "line_stream.LineStream"
+MIDDLEWARE = ("direct_routes.DirectRoutes", "line_stream.LineStream")
+"""The last one is the outermost."""
 SOCKET_NAME = "engine.sock"
 MAX_SOCKET_PATH_BYTES = 107
 MAX_SOCKET_NAME_BYTES = 48
@@ -206,7 +207,7 @@ class VllmEngine:
             *self._options.words,
             *added_options(self.model, self._weights, self._options, self._device()),
             *("--uds", str(socket_path)),
-            *("--middleware", MIDDLEWARE),
+            *(word for name in MIDDLEWARE for word in ("--middleware", name)),
         ]
 
     def _environment(self, folder: Path) -> dict[str, str]:

@@ -1,0 +1,155 @@
+"""The straight way to vLLM's handlers: ASGI middleware for ``vllm serve``, under ``line_stream``.
+
+Most of what the web framework does for a small request is to find out, each time anew, which
+handler it is for and what the handler wants. Here that is found out once. A request whose body
+is what the handler's model accepts goes to the handler at once, with the same arguments, under
+the same exception handlers; everything else (another route, a body that is refused, a form)
+takes the usual way, and is answered as it always was.
+
+Loaded by vLLM inside the engine's own process, as ``line_stream`` is; it imports nothing of
+Batchyard.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    Message = MutableMapping[str, Any]
+    Scope = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_JSON: Final = b"application/json"
+_NOT_NEEDED: Final = frozenset({"CORSMiddleware", "PrometheusInstrumentatorMiddleware"})
+"""For browsers, and for counting HTTP requests: a line is neither."""
+_INNERMOST: Final = "ExceptionMiddleware"
+_CHECK_OF_CONTENT_TYPE: Final = "validate_json_request"
+"""vLLM's only dependency of a JSON route: what it checks is checked here."""
+
+
+class _Route(NamedTuple):
+    """A handler ``endpoint(<body>=model, <request>=request)`` that gives a response."""
+
+    endpoint: Callable[..., Awaitable[Any]]
+    model: Any
+    body_name: str
+    request_name: str
+
+
+class DirectRoutes:
+    """The middleware. Of an application that it does not understand it changes nothing."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._routes: dict[str, _Route] | None = None
+        self._direct: Application = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        if self._routes is None:
+            # The routes are complete when the first request comes, and not before.
+            self._routes = self._look_up(scope)
+        route = self._routes.get(scope["path"])
+        if route is None or dict(scope["headers"]).get(b"content-type") != _JSON:
+            await self._app(scope, receive, send)
+            return
+        body = await _whole_body(receive)
+        if body is None:
+            return
+        try:
+            parsed = route.model.model_validate(json.loads(body))
+        except Exception:  # noqa: BLE001 - the usual way finds it again, and words the refusal
+            await self._app(scope, _again(body, receive), send)
+            return
+        await self._direct({**scope, "batchyard.call": (route, parsed)}, receive, send)
+
+    def _look_up(self, scope: Scope) -> dict[str, _Route]:
+        direct = _without_the_needless(self._app)
+        if direct is None:
+            return {}
+        self._direct = direct
+        routes: dict[str, _Route] = {}
+        for route in scope["app"].routes:
+            found = _understood(route)
+            if found is not None:
+                # As in routing: the first of a path wins.
+                routes.setdefault(route.path, found)
+        return routes
+
+
+def _without_the_needless(app: Any) -> Application | None:
+    """Copies of the middlewares around the router, fewer, and the handler itself in the middle."""
+    if type(app).__name__ == _INNERMOST:
+        last = copy.copy(app)
+        last.app = _call
+        return last  # type: ignore[no-any-return]
+    if not hasattr(app, "app"):
+        return None
+    below = _without_the_needless(app.app)
+    if below is None or type(app).__name__ in _NOT_NEEDED:
+        return below
+    again = copy.copy(app)
+    again.app = below
+    return again  # type: ignore[no-any-return]
+
+
+def _understood(route: Any) -> _Route | None:
+    """The handler of a POST that wants one JSON body and the request, and nothing else."""
+    dependant = getattr(route, "dependant", None)
+    if dependant is None or "POST" not in (route.methods or ()) or "{" in route.path:
+        return None
+    checks = [getattr(each.call, "__name__", "") for each in dependant.dependencies]
+    wanted = (
+        dependant.path_params or dependant.query_params or dependant.header_params
+    ) or dependant.cookie_params
+    if wanted or checks not in ([], [_CHECK_OF_CONTENT_TYPE]) or len(dependant.body_params) != 1:
+        return None
+    (body,) = dependant.body_params
+    model = body.field_info.annotation
+    if not hasattr(model, "model_validate") or not dependant.request_param_name:
+        return None
+    return _Route(route.endpoint, model, body.name, dependant.request_param_name)
+
+
+async def _call(scope: Scope, receive: Receive, send: Send) -> None:
+    from starlette.requests import Request  # noqa: PLC0415 - the engine's; nobody else needs it
+
+    route, parsed = scope.pop("batchyard.call")
+    request = Request(scope, receive, send)
+    arguments = {route.body_name: parsed, route.request_name: request}
+    response = await route.endpoint(**arguments)
+    if response is not None:
+        # None: the client was gone first.
+        await response(scope, receive, send)
+
+
+async def _whole_body(receive: Receive) -> bytes | None:
+    """None: the client is gone before its body was complete."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A channel that gives the whole body first."""
+    unread: list[bytes] = [body]
+
+    async def receive_again() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return receive_again

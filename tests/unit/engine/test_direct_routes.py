@@ -1,0 +1,168 @@
+"""The straight way to a handler answers as the usual way does; what it cannot do goes that way."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
+
+from batchyard.engine.middleware.direct_routes import DirectRoutes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    Application = Callable[..., Awaitable[None]]
+
+
+class Body(BaseModel):
+    text: str
+    number: int = 1
+
+
+def validate_json_request(raw_request: Request) -> None:
+    """Has the name of vLLM's own check."""
+
+
+async def another_check(raw_request: Request) -> None:
+    raise HTTPException(403, "not for you")
+
+
+class Marked(Exception):
+    pass
+
+
+class Stamp:
+    """An operator's own middleware: it counts, and changes what comes out."""
+
+    def __init__(self, app: Application) -> None:
+        self.app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        async def stamped(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-stamp", b"yes")]
+            await send(message)
+
+        await self.app(scope, receive, stamped)
+
+
+def make_app() -> FastAPI:
+    app = FastAPI()
+    ways = app.state.ways = []
+
+    def way(request: Request) -> str:
+        # FastAPI's own way leaves this in the scope.
+        return "usual" if "fastapi_inner_astack" in request.scope else "direct"
+
+    @app.exception_handler(Marked)
+    async def on_marked(request: Request, error: Marked) -> JSONResponse:
+        return JSONResponse({"marked": str(error)}, 418)
+
+    @app.post("/echo", dependencies=[Depends(validate_json_request)])
+    async def echo(request: Body, raw_request: Request) -> JSONResponse:
+        ways.append(way(raw_request))
+        return JSONResponse({**request.model_dump(), "path": raw_request.url.path})
+
+    @app.post("/fails", dependencies=[Depends(validate_json_request)])
+    async def fails(request: Body, raw_request: Request) -> JSONResponse:
+        ways.append(way(raw_request))
+        raise Marked(request.text)
+
+    @app.post("/checked", dependencies=[Depends(another_check)])
+    async def checked(request: Body, raw_request: Request) -> JSONResponse:
+        raise AssertionError
+
+    @app.post("/queried")
+    async def queried(
+        request: Body, raw_request: Request, more: Annotated[int, Query()]
+    ) -> JSONResponse:
+        ways.append(way(raw_request))
+        return JSONResponse({"more": more})
+
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    app.add_middleware(Stamp)
+    app.add_middleware(DirectRoutes)
+    return app
+
+
+async def post(
+    app: FastAPI, path: str, content: bytes, content_type: str = "application/json"
+) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+        return await client.post(path, content=content, headers={"content-type": content_type})
+
+
+BODY = json.dumps({"text": "é\U0001f600", "number": 7}).encode()
+
+
+async def test_a_good_body_goes_straight_to_its_handler() -> None:
+    app = make_app()
+
+    answer = await post(app, "/echo", BODY)
+
+    assert answer.json() == {"text": "é\U0001f600", "number": 7, "path": "/echo"}
+    assert app.state.ways == ["direct"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"number": 1}', b'{"text": 1}', b"", b"\xff"])
+async def test_a_bad_body_is_refused_as_it_always_was(content: bytes) -> None:
+    """The same status and the same words as without the middleware."""
+    app, plain = make_app(), make_app()
+    plain.user_middleware.pop(0)
+
+    answer, usual = await post(app, "/echo", content), await post(plain, "/echo", content)
+
+    assert 400 <= answer.status_code < 500
+    assert (answer.status_code, answer.content) == (usual.status_code, usual.content)
+    assert app.state.ways == []
+
+
+async def test_another_content_type_goes_the_usual_way() -> None:
+    app = make_app()
+
+    answer = await post(app, "/echo", BODY, "application/json; charset=utf-8")
+
+    assert answer.status_code == 200
+    assert app.state.ways == ["usual"]
+
+
+async def test_the_applications_exception_handlers_answer() -> None:
+    app = make_app()
+
+    answer = await post(app, "/fails", BODY)
+
+    assert (answer.status_code, answer.json()) == (418, {"marked": "é\U0001f600"})
+    assert app.state.ways == ["direct"]
+
+
+async def test_a_dependency_that_is_not_known_is_not_left_out() -> None:
+    assert (await post(make_app(), "/checked", BODY)).status_code == 403
+
+
+async def test_a_handler_that_wants_more_is_called_the_usual_way() -> None:
+    app = make_app()
+
+    answer = await post(app, "/queried?more=3", BODY)
+
+    assert answer.json() == {"more": 3}
+    assert app.state.ways == ["usual"]
+
+
+async def test_an_operators_own_middleware_is_kept() -> None:
+    app = make_app()
+
+    answer = await post(app, "/echo", BODY)
+
+    assert answer.headers["x-stamp"] == "yes"
+    assert app.state.ways == ["direct"]
+
+
+async def test_a_route_that_is_not_there_is_not_found() -> None:
+    assert (await post(make_app(), "/nowhere", BODY)).status_code == 404
