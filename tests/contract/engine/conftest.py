@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import time
@@ -32,6 +33,7 @@ CHAT = "/v1/chat/completions"
 MODEL = "tiny-chat"
 QUICK_START = ("--enforce-eager", "--max-model-len", "8192")
 SMALL_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+_REQUEST_NUMBERS = itertools.count()
 
 
 def vllm_engine(tmp_path: Path, *options: str, **more: Any) -> VllmEngine:
@@ -90,7 +92,9 @@ def slow_body(number: int = 0) -> bytes:
 
 
 def request(tag: int, body: bytes, url: str = CHAT) -> EngineRequest:
-    return EngineRequest(tag, url, body, f"request-{tag}")
+    # An id of its own, as in the product: vLLM aborts by id, and a late abort of the test before
+    # would end the request of the same name.
+    return EngineRequest(tag, url, body, f"request-{next(_REQUEST_NUMBERS)}")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

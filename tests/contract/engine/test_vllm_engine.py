@@ -149,9 +149,11 @@ async def test_a_prompt_comes_back_as_it_was_sent(session_vllm: VllmEngine) -> N
 @in_session_loop
 async def test_the_request_id_is_the_engines_too(session_vllm: VllmEngine) -> None:
     """Our files and the engine's log can be joined on it."""
-    answers = await ask(session_vllm, request(7, chat_body("hi")))
+    one = request(7, chat_body("hi"))
 
-    assert json.loads(answers[7].body)["id"] == "chatcmpl-request-7"
+    answers = await ask(session_vllm, one)
+
+    assert json.loads(answers[7].body)["id"] == f"chatcmpl-{one.request_id}"
 
 
 @in_session_loop
