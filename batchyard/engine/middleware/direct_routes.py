@@ -6,8 +6,8 @@ is what the handler's model accepts goes to the handler at once, with the same a
 the same exception handlers; everything else (another route, a body that is refused, a form)
 takes the usual way, and is answered as it always was.
 
-Loaded by vLLM inside the engine's own process, as ``line_stream`` is; it imports nothing of
-Batchyard.
+Loaded by vLLM inside the engine's own process, as ``line_stream`` is, and by nobody else: of what
+is installed there it imports what the server itself is made of.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import copy
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from starlette.requests import Request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -120,8 +122,6 @@ def _understood(route: Any) -> _Route | None:
 
 
 async def _call(scope: Scope, receive: Receive, send: Send) -> None:
-    from starlette.requests import Request  # noqa: PLC0415 - the engine's; nobody else needs it
-
     route, parsed = scope.pop("batchyard.call")
     request = Request(scope, receive, send)
     arguments = {route.body_name: parsed, route.request_name: request}

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from batchyard.engine.base import EngineRequest, NoAnswer
 from batchyard.engine.remote import RemoteEngine
-from batchyard.engine.retry_after import retry_after_seconds
 from batchyard.engine.routes import is_served, post_routes
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
+from batchyard.web.retry_after import retry_after_seconds
 from tests.contract.engine.stub_server import API_KEY, serve
 
 if TYPE_CHECKING:
