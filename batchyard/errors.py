@@ -15,7 +15,7 @@
     │   ├── RecordNotFound
     │   ├── TransitionConflict        somebody else changed the row first
     │   ├── IdempotencyConflict       the key was used for another request
-    │   ├── LeaseLost                 this epoch no longer owns the chunk
+    │   ├── LeaseLost                 this epoch no longer owns the batch, chunk or delivery
     │   └── StoreUnavailable          *retriable*
     ├── StorageError                  the bytes
     │   ├── ObjectNotFound
@@ -122,7 +122,7 @@ class StoreError(BatchyardError):
 
 
 class RecordNotFound(StoreError):
-    """No such file, batch, chunk, upload or API key."""
+    """No such file, batch, chunk, upload, API key, webhook endpoint or delivery."""
 
     code = "not_found"
 
@@ -138,7 +138,7 @@ class IdempotencyConflict(StoreError):
 
 
 class LeaseLost(StoreError):
-    """The chunk is owned by a later epoch; whatever this owner still holds is void."""
+    """A later epoch owns it; whatever this owner still has of it is void."""
 
 
 class StoreUnavailable(StoreError):

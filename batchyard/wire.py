@@ -6,6 +6,7 @@ from live traffic. These are values to be written out; the tables are in ``store
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import secrets
 from typing import Any, Literal, NamedTuple
@@ -38,6 +39,31 @@ def new_upload_id() -> str:
 def new_part_id() -> str:
     """``part_`` and 32 hex digits."""
     return f"part_{secrets.token_hex(16)}"
+
+
+def new_event_id() -> str:
+    """``evt_`` and 32 hex digits."""
+    return f"evt_{secrets.token_hex(16)}"
+
+
+def new_delivery_id() -> str:
+    """``wh_`` and 32 hex digits: the ``webhook-id`` of every attempt."""
+    return f"wh_{secrets.token_hex(16)}"
+
+
+def new_mail_id() -> str:
+    """``mail_`` and 32 hex digits."""
+    return f"mail_{secrets.token_hex(16)}"
+
+
+def new_endpoint_id() -> str:
+    """``whe_`` and 32 hex digits."""
+    return f"whe_{secrets.token_hex(16)}"
+
+
+def new_signing_secret() -> str:
+    """``whsec_`` and 32 random bytes in standard base64, padded: what every SDK can read."""
+    return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:

@@ -12,21 +12,38 @@ from batchyard.store.batches import Batches
 from batchyard.store.chunk_rows import ChunkRecord, ChunkStatus, ChunkSummary, NewChunk
 from batchyard.store.chunks import ChunkLease, Chunks, LeaseKey, ModelDemand, Standing
 from batchyard.store.database import Database
+from batchyard.store.deliveries import Deliveries
+from batchyard.store.delivery_rows import (
+    WEBHOOK_GIVEN_UP,
+    Attempt,
+    AttemptRecord,
+    DeliveryClaim,
+    DeliveryKind,
+    DeliveryRecord,
+    DeliveryStatus,
+)
 from batchyard.store.files import FileRecord, Files, NewFile
 from batchyard.store.idempotency import Idempotency, IdempotencyKey
 from batchyard.store.leases import Leases
 from batchyard.store.page import Order, Page
 from batchyard.store.rates import RateRecord, Rates
+from batchyard.store.reseal import reseal
 from batchyard.store.runners import RunnerKind, RunnerRecord, Runners, RunnerStatus
 from batchyard.store.sealed import new_sealing_key
+from batchyard.store.status_changes import StatusChange, StatusChanges
 from batchyard.store.store import Store, open_store
 from batchyard.store.tenants import Quota, Tenants, TenantUsage
 from batchyard.store.upload_rows import NewPart, NewUpload, PartRecord, UploadRecord
 from batchyard.store.uploads import Uploads
+from batchyard.store.webhook_endpoint_rows import EndpointWithSecret, WebhookEndpointRecord
+from batchyard.store.webhook_endpoints import WebhookEndpoints
 
 __all__ = [
+    "WEBHOOK_GIVEN_UP",
     "ApiKeyRecord",
     "ApiKeys",
+    "Attempt",
+    "AttemptRecord",
     "BatchLease",
     "BatchLeases",
     "BatchLocations",
@@ -41,6 +58,12 @@ __all__ = [
     "ChunkSummary",
     "Chunks",
     "Database",
+    "Deliveries",
+    "DeliveryClaim",
+    "DeliveryKind",
+    "DeliveryRecord",
+    "DeliveryStatus",
+    "EndpointWithSecret",
     "FileRecord",
     "Files",
     "Idempotency",
@@ -65,11 +88,16 @@ __all__ = [
     "RunnerStatus",
     "Runners",
     "Standing",
+    "StatusChange",
+    "StatusChanges",
     "Store",
     "TenantUsage",
     "Tenants",
     "UploadRecord",
     "Uploads",
+    "WebhookEndpointRecord",
+    "WebhookEndpoints",
     "new_sealing_key",
     "open_store",
+    "reseal",
 ]

@@ -26,6 +26,8 @@ from batchyard.wire import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sqlalchemy import RowMapping
 
 COMPLETION_WINDOW_SECONDS = 86_400
@@ -222,7 +224,7 @@ class BatchRecord:
     notify_email: str | None = field(repr=False)
 
     @classmethod
-    def from_row(cls, row: RowMapping) -> BatchRecord:
+    def from_row(cls, row: RowMapping | Mapping[str, Any]) -> BatchRecord:
         """``row``: every column but the locations."""
         columns = dict(row)
         usage = usage_from({name: columns.pop(name) for name in USAGE_COLUMNS})

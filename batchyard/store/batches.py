@@ -1,6 +1,7 @@
 """Every change of a batch. Which moves there are is ``lifecycle``'s to say.
 
-Who works on it is in ``batch_leases``, when it runs in ``batch_schedule``.
+What each move carries is in ``batch_moves``, who works on it in ``batch_leases``, when it runs in
+``batch_schedule``.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from sqlalchemy import insert, select, update
 
 from batchyard.errors import (
     IllegalTransition,
-    LeaseLost,
     RecordNotFound,
     TransitionConflict,
 )
 from batchyard.lifecycle import (
     STOPPABLE,
     TERMINAL,
-    TRANSITIONS,
     BatchStatus,
     check_transition,
 )
+from batchyard.store.batch_moves import check_epoch, end_batch, move_batch
 from batchyard.store.batch_pages import batch_not_found, load_batch, read_page
 from batchyard.store.batch_rows import (
     BATCHES,
@@ -30,14 +30,15 @@ from batchyard.store.batch_rows import (
     BatchRecord,
 )
 from batchyard.store.chunk_rows import insert_chunks, summarise
-from batchyard.store.clock import clock, clock_seconds, read_seconds
+from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import usage_values
 from batchyard.store.files import insert_file
 from batchyard.store.idempotency import claim
+from batchyard.store.status_changes import note_change
 from batchyard.store.tenants import Quota, hold_pace, hold_quota
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -109,6 +110,7 @@ class Batches:
                     **lease,
                 )
             )
+            await note_change(connection, new.id, BatchStatus.VALIDATING)
             return await load_batch(connection, new.id)
 
         return await self._database.write(work)
@@ -160,7 +162,7 @@ class Batches:
                 # A batch never changes hands: what is true now stays true.
                 await load_batch(connection, batch_id, tenant)
             try:
-                await _move(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
+                await move_batch(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
             except TransitionConflict:
                 batch = await load_batch(connection, batch_id)
                 if batch.status in TERMINAL - {BatchStatus.CANCELLED}:
@@ -190,10 +192,10 @@ class Batches:
             for batch_id, status in overdue.all():
                 if status == BatchStatus.IN_PROGRESS:
                     source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
-                    await _move(connection, batch_id, {source}, target)
+                    await move_batch(connection, batch_id, {source}, target)
                     stopped.append(await load_batch(connection, batch_id))
                 else:
-                    stopped.append(await _end(connection, batch_id, BatchStatus.EXPIRED))
+                    stopped.append(await end_batch(connection, batch_id, BatchStatus.EXPIRED))
             return stopped
 
         return await self._database.write(work)
@@ -252,7 +254,7 @@ class Batches:
             )
 
         async def work(connection: AsyncConnection) -> BatchRecord:
-            await _move(connection, batch_id, {expected}, target)
+            await move_batch(connection, batch_id, {expected}, target)
             return await load_batch(connection, batch_id)
 
         return await self._database.write(work)
@@ -277,7 +279,7 @@ class Batches:
         tokens = sum(chunk.token_estimate for chunk in chunks)
 
         async def work(connection: AsyncConnection) -> BatchRecord:
-            await _move(
+            await move_batch(
                 connection,
                 batch_id,
                 {BatchStatus.VALIDATING},
@@ -308,9 +310,9 @@ class Batches:
 
         async def work(connection: AsyncConnection) -> BatchRecord:
             if epoch is not None:
-                await _check_epoch(connection, batch_id, epoch)
+                await check_epoch(connection, batch_id, epoch)
             so_far = await summarise(connection, batch_id)
-            return await _end(
+            return await end_batch(
                 connection,
                 batch_id,
                 BatchStatus.FAILED,
@@ -345,8 +347,8 @@ class Batches:
 
         async def work(connection: AsyncConnection) -> BatchRecord:
             if epoch is not None:
-                await _check_epoch(connection, batch_id, epoch)
-            record = await _end(
+                await check_epoch(connection, batch_id, epoch)
+            record = await end_batch(
                 connection,
                 batch_id,
                 target,
@@ -361,48 +363,3 @@ class Batches:
             return record
 
         return await self._database.write(work)
-
-
-async def _check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) -> None:
-    # Locked to the end of the transaction: a claim in between would make it untrue.
-    found = await connection.execute(
-        select(BATCHES.c.epoch).where(BATCHES.c.id == batch_id).with_for_update()
-    )
-    if found.scalar_one_or_none() != epoch:
-        raise LeaseLost(f"Epoch {epoch} no longer holds {batch_id}; drop what is left of it.")
-
-
-async def _end(
-    connection: AsyncConnection, batch_id: str, target: BatchStatus, **values: Any
-) -> BatchRecord:
-    """The only way into a terminal status: what must happen with it joins this transaction."""
-    sources = {status for status, targets in TRANSITIONS.items() if target in targets}
-    no_lease = {"owner": None, "lease_expires_at": None}
-    await _move(connection, batch_id, sources, target, **no_lease, **values)
-    return await load_batch(connection, batch_id)
-
-
-async def _move(
-    connection: AsyncConnection,
-    batch_id: str,
-    sources: Collection[BatchStatus],
-    target: BatchStatus,
-    **values: Any,
-) -> None:
-    # No status is entered twice, so a timestamp that is set on entry is set once.
-    if target.timestamp_field is not None:
-        values[target.timestamp_field] = clock_seconds()
-    moved = await connection.execute(
-        update(BATCHES)
-        .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(sources))
-        .values(status=target, **values)
-    )
-    if moved.rowcount == 0:
-        found = await connection.execute(select(BATCHES.c.status).where(BATCHES.c.id == batch_id))
-        status = found.scalar_one_or_none()
-        if status is None:
-            raise batch_not_found(batch_id)
-        raise TransitionConflict(
-            f"{batch_id} is {status} and cannot become {target.value} now "
-            f"(only from: {', '.join(sorted(sources))}); read it again."
-        )

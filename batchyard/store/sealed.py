@@ -1,4 +1,4 @@
-"""Columns that are encrypted at rest: a presigned URL is a secret. Keys live in memory only."""
+"""Columns that are encrypted at rest: presigned URLs and secrets. Keys live in memory only."""
 
 from __future__ import annotations
 
@@ -56,12 +56,26 @@ class Sealed(TypeDecorator[str]):
             return _keyring(dialect).decrypt(value).decode()
         except InvalidToken:
             raise StoreError(
-                "None of the sealing keys opens a stored location; "
+                "None of the sealing keys opens a stored location or secret; "
                 "list the older key after the current one."
             ) from None
 
 
+class OpenedOrNone(Sealed):
+    """As :class:`Sealed`, where a value that no key opens must not stop the others: it is None."""
+
+    cache_ok = True
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        try:
+            return super().process_result_value(value, dialect)
+        except (StoreError, SettingsError):
+            return None
+
+
 def _keyring(dialect: Dialect) -> MultiFernet:
     if dialect not in _KEYRINGS:
-        raise SettingsError("Locations are kept sealed and no sealing key is set; set one.")
+        raise SettingsError(
+            "Locations and secrets are kept sealed and no sealing key is set; set one."
+        )
     return _KEYRINGS[dialect]

@@ -12,14 +12,17 @@ from batchyard.store.batch_schedule import BatchSchedule
 from batchyard.store.batches import Batches
 from batchyard.store.chunks import Chunks
 from batchyard.store.database import PATIENCE_SECONDS, Database
+from batchyard.store.deliveries import Deliveries
 from batchyard.store.files import Files
 from batchyard.store.idempotency import Idempotency
 from batchyard.store.leases import Leases
 from batchyard.store.rates import Rates
 from batchyard.store.runners import Runners
 from batchyard.store.schema import check, upgrade
+from batchyard.store.status_changes import StatusChanges
 from batchyard.store.tenants import Tenants
 from batchyard.store.uploads import Uploads
+from batchyard.store.webhook_endpoints import WebhookEndpoints
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -42,6 +45,9 @@ class Store:
     rates: Rates
     tenants: Tenants
     idempotency: Idempotency
+    webhook_endpoints: WebhookEndpoints
+    deliveries: Deliveries
+    status_changes: StatusChanges
 
 
 @asynccontextmanager
@@ -54,7 +60,8 @@ async def open_store(
 ) -> AsyncIterator[Store]:
     """The store at ``sqlite:///path`` or ``postgresql://user@host/name``.
 
-    ``keys`` seal locations: the first seals, all open; see :func:`~.sealed.new_sealing_key`.
+    ``keys`` seal locations and secrets: the first seals, all open; see
+    :func:`~.sealed.new_sealing_key`.
     ``migrate`` brings the tables up to date first, however many processes start at once.
     ``patience_seconds`` is how long one call waits for a busy or absent database before
     :class:`~batchyard.errors.StoreUnavailable`.
@@ -81,6 +88,9 @@ async def open_store(
             rates=Rates(database),
             tenants=Tenants(database),
             idempotency=Idempotency(database),
+            webhook_endpoints=WebhookEndpoints(database),
+            deliveries=Deliveries(database),
+            status_changes=StatusChanges(database),
         )
     finally:
         await database.close()

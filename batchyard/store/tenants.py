@@ -1,4 +1,4 @@
-"""Tenants: whose turn it is, and how much each may have in the yard. No keys here."""
+"""Tenants: whose turn it is, how much each may have in the yard, who is told. No keys here."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from batchyard.store.batch_rows import BATCHES
 from batchyard.store.chunk_rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import Row
+from batchyard.store.sealed import Sealed
+from batchyard.store.signing_secrets import SecretColumns, secrets_in
 from batchyard.store.upsert import upsert
+from batchyard.wire import new_signing_secret
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.database import Database
 
 
 class TenantRow(Row, table=True):
-    """One row for each tenant that was ever served or given a quota of its own."""
+    """One row for each tenant that was ever served or given something of its own."""
 
     __tablename__ = "tenants"
 
@@ -32,10 +37,19 @@ class TenantRow(Row, table=True):
     max_active_batches: int | None = Field(sa_type=BigInteger)
     max_enqueued_requests: int | None = Field(sa_type=BigInteger)
     max_enqueued_tokens: int | None = Field(sa_type=BigInteger)
+    notify_email: str | None
+    webhook_secret: str | None = Field(sa_type=Sealed)
+    old_webhook_secret: str | None = Field(sa_type=Sealed)
+    old_webhook_secret_expires_at: int | None = Field(sa_type=BigInteger)
 
 
 TENANTS = TenantRow.metadata.tables["tenants"]
 
+_SECRETS = SecretColumns(
+    TENANTS.c.webhook_secret,
+    TENANTS.c.old_webhook_secret,
+    TENANTS.c.old_webhook_secret_expires_at,
+)
 _HOUR_SECONDS = 3600
 
 
@@ -70,7 +84,7 @@ class TenantUsage:
 
 
 class Tenants:
-    """Quotas and what is used of them. ``served`` and ``hold_quota`` join others' writes."""
+    """Quotas, what is used of them, who is told. The functions below join others' writes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -99,6 +113,64 @@ class Tenants:
             return await _usage(connection, name)
 
         return await self._database.read(work)
+
+    async def notify_email(self, name: str) -> str | None:
+        """Who is told of the tenant's batches that name nobody; None: nobody is."""
+        statement = select(TENANTS.c.notify_email).where(TENANTS.c.name == name)
+
+        async def work(connection: AsyncConnection) -> str | None:
+            return (await connection.execute(statement)).scalar_one_or_none()
+
+        return await self._database.read(work)
+
+    async def set_notify_email(self, name: str, address: str | None) -> None:
+        """Tell this address from now on, or nobody."""
+        row = {"notify_email": address}
+
+        async def work(connection: AsyncConnection) -> None:
+            await upsert(connection, TENANTS, {"name": name, **row}, row)
+
+        await self._database.write(work)
+
+    async def rotate_webhook_secret(self, name: str, *, keep_old: bool) -> str:
+        """A new secret for the webhooks that batches name themselves; nobody is shown it again.
+
+        With ``keep_old`` the one before signs as well for another day.
+        """
+        secret = new_signing_secret()
+
+        async def work(connection: AsyncConnection) -> None:
+            await upsert(
+                connection,
+                TENANTS,
+                {"name": name, "webhook_secret": secret},
+                _SECRETS.replaced_by(secret, keep_old=keep_old),
+            )
+
+        await self._database.write(work)
+        return secret
+
+
+async def webhook_secrets(
+    connection: AsyncConnection, tenants: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """What the webhooks that these tenants' batches name are signed with, the newest first.
+
+    A tenant that has none gets its first. It keeps the tenant's row locked, as :func:`served`.
+    """
+    statement = select(
+        TENANTS.c.name, TENANTS.c.webhook_secret.is_not(None).label("is_set"), *_SECRETS.selected()
+    ).where(TENANTS.c.name.in_(sorted(tenants)))
+    rows = (await connection.execute(statement)).all()
+    missing = set(tenants) - {row.name for row in rows if row.is_set}
+    if missing:
+        for name in sorted(missing):
+            first = {"webhook_secret": new_signing_secret()}
+            # Of two who see none, one makes it; both read what is there afterwards.
+            is_none = TENANTS.c.webhook_secret.is_(None)
+            await upsert(connection, TENANTS, {"name": name, **first}, first, where=is_none)
+        rows = (await connection.execute(statement)).all()
+    return {row.name: secrets_in(row) for row in rows}
 
 
 async def served(connection: AsyncConnection, tenant: str) -> None:

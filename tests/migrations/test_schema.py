@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
 from batchyard.errors import StoreError
 from batchyard.store import open_store
 from batchyard.store.columns import Row
+from batchyard.store.database import Database
+from batchyard.store.schema import _config
 from tests.contract.store.samples import new_batch
 from tests.services.postgres import postgres_for_session
 
@@ -70,6 +73,19 @@ async def test_partial_indexes_and_names_equal_the_models(empty_url: str) -> Non
     assert await _migrated_and(empty_url, shape) == await _migrated_and(empty_url, models)
 
 
+async def test_tenants_keep_what_they_had_before_they_could_be_told(empty_url: str) -> None:
+    await _migrated_to(empty_url, "0003", "INSERT INTO tenants (name, served_at) VALUES ('t', 5)")
+    async with open_store(empty_url, migrate=True) as store:
+        assert await store.tenants.notify_email("t") is None
+        await store.tenants.set_notify_email("t", "ada@example.org")
+        served = text("SELECT name, served_at, notify_email FROM tenants")
+
+        async def rows(connection: AsyncConnection) -> list[object]:
+            return [tuple(row) for row in await connection.execute(served)]
+
+        assert await store.database.read(rows) == [("t", 5, "ada@example.org")]
+
+
 async def test_many_who_start_at_once_migrate_once(empty_url: str) -> None:
     async def start() -> None:
         async with open_store(empty_url, migrate=True) as store:
@@ -108,6 +124,23 @@ async def test_a_database_of_a_later_version_is_refused(empty_url: str, migrate:
     with pytest.raises(StoreError, match="newer than this version"):
         async with open_store(empty_url, migrate=migrate):
             pass
+
+
+async def _migrated_to(url: str, revision: str, statement: str) -> None:
+    """An older version's database, after one ``statement``."""
+
+    def migrate(connection: Connection) -> None:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.run_sync(migrate)
+        await connection.execute(text(statement))
+
+    database = Database(url, migrates=True)
+    await database.write(work)
+    await database.close()
 
 
 async def _migrated_and(url, work):

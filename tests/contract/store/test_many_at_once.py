@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 import stamina.instrumentation
 
+from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import open_store
+from batchyard.store import DeliveryStatus, open_store
 from batchyard.wire import BatchUsage
+from tests.contract.store.outbox_samples import REFUSED, claim, ended, endpoint
 from tests.contract.store.samples import (
     MODEL,
     NOW_OVER,
@@ -133,6 +136,39 @@ async def test_rescuing_chunks_and_renewing_them_do_not_wait_for_each_other(
                 await store.chunks.claim(model=MODEL, owner="c", lease_seconds=NOW_OVER, limit=9)
 
         await asyncio.gather(renew(one, "a"), renew(other, "b"), put_back(one), put_back(other))
+    assert retries == []
+
+
+async def test_deliverers_and_a_change_of_endpoints_do_not_wait_for_each_other(
+    database_url: str, sealing_key: str, retries: list[str]
+) -> None:
+    """All of them write to many deliveries in one transaction, or one after the other to one."""
+    keys = [sealing_key]
+    async with open_store(database_url, keys=keys) as one, open_store(database_url, keys=keys) as b:
+        endpoints = [await endpoint(one) for _ in range(4)]
+        for _ in range(10):
+            await ended(one, webhook=True)
+
+        async def deliver(store: Store, owner: str) -> None:
+            for _ in range(ROUNDS):
+                claimed = await claim(store, owner, lease_seconds=NOW_OVER, limit=20)
+                await store.deliveries.renew(owner, NOW_OVER)
+                for each in claimed[:3]:
+                    with suppress(LeaseLost):
+                        await store.deliveries.record(
+                            each, REFUSED, owner=owner, status=DeliveryStatus.PENDING
+                        )
+                await store.deliveries.give_back(owner)
+
+        async def disable(store: Store) -> None:
+            for n in range(ROUNDS):
+                await store.webhook_endpoints.disable(endpoints[n % 4], "It answered 410.")
+                for each in await store.deliveries.page(endpoint_id=endpoints[n % 4]):
+                    with suppress(TransitionConflict):
+                        await store.deliveries.replay(each.id)
+                await store.webhook_endpoints.update(endpoints[n % 4])
+
+        await asyncio.gather(*(deliver((one, b)[n % 2], f"d{n}") for n in range(4)), disable(one))
     assert retries == []
 
 
