@@ -45,6 +45,20 @@ class QuotaSettings(BaseSettings):
     """How many batches a tenant may create over the HTTP API in any hour; None: no limit."""
 
 
+class SmtpSettings(BaseSettings):
+    """The mail server that takes our e-mails; without ``host`` none are sent."""
+
+    host: str | None = None
+    port: int = Field(default=587, ge=1, le=65_535)
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    """``starttls``: encrypt or give up; ``tls``: from the first byte on, port 465 as a rule;
+    ``none``: for a server on this machine."""
+    username: str | None = None
+    password: SecretStr | None = None
+    sender: str | None = None
+    """The address that e-mails come from; unset: ``batchyard@`` and this machine's name."""
+
+
 class Settings(BaseSettings):
     """Every setting, with the default that runs on one machine and needs nothing else."""
 
@@ -112,6 +126,9 @@ class Settings(BaseSettings):
     """Networks that are not public and that clients' URLs may lead to all the same, at any port,
     as JSON: ``["10.20.0.0/16"]``. For receivers of webhooks and stores of your own."""
     limits: LimitSettings = LimitSettings()
+    smtp: SmtpSettings = SmtpSettings()
+    webhook_data: Literal["thin", "full"] = "thin"
+    """What an event holds of its batch: the id, as OpenAI's do, or counts, files and usage too."""
 
     @classmethod
     def settings_customise_sources(

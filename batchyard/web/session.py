@@ -27,6 +27,8 @@ def web_session(
     connector = aiohttp.TCPConnector(
         ssl=ssl_context or True,
         force_close=True,
+        # Those who wait for a slow server's connection would delay all others.
+        limit=0,
         socket_factory=guard.socket if guard else None,
     )
     return aiohttp.ClientSession(

@@ -1,0 +1,261 @@
+"""The e-mails: how a batch ended, and that a webhook was given up.
+
+Never in them: prompts and answers, metadata, names that users gave, URLs beyond their host.
+"""
+
+from __future__ import annotations
+
+import email.policy
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.notify.event import ended_at
+
+if TYPE_CHECKING:
+    from batchyard.wire import Batch, BatchError
+
+_MAX_ADDRESS_CHARS: Final = 254
+_MAX_LOCAL_CHARS: Final = 64
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_ADDRESS = re.compile(rf"(?P<local>{_ATOM}(\.{_ATOM})*)@{_LABEL}(\.{_LABEL})*")
+
+_ENDED: Final = {
+    BatchStatus.COMPLETED: "is completed",
+    BatchStatus.FAILED: "has failed",
+    BatchStatus.EXPIRED: "has expired",
+    BatchStatus.CANCELLED: "was cancelled",
+}
+_MAX_ERRORS: Final = 5
+_MAX_TEXT_CHARS: Final = 300
+
+
+def check_address(text: str) -> str:
+    """The one e-mail address that ``text`` is, or ``ValueError``, which does not repeat it.
+
+    No name before it, no list, no quotes, no comment; a domain beyond ASCII in its ``xn--`` form.
+    A comma would add recipients, a line end headers.
+    """
+    parts = _ADDRESS.fullmatch(text)
+    is_one = parts is not None and len(parts["local"]) <= _MAX_LOCAL_CHARS
+    # An encoded word is made of harmless characters, and may be decoded to any others.
+    if not is_one or len(text) > _MAX_ADDRESS_CHARS or "=?" in text:
+        raise ValueError("This is not one e-mail address, like name@example.com.")
+    return text
+
+
+def batch_email(
+    batch: Batch,
+    *,
+    to: str,
+    sender: str,
+    delivery_id: str,
+    base_url: str | None = None,
+) -> EmailMessage:
+    """What became of a batch that has ended, and how to get its files.
+
+    ``base_url``: the API's, up to ``/v1``, for the command that is shown. Raises ``ValueError``
+    for an address that is not one.
+    """
+    counts = batch.request_counts
+    # Short enough for one line: a longer one would begin with a line end.
+    done = f"{counts.completed}/{counts.total}"
+    subject = f"{batch.status.value.capitalize()} {done}: {batch.id}"
+    content = _Content(f"Batch {batch.id} {_ENDED[batch.status]}.")
+    content.table(_facts(batch))
+    if batch.status is BatchStatus.FAILED and batch.errors is not None:
+        content.heading("Why")
+        content.items([_error_words(error) for error in batch.errors.data[:_MAX_ERRORS]])
+        if len(batch.errors.data) > _MAX_ERRORS:
+            content.paragraph(f"And {len(batch.errors.data) - _MAX_ERRORS} more.")
+    files = [("results", batch.output_file_id), ("errors", batch.error_file_id)]
+    there = [(name, file_id) for name, file_id in files if file_id is not None]
+    if there:
+        content.heading("Get the files")
+        content.code([_python_line(name, file_id) for name, file_id in there])
+        content.code([_curl_line(name, file_id, base_url) for name, file_id in there])
+    content.heading("See everything")
+    content.code([f"batchyard show {batch.id}"])
+    return _message(subject, content, to, sender, delivery_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """A webhook that nobody will try again by itself."""
+
+    delivery_id: str
+    """Of the webhook, not of the e-mail about it."""
+    batch_id: str
+    event_type: str
+    endpoint_id: str | None
+    """None: it was the batch's own webhook."""
+    host: str | None
+    """The host of its URL, which may hold secrets elsewhere."""
+    attempts: int
+    status_code: int | None
+    """The last one."""
+    error: str | None
+    """Of the last attempt, in our words."""
+
+
+def given_up_email(given_up: GivenUp, *, to: str, sender: str, delivery_id: str) -> EmailMessage:
+    """What was not delivered, why, and how to have it sent again.
+
+    ``delivery_id`` is the e-mail's own. Raises ``ValueError`` for an address that is not one.
+    """
+    subject = f"Webhook given up: {given_up.batch_id}"
+    content = _Content(
+        f"The event {given_up.event_type} of batch {given_up.batch_id} could not be delivered, "
+        "and is not tried again."
+    )
+    content.table(
+        [
+            ("Webhook", given_up.delivery_id),
+            ("Endpoint", given_up.endpoint_id or "the batch's own webhook_url"),
+            ("Host", given_up.host or "unknown"),
+            ("Attempts", f"{given_up.attempts:,}"),
+            ("Last status", str(given_up.status_code or "no answer")),
+            ("Last error", given_up.error or "none"),
+        ]
+    )
+    content.heading("Send it again")
+    content.paragraph("When the receiver is well, with the same webhook-id:")
+    content.code([f"batchyard deliveries replay {given_up.delivery_id}"])
+    content.heading("See each attempt")
+    content.code([f"batchyard deliveries show {given_up.delivery_id}"])
+    return _message(subject, content, to, sender, delivery_id)
+
+
+# -- what is said -------------------------------------------------------------------------------
+
+
+def _facts(batch: Batch) -> list[tuple[str, str]]:
+    counts, usage = batch.request_counts, batch.usage
+    ended = ended_at(batch)
+    neither = counts.total - counts.completed - counts.failed
+    unanswered = f", {neither:,} unanswered" if neither > 0 else ""
+    facts = [
+        ("Created", _moment(batch.created_at)),
+        ("Ended", _moment(ended)),
+        ("Duration", "unknown" if ended is None else _duration(ended - batch.created_at)),
+        (
+            "Requests",
+            f"{counts.total:,}: {counts.completed:,} completed, {counts.failed:,} failed"
+            + unanswered,
+        ),
+        (
+            "Tokens",
+            f"{usage.total_tokens:,}: {usage.input_tokens:,} in, {usage.output_tokens:,} out",
+        ),
+        ("Endpoint", batch.endpoint),
+        ("Model", batch.model),
+        ("Results", batch.output_file_id),
+        ("Errors", batch.error_file_id),
+    ]
+    return [(name, value) for name, value in facts if value is not None]
+
+
+def _error_words(error: BatchError) -> str:
+    where = "" if error.line is None else f"line {error.line}: "
+    return f"{where}{error.code}: {error.message}"
+
+
+def _python_line(name: str, file_id: str) -> str:
+    return f'client.files.content("{file_id}").write_to_file("{name}.jsonl")'
+
+
+def _curl_line(name: str, file_id: str, base_url: str | None) -> str:
+    url = f"{base_url or '$OPENAI_BASE_URL'}/files/{file_id}/content"
+    return f'curl -H "Authorization: Bearer $OPENAI_API_KEY" -o {name}.jsonl "{url}"'
+
+
+def _moment(seconds: int | None) -> str:
+    if seconds is None:
+        return "unknown"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _duration(seconds: int) -> str:
+    hours, rest = divmod(max(0, seconds), 3600)
+    minutes, rest = divmod(rest, 60)
+    if hours:
+        return f"{hours} h {minutes} min {rest} s"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+# -- how it is written --------------------------------------------------------------------------
+
+
+class _Content:
+    """One text, written twice: plain and as HTML, in which all of it is escaped."""
+
+    def __init__(self, first: str) -> None:
+        self._plain: list[str] = []
+        self._html: list[str] = []
+        self.paragraph(first)
+
+    def paragraph(self, text: str) -> None:
+        text = _one_line(text)
+        self._plain.append(text)
+        self._html.append(f"<p>{escape(text)}</p>")
+
+    def heading(self, text: str) -> None:
+        self._plain.append(f"{text}:")
+        self._html.append(f"<h3>{escape(text)}</h3>")
+
+    def table(self, rows: list[tuple[str, str]]) -> None:
+        shown = [(name, _one_line(value)) for name, value in rows]
+        width = max(len(name) for name, _ in shown) + 2
+        self._plain.append("\n".join(f"{name:<{width}}{value}" for name, value in shown))
+        cells = (
+            f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in shown
+        )
+        self._html.append("<table>\n" + "\n".join(cells) + "\n</table>")
+
+    def items(self, texts: list[str]) -> None:
+        shown = [_one_line(text) for text in texts]
+        self._plain.append("\n".join(f"- {text}" for text in shown))
+        self._html.append("<ul>" + "".join(f"<li>{escape(text)}</li>" for text in shown) + "</ul>")
+
+    def code(self, lines: list[str]) -> None:
+        self._plain.append("\n".join(f"    {line}" for line in lines))
+        self._html.append("<pre>" + escape("\n".join(lines)) + "</pre>")
+
+    @property
+    def plain(self) -> str:
+        return "\n\n".join(self._plain) + "\n"
+
+    @property
+    def html(self) -> str:
+        return "<!DOCTYPE html>\n<html><body>\n" + "\n".join(self._html) + "\n</body></html>\n"
+
+
+def _one_line(text: str) -> str:
+    """What a message or a model's name may show: no line ends, no invisible signs, no end of it."""
+    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    if len(shown) > _MAX_TEXT_CHARS:
+        shown = shown[: _MAX_TEXT_CHARS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return shown
+
+
+def _message(
+    subject: str, content: _Content, to: str, sender: str, delivery_id: str
+) -> EmailMessage:
+    message = EmailMessage(policy=email.policy.SMTP)
+    # Addresses as objects, not as text that would be parsed again.
+    message["From"] = Address("Batchyard", addr_spec=check_address(sender))
+    message["To"] = Address(addr_spec=check_address(to))
+    message["Subject"] = subject
+    message["Date"] = datetime.now(UTC)
+    # The same for every attempt, so that a mail server or a reader can tell a second copy.
+    message["Message-ID"] = f"<{delivery_id}@batchyard>"
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(content.plain)
+    message.add_alternative(content.html, subtype="html")
+    return message
