@@ -1,1 +1,1 @@
-"""The HTTP API for OpenAI's SDKs: Files, Uploads, Batches. Routers translate; steps decide."""
+"""The HTTP API for OpenAI's SDKs: Files, Uploads, Batches, Webhooks. Routers translate."""

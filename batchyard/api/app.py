@@ -14,7 +14,15 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 
-from batchyard.api import batches, files, openapi, served_models, uploads
+from batchyard.api import (
+    batches,
+    deliveries,
+    files,
+    openapi,
+    served_models,
+    uploads,
+    webhook_endpoints,
+)
 from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
 from batchyard.errors import SettingsError
@@ -32,7 +40,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ROUTERS = (files.router, uploads.router, batches.router, served_models.router)
+_ROUTERS = (
+    files.router,
+    uploads.router,
+    batches.router,
+    served_models.router,
+    webhook_endpoints.router,
+    deliveries.router,
+)
 _PREFIX = "/v1"
 
 

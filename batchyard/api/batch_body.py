@@ -1,6 +1,7 @@
 """The body of ``POST /batches``: OpenAI's parameters and ours, each checked by its name.
 
-What holds for every way in (endpoint, window, metadata, priority) is checked in ``steps.create``.
+What holds for every way in (endpoint, window, metadata, priority, who is told) is checked in
+``steps.create``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from batchyard.api.errors import ApiError, missing
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.steps.create import BatchRequest
 from batchyard.steps.upload_file import checked_lifetime
+from batchyard.steps.webhooks import MAX_URL_CHARS
 from batchyard.storage.location import check_output, parse_location
 from batchyard.storage.presigned import check_not_expired
 
@@ -40,10 +42,6 @@ EXTENSION_KEYS: Final = (
 """What the SDKs send with ``extra_body``."""
 
 _MAX_ID_CHARS = 256
-_MAX_URL_CHARS = 8192
-_MAX_EMAIL_CHARS = 254
-# One address and nothing else: a comma would add recipients, a line end headers.
-_EMAIL = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 
 
 async def read_batch(asked: JsonObject, tenant: str, settings: Settings) -> BatchRequest:
@@ -65,8 +63,8 @@ async def read_batch(asked: JsonObject, tenant: str, settings: Settings) -> Batc
         output_lifetime_seconds=_lifetime(asked),
         output=await _url(asked, "output_url", settings),
         error=await _url(asked, "error_url", settings),
-        webhook=await _url(asked, "webhook_url", settings),
-        notify_email=_email(asked),
+        webhook=asked.optional_text("webhook_url"),
+        notify_email=asked.optional_text("notify_email"),
         priority=asked.optional_integer("priority") or 0,
         public_urls=True,
     )
@@ -101,7 +99,7 @@ def _lifetime(asked: JsonObject) -> int | None:
 
 async def _url(asked: JsonObject, key: str, settings: Settings) -> str | None:
     """An https URL, which is a secret from here on; http where the operator allows it."""
-    text = _text(asked, key, _MAX_URL_CHARS)
+    text = _text(asked, key, MAX_URL_CHARS)
     if text is None:
         return None
     schemes = "https?" if settings.allow_private_urls else "https"
@@ -116,13 +114,6 @@ async def _url(asked: JsonObject, key: str, settings: Settings) -> str | None:
             check_not_expired(text)
     except StorageError as error:
         raise _invalid(key, f"'{key}' cannot be used: {error}.") from None
-    return text
-
-
-def _email(asked: JsonObject) -> str | None:
-    text = _text(asked, "notify_email", _MAX_EMAIL_CHARS)
-    if text is not None and not _EMAIL.fullmatch(text):
-        raise _invalid("notify_email", "'notify_email' must be one e-mail address.")
     return text
 
 

@@ -140,9 +140,20 @@ class JsonObject:
             raise self._wrong_type(key, "an integer")
         return value
 
+    def optional_boolean(self, key: str) -> bool | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong_type(key, "a boolean")
+        return value
+
     def texts(self, key: str) -> list[str]:
         """A list of strings, which may be empty."""
-        value: Any = self._required(key, self.values.get(key))
+        return self._required(key, self.optional_texts(key))
+
+    def optional_texts(self, key: str) -> list[str] | None:
+        value: Any = self.values.get(key)
+        if value is None:
+            return None
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise self._wrong_type(key, "an array of strings")
         return value

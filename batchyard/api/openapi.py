@@ -17,7 +17,8 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from batchyard import __version__
 from batchyard.api.answer import answer
 from batchyard.api.batches import DEFAULT_BATCHES, MAX_KEY_CHARS, MOST_BATCHES
-from batchyard.api.openapi_bodies import BODIES
+from batchyard.api.openapi_operations import REF, headers, operation, paging, path, query
+from batchyard.api.openapi_webhooks import WEBHOOK_STRUCTS, webhook_paths
 from batchyard.api.served_models import Model, ModelList
 from batchyard.wire import Batch, File, FileDeleted, Upload, UploadPart
 
@@ -25,9 +26,9 @@ Json = dict[str, Any]
 
 router = APIRouter()
 
-_STRUCTS = (Batch, File, FileDeleted, Upload, UploadPart, Model, ModelList)
+_STRUCTS = (Batch, File, FileDeleted, Upload, UploadPart, Model, ModelList, *WEBHOOK_STRUCTS)
+_LISTED = ("Batch", "Delivery", "File", "WebhookEndpoint")
 _MAY_BE_ABSENT = {("Upload", "file")}
-_REF = "#/components/schemas/{name}"
 
 _ERRORS: Final = {
     "400": "What was asked is not possible as it is; `param` and `code` say why.",
@@ -43,8 +44,6 @@ _ERRORS: Final = {
     "500": "A defect of the server.",
     "503": "The database or the storage is away; `Retry-After` says how many seconds to wait.",
 }
-_ALWAYS = ("400", "401", "500", "503")
-_WITH_BODY = ("408", "413", "415")
 
 
 @router.get("/openapi.json", include_in_schema=False)
@@ -65,7 +64,7 @@ def document() -> Json:
         "info": {
             "title": "Batchyard",
             "version": __version__,
-            "description": "OpenAI's Files, Uploads, Batches and Models, on your own GPUs.",
+            "description": "OpenAI's Files, Uploads, Batches and Webhooks, on your own GPUs.",
         },
         "servers": [{"url": "/"}],
         "security": [{"ApiKey": []}],
@@ -88,41 +87,41 @@ def document() -> Json:
 def _paths() -> Json:
     return {
         "/v1/files": {
-            "post": _operation("createFile", "Upload a file", "File", body=True),
-            "get": _operation(
+            "post": operation("createFile", "Upload a file", "File", body=True),
+            "get": operation(
                 "listFiles",
                 "List files",
                 "FileList",
-                _query("purpose", {"type": "string"}),
-                *_paging(10_000, 10_000),
-                _query("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
+                query("purpose", {"type": "string"}),
+                *paging(10_000, 10_000),
+                query("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
             ),
         },
         "/v1/files/{file_id}": {
-            "get": _operation("retrieveFile", "Look at a file", "File", _path("file_id")),
-            "delete": _operation("deleteFile", "Delete a file", "FileDeleted", _path("file_id")),
+            "get": operation("retrieveFile", "Look at a file", "File", path("file_id")),
+            "delete": operation("deleteFile", "Delete a file", "FileDeleted", path("file_id")),
         },
         "/v1/files/{file_id}/content": {"get": _download()},
         "/v1/uploads": {
-            "post": _operation("createUpload", "Begin a file in parts", "Upload", body=True)
+            "post": operation("createUpload", "Begin a file in parts", "Upload", body=True)
         },
         "/v1/uploads/{upload_id}/parts": {
-            "post": _operation(
-                "addUploadPart", "Send a part", "UploadPart", _path("upload_id"), body=True
+            "post": operation(
+                "addUploadPart", "Send a part", "UploadPart", path("upload_id"), body=True
             )
         },
         "/v1/uploads/{upload_id}/complete": {
-            "post": _operation(
-                "completeUpload", "Join the parts", "Upload", _path("upload_id"), body=True
+            "post": operation(
+                "completeUpload", "Join the parts", "Upload", path("upload_id"), body=True
             )
         },
         "/v1/uploads/{upload_id}/cancel": {
-            "post": _operation(
-                "cancelUpload", "Drop the parts", "Upload", _path("upload_id"), body=True
+            "post": operation(
+                "cancelUpload", "Drop the parts", "Upload", path("upload_id"), body=True
             )
         },
         "/v1/batches": {
-            "post": _operation(
+            "post": operation(
                 "createBatch",
                 "Create a batch",
                 "Batch",
@@ -130,60 +129,32 @@ def _paths() -> Json:
                 body=True,
                 errors=("409", "429"),
             ),
-            "get": _operation(
+            "get": operation(
                 "listBatches",
                 "List batches, the newest first",
                 "BatchList",
-                *_paging(MOST_BATCHES, DEFAULT_BATCHES),
+                *paging(MOST_BATCHES, DEFAULT_BATCHES),
             ),
         },
         "/v1/batches/{batch_id}": {
-            "get": _operation("retrieveBatch", "Look at a batch", "Batch", _path("batch_id"))
+            "get": operation("retrieveBatch", "Look at a batch", "Batch", path("batch_id"))
         },
         "/v1/batches/{batch_id}/cancel": {
-            "post": _operation(
+            "post": operation(
                 "cancelBatch",
                 "Cancel a batch",
                 "Batch",
-                _path("batch_id"),
+                path("batch_id"),
                 body=True,
                 errors=("409",),
             )
         },
-        "/v1/models": {"get": _operation("listModels", "List the models on offer", "ModelList")},
+        "/v1/models": {"get": operation("listModels", "List the models on offer", "ModelList")},
         "/v1/models/{model}": {
-            "get": _operation("retrieveModel", "Look at a model", "Model", _path("model"))
+            "get": operation("retrieveModel", "Look at a model", "Model", path("model"))
         },
+        **webhook_paths(),
     }
-
-
-def _operation(
-    name: str,
-    summary: str,
-    shape: str,
-    *parameters: Json,
-    body: bool = False,
-    errors: tuple[str, ...] = (),
-) -> Json:
-    """``body``: it has the one of this ``name`` in ``openapi_bodies``."""
-    is_in_path = any(parameter["in"] == "path" for parameter in parameters)
-    statuses = [*_ALWAYS, *(_WITH_BODY if body else ()), *(["404"] if is_in_path else ()), *errors]
-    operation: Json = {
-        "operationId": name,
-        "summary": summary,
-        "parameters": list(parameters),
-        "responses": {
-            "200": {
-                "description": "Done.",
-                "headers": _headers(),
-                "content": {"application/json": {"schema": {"$ref": _REF.format(name=shape)}}},
-            },
-            **{status: {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)},
-        },
-    }
-    if body:
-        operation["requestBody"] = BODIES[name]
-    return operation
 
 
 def _download() -> Json:
@@ -193,37 +164,23 @@ def _download() -> Json:
         "description": "One range of bytes, such as `bytes=0-1023`; anything else is ignored.",
         "schema": {"type": "string"},
     }
-    operation = _operation(
+    described: Json = operation(
         "downloadFile",
         "Download a file",
         "File",
-        _path("file_id"),
+        path("file_id"),
         ranged,
         errors=("416",),
     )
     # Never JSON, which it may well hold: clients would parse it.
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     for status, text in (("200", "The whole file."), ("206", "The range.")):
-        operation["responses"][status] = {
+        described["responses"][status] = {
             "description": text,
-            "headers": _headers(),
+            "headers": headers(),
             "content": content,
         }
-    return operation
-
-
-def _path(name: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
-def _query(name: str, schema: Json) -> Json:
-    return {"name": name, "in": "query", "schema": schema}
-
-
-def _paging(most: int, default: int) -> tuple[Json, Json]:
-    limit = {"type": "integer", "minimum": 0, "maximum": most, "default": default}
-    after = {"type": "string", "description": "The id that the page begins behind."}
-    return _query("limit", limit), _query("after", after)
+    return described
 
 
 def _idempotency_key() -> Json:
@@ -235,25 +192,21 @@ def _idempotency_key() -> Json:
     }
 
 
-def _headers() -> Json:
-    return {"x-request-id": {"$ref": "#/components/headers/RequestId"}}
-
-
 def _error(description: str) -> Json:
-    schema = {"$ref": _REF.format(name="Error")}
+    schema = {"$ref": REF.format(name="Error")}
     return {
         "description": description,
-        "headers": _headers(),
+        "headers": headers(),
         "content": {"application/json": {"schema": schema}},
     }
 
 
 def _schemas() -> Json:
-    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
+    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=REF)
     for name, schema in schemas.items():
         if "properties" in schema:
             _require_all(name, schema)
-    for shape in ("File", "Batch"):
+    for shape in _LISTED:
         schemas[f"{shape}List"] = _list_of(shape)
     schemas["Error"] = _error_shape()
     return dict(sorted(schemas.items()))
@@ -271,7 +224,7 @@ def _list_of(shape: str) -> Json:
     id_or_null = {"type": ["string", "null"]}
     properties = {
         "object": {"const": "list"},
-        "data": {"type": "array", "items": {"$ref": _REF.format(name=shape)}},
+        "data": {"type": "array", "items": {"$ref": REF.format(name=shape)}},
         "first_id": id_or_null,
         "last_id": id_or_null,
         "has_more": {"type": "boolean"},

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from batchyard.lines import REQUIRED_FIELDS
+from batchyard.notify.event import EVENT_TYPES
 from batchyard.steps.upload_file import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS, PURPOSES
+from batchyard.steps.webhooks import MAX_NAME_CHARS, MAX_URL_CHARS
 
 Json = dict[str, Any]
 
@@ -42,7 +44,7 @@ def _nullable(schema: Json, description: str) -> Json:
 
 
 def _url(description: str) -> Json:
-    return _nullable({"type": "string", "format": "uri", "maxLength": 8192}, description)
+    return _nullable({"type": "string", "format": "uri", "maxLength": MAX_URL_CHARS}, description)
 
 
 _EXPIRY = _object({"anchor": _ANCHOR, "seconds": _SECONDS}, "anchor", "seconds", nullable=True)
@@ -69,10 +71,10 @@ _BATCH = {
             "input_url": _url("Instead of `input_file_id`: where the input is fetched from."),
             "output_url": _url("A presigned URL that the output file is PUT to as well."),
             "error_url": _url("Likewise for the error file."),
-            "webhook_url": _url("Who is told of the batch's end."),
+            "webhook_url": _url("An https URL that is told of the batch's end."),
             "notify_email": _nullable(
                 {"type": "string", "format": "email", "maxLength": 254},
-                "Who gets a message at the batch's end.",
+                "Who gets a message at the batch's end, where the server sends e-mail.",
             ),
             "priority": _nullable(
                 {"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000},
@@ -94,6 +96,20 @@ _BATCH = {
         },
     ],
 }
+
+_EVENT_TYPE: Final[Json] = {"type": "string", "enum": list(EVENT_TYPES)}
+_ENDPOINT: Final[dict[str, Json]] = {
+    "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS},
+    "url": {"type": "string", "format": "uri", "maxLength": MAX_URL_CHARS},
+    "event_types": {"type": "array", "items": _EVENT_TYPE, "minItems": 1},
+}
+_KEEP_OLD = _object(
+    {
+        "keep_old_secret_active_for_24_hours": _nullable(
+            {"type": "boolean"}, "Sign with the old secret as well for another day."
+        )
+    }
+)
 
 BODIES: Final[dict[str, Json]] = {
     "createFile": _form(
@@ -136,4 +152,13 @@ BODIES: Final[dict[str, Json]] = {
     "cancelUpload": _json({"type": "object"}, required=False),
     "createBatch": _json(_BATCH),
     "cancelBatch": _json({"type": "object"}, required=False),
+    "createWebhookEndpoint": _json(_object(_ENDPOINT, *_ENDPOINT)),
+    "updateWebhookEndpoint": _json(
+        _object({key: _nullable(shape, "Unless null.") for key, shape in _ENDPOINT.items()}),
+        required=False,
+    ),
+    "rotateWebhookEndpointSecret": _json(_KEEP_OLD, required=False),
+    "testWebhookEndpoint": _json(_object({"event_type": _EVENT_TYPE}, "event_type")),
+    "rotateWebhookSecret": _json(_KEEP_OLD, required=False),
+    "replayDelivery": _json(_object({}), required=False),
 }

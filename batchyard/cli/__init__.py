@@ -15,9 +15,11 @@ from importlib.metadata import entry_points
 
 import typer
 
-from batchyard.cli import keys
+from batchyard.cli import deliveries, keys, sealing_keys, webhooks
 from batchyard.cli.cancel import cancel
+from batchyard.cli.estimate import estimate
 from batchyard.cli.list_batches import list_batches
+from batchyard.cli.notify_email import email
 from batchyard.cli.quota import quota
 from batchyard.cli.retry import retry
 from batchyard.cli.serve import serve
@@ -41,6 +43,7 @@ def make_app() -> typer.Typer:
     for found in entry_points(group=COMMANDS):
         found.load()(app)
     app.command()(submit)
+    app.command()(estimate)
     app.command("list")(list_batches)
     app.command()(show)
     app.command()(cancel)
@@ -51,6 +54,10 @@ def make_app() -> typer.Typer:
     app.command()(retry)
     app.command()(quota)
     app.add_typer(keys.app, name="keys")
+    app.add_typer(webhooks.app, name="webhooks")
+    app.add_typer(deliveries.app, name="deliveries")
+    app.command()(email)
+    app.add_typer(sealing_keys.app, name="secrets")
     app.command()(serve)
     app.command()(reconcile)
     app.command()(expire_files)

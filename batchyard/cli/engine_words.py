@@ -22,6 +22,7 @@ _LONG = frozenset(
     {
         *("--help", "--input-file", "--output-file", "--errors", "--model", "--engine-url"),
         *("--endpoint", "--completion-window", "--metadata", "--resume"),
+        *("--webhook-url", "--notify-email"),
     }
 )
 _FLAGS = frozenset({"-h", "--help", "--enable-metrics"})

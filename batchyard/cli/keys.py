@@ -6,20 +6,18 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from batchyard.cli.offline import offline_services
+from batchyard.cli.table import print_table, printable
 from batchyard.cli.time_words import relative
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.text import Text
 
     from batchyard.store import ApiKeyRecord, NewKey
 
-_WIDTH = 10_000
-"""Wider than any table: what is cut off can be neither copied nor read by a program."""
 _COLUMNS = ("id", "tenant", "name", "key", "made", "used", "state")
 
 app = typer.Typer(help="Keys of the API: make, list, revoke.", no_args_is_help=True)
@@ -42,7 +40,7 @@ def list_keys(
 ) -> None:
     """List keys, oldest first, revoked ones as well."""
     keys, now = asyncio.run(_list(tenant))
-    Console(width=_WIDTH, highlight=False).print(_table(keys, now), crop=False)
+    print_table(_COLUMNS, _rows(keys, now))
 
 
 @app.command()
@@ -68,23 +66,14 @@ async def _revoke(key_id: str) -> None:
         await services.store.api_keys.revoke(key_id)
 
 
-def _table(keys: Iterable[ApiKeyRecord], now: float) -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in _COLUMNS:
-        made.add_column(column, no_wrap=True)
+def _rows(keys: Iterable[ApiKeyRecord], now: float) -> Iterator[tuple[str | Text, ...]]:
     for key in keys:
-        made.add_row(
+        yield (
             key.id,
-            _printable(key.tenant),
-            _printable(key.name),
+            printable(key.tenant),
+            printable(key.name),
             f"{key.prefix}…",
             relative(key.created_at - now),
             relative(key.last_used_at - now) if key.last_used_at else "never",
             "revoked" if key.revoked_at else "valid",
         )
-    return made
-
-
-def _printable(name: str) -> Text:
-    """Somebody's words: no markup, no control characters."""
-    return Text("".join(each if each.isprintable() else "�" for each in name))

@@ -30,6 +30,8 @@ def submit(
     tenant: Annotated[
         str, typer.Option(help="Whose batch it is, for turns and quotas.", show_default=False)
     ] = "default",
+    webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
+    notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
 ) -> None:
     """Create a batch, see to it that a runner takes it up, and print its id.
 
@@ -45,6 +47,8 @@ def submit(
         metadata=parse_metadata(metadata),
         priority=priority,
         tenant=tenant,
+        webhook=webhook_url,
+        notify_email=notify_email,
     )
     asyncio.run(_submit(request))
 

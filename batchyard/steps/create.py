@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from batchyard.errors import RequestRefused
 from batchyard.forecast import OpenWork
 from batchyard.lines import REQUIRED_FIELDS
+from batchyard.notify.email import check_address
 from batchyard.steps.forecast import check_window
+from batchyard.steps.webhooks import check_webhook_url
 from batchyard.storage.location import LocalFile, check_output, parse_location
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, Quota
 from batchyard.wire import new_file_id
@@ -18,6 +20,7 @@ from batchyard.wire import new_file_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from batchyard.settings import Settings
     from batchyard.steps.services import Services
     from batchyard.store import BatchRecord, IdempotencyKey
 
@@ -39,7 +42,8 @@ class BatchRequest:
     it is there is found out when the batch runs. ``endpoint`` None: each line names its own.
     ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
     file is kept in the object store alone. ``public_urls``: the URLs are a client's, and must
-    lead to public addresses unless the settings allow others.
+    lead to public addresses unless the settings allow others. Who is told when the batch has
+    ended: the URL ``webhook``, which is always as a client's, and the address ``notify_email``.
     """
 
     input: str | None = None
@@ -99,6 +103,7 @@ async def accept_batch(
         )
     _check_metadata(request.metadata)
     check_priority(request.priority)
+    _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window)
     output, error = await check_destinations(
         request.output, request.error, taken={"input": request.input}
@@ -140,6 +145,29 @@ async def _check_backlog(services: Services, batch: NewBatch, model: str) -> Non
         batch.id, model, batch.tenant, now + batch.window_seconds, batch.priority, now, 1.0
     )
     await check_window(services, new, batch.completion_window)
+
+
+def _check_notices(request: BatchRequest, settings: Settings) -> None:
+    """Whoever is to be told of the batch's end can be, as far as one can see now."""
+    if request.webhook is not None:
+        check_webhook_url(request.webhook, settings, param="webhook_url")
+    if request.notify_email is None:
+        return
+    try:
+        check_address(request.notify_email)
+    except ValueError:
+        raise RequestRefused(
+            "'notify_email' must be one e-mail address.",
+            param="notify_email",
+            code="invalid_value",
+        ) from None
+    if settings.smtp.host is None:
+        raise RequestRefused(
+            "This server sends no e-mail: leave 'notify_email' out, or have a mail server "
+            "configured.",
+            param="notify_email",
+            code="email_not_configured",
+        )
 
 
 def check_priority(priority: int) -> None:

@@ -1,41 +1,150 @@
-"""The keys that seal presigned URLs at rest: from the settings, or a file made at first use."""
+"""The keys that seal secrets at rest: from the settings, or files that are made at first use.
+
+::
+
+    secret.key        the key that seals, and behind it those that only open
+    secret.next.key   while keys are rotated: the next one to seal, which opens already
+
+Processes read them once, as they start. So a key is known to all of them before it seals, and
+none of them seals with an older one when that is dropped: :class:`Rotation` goes in three steps,
+with a restart of everything after the first and the second.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from batchyard.store.sealed import new_sealing_key
+from batchyard.store import RunnerKind, new_sealing_key, reseal
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from batchyard.settings import Settings
+    from batchyard.store import RunnerRecord, Store
 
-_FILE = "secret.key"
+_FILE: Final = "secret.key"
+_NEXT_FILE: Final = "secret.next.key"
+_START_SECONDS: Final = 5.0
+"""A process may have read the keys so long before it is in the database as a runner."""
 
 
 def read_secret_keys(settings: Settings) -> list[str]:
-    """All keys, the one that seals first. Losing them loses the locations, never the results."""
+    """All keys, the one that seals first. Losing them loses what is sealed, never the results."""
     if settings.secret_key is not None:
         return [key.strip() for key in settings.secret_key.get_secret_value().split(",")]
     path = settings.home_folder / _FILE
     if not path.exists():
-        _make(path)
-    return path.read_text().split()
+        _make(path, [new_sealing_key()])
+    # First the next one: it moves from its file to the other one, never back.
+    coming = _read(settings.home_folder / _NEXT_FILE)
+    return list(dict.fromkeys([*_read(path), *coming]))
 
 
-def _make(path: Path) -> None:
+class RotationStep(Enum):
+    """What a rotation does next."""
+
+    ANNOUNCE = "announce"
+    """Make a new key, which opens and does not seal."""
+    SEAL = "seal"
+    """Seal with it, and seal anew what is there."""
+    DROP = "drop"
+    """Seal anew what was sealed with older keys meanwhile, and drop these."""
+
+
+class Rotation:
+    """A rotation of the key file, as far as it is. Where the settings name keys, there is none.
+
+    Every step may be done again, after a crash in the middle of it as well.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = settings.home_folder / _FILE
+        self._next_path = settings.home_folder / _NEXT_FILE
+
+    @property
+    def step(self) -> RotationStep:
+        if _read(self._next_path):
+            return RotationStep.SEAL
+        return RotationStep.DROP if len(_read(self._path)) > 1 else RotationStep.ANNOUNCE
+
+    async def not_restarted(self, store: Store, *, within_seconds: float) -> list[RunnerRecord]:
+        """Runners that live and have not read the keys since the step before: it is too early.
+
+        Other processes, those of the API among them, nobody can see.
+        """
+        changed = {RotationStep.SEAL: self._next_path, RotationStep.DROP: self._path}.get(self.step)
+        if changed is None:
+            return []
+        changed_at = changed.stat().st_mtime
+        runners = [
+            runner
+            for kind in RunnerKind
+            for runner in await store.runners.live(kind=kind, within_seconds=within_seconds)
+        ]
+        return [each for each in runners if each.started_at < changed_at + _START_SECONDS]
+
+    def announce(self, now: float) -> None:
+        """Make the new key. ``now``, here and below, by the database's clock."""
+        _make(self._next_path, [new_sealing_key()], now)
+
+    def begin_to_seal(self, now: float) -> None:
+        """Whoever reads the keys from now on seals with the new one."""
+        _replace(self._path, [*_read(self._next_path), *_read(self._path)], now)
+
+    async def seal_anew(self, store: Store) -> int:
+        """Seal everything with the first key; how many values. ``store`` was opened after that."""
+        count = await reseal(store.database)
+        # Only now: until then a repetition of this step must find it.
+        self._next_path.unlink(missing_ok=True)
+        return count
+
+    async def drop_older(self, store: Store, now: float) -> int:
+        """Leave the first key alone; how many values were sealed anew before."""
+        count = await reseal(store.database)
+        _replace(self._path, _read(self._path)[:1], now)
+        return count
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except FileNotFoundError:
+        return []
+
+
+def _make(path: Path, keys: Sequence[str], now: float | None = None) -> None:
+    """Write the file, unless it is there."""
+    draft = _draft(path, keys, now)
+    try:
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(draft, path)
+    finally:
+        draft.unlink()
+
+
+def _replace(path: Path, keys: Sequence[str], now: float) -> None:
+    draft = _draft(path, list(dict.fromkeys(keys)), now)
+    draft.replace(path)
+    # What is sealed next must not outlive the key in a power cut.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _draft(path: Path, keys: Sequence[str], now: float | None) -> Path:
     """The whole file at once: a key that is half there, or read too early, opens nothing."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(new_sealing_key() + "\n")
-            file.flush()
-            os.fsync(descriptor)
-        with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(name, path)
-    finally:
-        os.unlink(name)  # noqa: PTH108 - mkstemp gives a string
+    with os.fdopen(descriptor, "w") as file:
+        file.write("\n".join([*keys, ""]))
+        file.flush()
+        os.fsync(descriptor)
+    if now is not None:
+        os.utime(name, (now, now))
+    return Path(name)

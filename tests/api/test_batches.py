@@ -129,6 +129,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"output_url": SIGNED_LONG_AGO}, "output_url", "invalid_value"),
     ({"error_url": "https://user:secret@example.com/"}, "error_url", "invalid_value"),
     ({"webhook_url": "http://example.com/"}, "webhook_url", "invalid_value"),
+    ({"webhook_url": "s3://bucket/key"}, "webhook_url", "invalid_value"),
+    ({"webhook_url": "https://user:secret@example.com/"}, "webhook_url", "invalid_value"),
     (
         {"output_url": "https://example.com/" + "x" * 8192},
         "output_url",
@@ -273,37 +275,6 @@ def test_a_body_that_is_no_json_object_is_refused(api: Api) -> None:
             answer = client.post("/batches", content=body)
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["code"]) == (400, None, None), body
-
-
-def test_extensions_are_taken_with_extra_body(api: Api) -> None:
-    batch = api.openai().batches.create(
-        **{key: value for key, value in WANTED.items() if key != "input_file_id"},
-        input_file_id=openai.omit,  # type: ignore[arg-type]
-        extra_body={
-            "input_url": "https://example.com/in?X=1",
-            "output_url": "https://example.com/out?X=2",
-            "error_url": "https://example.com/error?X=3",
-            "webhook_url": "https://example.com/hook",
-            "notify_email": "me+batches@example.com",
-            "priority": -3,
-        },
-    )
-    assert batch.input_file_id.startswith("file-")
-
-
-async def test_extensions_are_kept_for_those_who_need_them(api: Api, services: Services) -> None:
-    urls = {
-        key: f"https://example.com/{key}?sign=1"
-        for key in ("input_url", "output_url", "error_url", "webhook_url")
-    }
-    _, body = post(api, input_file_id=..., **urls, notify_email="me@example.com", priority=5)
-    locations = await services.store.batches.locations(body["id"])
-    batch = await services.store.batches.get(body["id"])
-    assert [locations.input, locations.output, locations.error, locations.webhook] == list(
-        urls.values()
-    )
-    assert (batch.notify_email, batch.priority, batch.tenant) == ("me@example.com", 5, "one")
-    assert batch.options.public_urls
 
 
 # -- limits -------------------------------------------------------------------------------------

@@ -17,7 +17,14 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from batchyard.api import batches, files, served_models, uploads
+from batchyard.api import (
+    batches,
+    deliveries,
+    files,
+    served_models,
+    uploads,
+    webhook_endpoints,
+)
 from batchyard.api.openapi import document
 from batchyard.lifecycle import BatchStatus
 from tests.api.conftest import LINE
@@ -90,6 +97,30 @@ def test_files_and_uploads_that_are_there_are_as_described(api: Api) -> None:
         check(api, path, "POST", {"upload_id": upload.id}, body=body)
 
 
+async def test_webhooks_and_deliveries_that_are_there_are_as_described(
+    api: Api, services: Services
+) -> None:
+    wanted = {"name": "n", "url": "https://example.com/", "event_types": ["batch.completed"]}
+    created = check(api, "/v1/webhook_endpoints", "POST", {}, body=wanted)
+    assert created.status_code == 200
+    found = {"webhook_endpoint_id": created.json()["id"]}
+    one = "/v1/webhook_endpoints/{webhook_endpoint_id}"
+    for path, method, body in (
+        ("/v1/webhook_endpoints", "GET", NOT_SET),
+        (one, "GET", NOT_SET),
+        (one, "POST", {"name": "other"}),
+        (f"{one}/rotate_secret", "POST", {"keep_old_secret_active_for_24_hours": True}),
+    ):
+        assert check(api, path, method, found, body=body).status_code == 200
+    await batch_in(services.store, BatchStatus.COMPLETED, tenant="one")
+    listed = check(api, "/v1/deliveries", "GET", {})
+    delivery = {"delivery_id": listed.json()["data"][0]["id"]}
+    assert check(api, "/v1/deliveries/{delivery_id}", "GET", delivery).status_code == 200
+    replayed = check(api, "/v1/deliveries/{delivery_id}/replay", "POST", delivery, body={})
+    assert replayed.status_code == 409
+    assert check(api, one, "DELETE", found).status_code == 200
+
+
 def check(
     api: Api,
     path: str,
@@ -114,7 +145,7 @@ def check(
 def test_every_route_is_described() -> None:
     routes = [
         (f"/v1{route.path}".replace(":path}", "}"), method.lower())
-        for module in (batches, files, served_models, uploads)
+        for module in (batches, deliveries, files, served_models, uploads, webhook_endpoints)
         for route in module.router.routes
         if isinstance(route, APIRoute)
         for method in route.methods

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.lifecycle import BatchStatus
 from batchyard.settings import read_settings
 from tests.api.conftest import make_keys
 from tests.api.test_batches_run import created, lines_of, runners, seen
+from tests.contract.store.samples import batch_in
 from tests.services.postgres import postgres_for_session
 from tests.services.swift import BUCKET
 
@@ -75,3 +77,24 @@ async def test_an_upload_in_parts_is_put_together_in_the_bucket(api: Api) -> Non
         done = await client.uploads.complete(upload.id, part_ids=[parts[1].id, parts[0].id])
         assert done.file is not None
         assert (await client.files.content(done.file.id)).content == content
+
+
+async def test_webhooks_are_managed_and_what_was_sent_is_listed(
+    api: Api, services: Services
+) -> None:
+    async with api.async_openai() as client:
+        made = await client.webhooks.create(
+            name="n", url="https://example.com/in", event_types=["batch.completed"]
+        )
+        await client.webhooks.update(made.id, event_types=["batch.completed", "batch.failed"])
+        rotated = await client.webhooks.rotate_secret(made.id)
+        assert [each.signing_secret_hint async for each in client.webhooks.list(limit=1)] == [
+            rotated.signing_secret_hint
+        ]
+        await batch_in(services.store, BatchStatus.COMPLETED, tenant="one")
+        with api.http() as http:
+            (found,) = http.get("/deliveries", params={"status": "pending"}).json()["data"]
+            assert found["webhook_endpoint_id"] == made.id
+            assert http.get(f"/deliveries/{found['id']}").json()["attempts"] == []
+            assert http.post("/webhook_secret").status_code == 200
+        assert (await client.webhooks.delete(made.id)).deleted

@@ -19,6 +19,7 @@ from batchyard.cli.engine_words import served_names, split_options
         ("--compilation-config={} -o b", "-o b", "--compilation-config={}"),
         ("--served-model-name a b --errors e", "--errors e", "--served-model-name a b"),
         ("-o b -- -i --model", "-o b", "-i --model"),
+        ("--notify_email a@b.c --webhook-url=u", "--notify-email a@b.c --webhook-url=u", ""),
         ("-i", "-i", ""),
         ("-h --help", "-h --help", ""),
     ],

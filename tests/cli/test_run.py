@@ -20,6 +20,7 @@ from batchyard.engine.stub import Fault, FaultKind
 from blocks import S3CredentialsBlock
 from tests.cli.conftest import Background, Terminal, chat_line
 from tests.cli.screen import drawn
+from tests.services.receiver import running_receiver
 from tests.services.swift import BUCKET
 from tests.unit.storage.web_server import gives, running_web_server
 
@@ -52,6 +53,19 @@ def test_a_local_file_becomes_a_local_file(terminal: Terminal, engine_url: str) 
     assert summary[0] == f"{ended.batch_id} is completed."
     assert summary[1] == "  requests  3 succeeded, 0 failed, 3 in all"
     assert summary[3] == f"  output    {terminal.folder / 'out.jsonl'}"
+
+
+def test_who_is_to_be_told_of_the_end_is_told(terminal: Terminal, engine_url: str) -> None:
+    """Here and now: nobody else may be there to do it."""
+    with running_receiver(tls=False) as receiver:
+        ended = terminal.batchyard(
+            *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url),
+            *("--webhook-url", receiver.url("/hook?x=1")),
+            BATCHYARD_ALLOW_PRIVATE_URLS="true",
+        )
+        assert ended.status == 0, ended.stderr
+        (request,) = receiver.requests
+    assert json.loads(request.body)["data"] == {"id": ended.batch_id}
 
 
 def test_in_a_pipe_each_phase_is_a_line(terminal: Terminal, engine_url: str) -> None:

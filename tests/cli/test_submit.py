@@ -148,6 +148,31 @@ def test_a_window_that_cannot_be_kept_is_a_clear_refusal(
     assert ended.stderr.count("\n") == 1
 
 
+def test_who_is_told_of_a_batch_is_kept_with_it(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHYARD_SMTP__HOST", "mail.example.com")
+    told = ("--webhook-url", "https://example.com/in?x=1", "--notify-email", "me@example.com")
+    assert here(*SUBMIT, *told).status == 0
+    (batch,) = all_batches()
+    assert batch.notify_email == "me@example.com"
+    locations = with_store(lambda store: store.batches.locations(batch.id))
+    assert locations.webhook == "https://example.com/in?x=1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--webhook-url", "http://example.com/"), "'webhook_url' must be an https:// URL."),
+        (("--notify-email", "a@example.com,b"), "'notify_email' must be one e-mail address."),
+        (("--notify-email", "me@example.com"), "This server sends no e-mail: "),
+    ],
+)
+def test_whom_nobody_can_tell_is_refused(here: Run, words: tuple[str, str], message: str) -> None:
+    ended = here(*SUBMIT, *words)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"batchyard: {message}")
+    assert all_batches() == []
+
+
 # -- cancel and reconcile ------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""``batchyard up``: everything on one machine. With an engine: tests/api/test_guide.py."""
+"""``batchyard up``: everything on one machine. With an engine: tests/up."""
 
 from __future__ import annotations
 

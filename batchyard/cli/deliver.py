@@ -1,0 +1,25 @@
+"""``batchyard deliver``: by hand, what run-batches does as long as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+
+from batchyard.cli.offline import offline_services
+from batchyard.steps.deliver import Deliverer
+
+
+def deliver() -> None:
+    """Attempt every webhook and e-mail that is due; say what became of them."""
+    asyncio.run(_deliver())
+
+
+async def _deliver() -> None:
+    async with offline_services() as services, Deliverer(services) as deliverer:
+        counts = await deliverer.deliver_due()
+    typer.echo(
+        f"delivered         {counts.delivered:,}\n"
+        f"put off           {counts.put_off:,}\n"
+        f"given up          {counts.failed:,}"
+    )

@@ -1,0 +1,110 @@
+"""``batchyard deliveries``: who was told of what, each attempt, and once more from the start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from batchyard.cli.offline import offline_services
+from batchyard.cli.table import print_table, printable
+from batchyard.cli.time_words import relative
+from batchyard.cli.waking import wake_where_prefect_is_known
+from batchyard.steps.webhooks import delivery_object, delivery_with_attempts
+from batchyard.store import DeliveryStatus  # noqa: TC001 - Typer reads it at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rich.text import Text
+
+    from batchyard.steps.webhooks import Delivery, DeliveryWithAttempts
+    from batchyard.store import DeliveryRecord, Page
+
+_COLUMNS = ("id", "event", "batch", "to", "status", "attempts", "made", "next")
+_NOTHING = "-"
+_ID = typer.Argument(metavar="ID", help="A delivery's id, for example wh_0123….")
+
+app = typer.Typer(help="Webhooks and e-mails: list, look at, send again.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_deliveries(
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Of this batch alone.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="To this endpoint alone.")] = None,
+    status: Annotated[
+        DeliveryStatus | None, typer.Option(help="Those that stand like this alone.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="How many, newest first.", min=1, max=10_000)] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+) -> None:
+    """List deliveries, newest first: what arrived, what is tried again, what was given up."""
+    page, now = asyncio.run(_page(tenant, batch, endpoint, status, limit))
+    shown = [delivery_object(each) for each in page]
+    if as_json:
+        for each in shown:
+            typer.echo(msgspec.json.encode(each).decode())
+    else:
+        print_table(_COLUMNS, _rows(shown, now))
+    if page.has_more:
+        typer.echo(f"batchyard: There are more than {limit:,}: give a larger --limit.", err=True)
+
+
+@app.command()
+def show(delivery_id: Annotated[str, _ID]) -> None:
+    """Print a delivery as JSON, with every attempt and how it went."""
+    found = asyncio.run(_get(delivery_id))
+    typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+
+
+@app.command()
+def replay(delivery_id: Annotated[str, _ID]) -> None:
+    """Deliver it again, under the same id: at once, then by the schedule from its start."""
+    asyncio.run(_replay(delivery_id))
+
+
+async def _page(
+    tenant: str | None,
+    batch_id: str | None,
+    endpoint_id: str | None,
+    status: DeliveryStatus | None,
+    limit: int,
+) -> tuple[Page[DeliveryRecord], float]:
+    """Deliveries, and the time by the clock that theirs are by."""
+    async with offline_services() as services:
+        page = await services.store.deliveries.page(
+            tenant, batch_id=batch_id, endpoint_id=endpoint_id, status=status, limit=limit
+        )
+        return page, await services.store.database.now()
+
+
+async def _get(delivery_id: str) -> DeliveryWithAttempts:
+    async with offline_services() as services:
+        deliveries = services.store.deliveries
+        found = await deliveries.get(delivery_id)
+        return delivery_with_attempts(found, await deliveries.attempts(delivery_id))
+
+
+async def _replay(delivery_id: str) -> None:
+    async with offline_services() as services:
+        found = await services.store.deliveries.replay(delivery_id)
+        await wake_where_prefect_is_known(services, found.id)
+    typer.echo(found.status.value)
+
+
+def _rows(deliveries: Iterable[Delivery], now: float) -> Iterator[tuple[str | Text, ...]]:
+    for each in deliveries:
+        next_at = each.next_attempt_at
+        yield (
+            each.id,
+            each.event_type,
+            each.batch_id,
+            printable(each.webhook_endpoint_id or each.recipient or _NOTHING),
+            each.status.value,
+            str(each.attempt_count),
+            relative(each.created_at - now),
+            _NOTHING if next_at is None else relative(max(0.0, next_at - now)),
+        )

@@ -1,0 +1,158 @@
+"""``batchyard estimate``: what a file would be to run, before any engine has seen it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from batchyard.cache import CacheShape
+from batchyard.cli import options
+from batchyard.cli.time_words import duration
+from batchyard.errors import StoreError
+from batchyard.settings import read_settings
+from batchyard.steps.estimate import Assumptions, Estimate, estimate_file, measured_rate
+from batchyard.storage.location import parse_location
+
+if TYPE_CHECKING:
+    from batchyard.store import RateRecord
+
+_WIDTH = 16
+
+
+def estimate(
+    input_file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Path, s3://bucket/key or http(s) URL.")
+    ],
+    model: Annotated[str | None, typer.Option(help="The model that every line must name.")] = None,
+    endpoint: Annotated[str | None, options.ENDPOINT] = None,
+    cache_tokens: Annotated[
+        int, typer.Option(min=1, help="The engine's KV cache; vLLM's log says how much it has.")
+    ] = 100_000,
+    sequences: Annotated[
+        int, typer.Option(min=1, help="Requests that the engine runs at once: --max-num-seqs.")
+    ] = 256,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="Tokens of one block of the KV cache: --block-size.")
+    ] = 16,
+    bytes_per_token: Annotated[
+        float, typer.Option(min=0.1, help="What the tokenizer makes of these prompts.")
+    ] = 4.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Validate and plan a file, and say what to expect; nothing is submitted.
+
+    Exit status 1: the file has bad lines, which are listed.
+    """
+    assumptions = Assumptions(
+        model=model,
+        endpoint=endpoint,
+        bytes_per_token=bytes_per_token,
+        shape=CacheShape(max(1, cache_tokens // block_size), block_size, sequences),
+    )
+    found, rate, why_not = asyncio.run(_estimate(input_file, assumptions))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(_object(found, rate)), indent=2))
+    else:
+        typer.echo("\n".join([*_lines(found, rate, why_not, assumptions), *_errors(found)]))
+    if found.errors:
+        raise typer.Exit(1)
+
+
+async def _estimate(
+    input_file: str, assumptions: Assumptions
+) -> tuple[Estimate, RateRecord | None, str | None]:
+    """The estimate, the model's rate, and why there is none."""
+    settings = read_settings()
+    found = await estimate_file(settings, parse_location(input_file), assumptions)
+    if found.model is None:
+        return found, None, "no line names a model"
+    try:
+        rate = await measured_rate(settings, found.model)
+    except StoreError as error:
+        return found, None, f"the database cannot be asked ({error})"
+    if rate is None or not rate.tokens_per_second:
+        return found, None, f"{found.model} was not measured yet; its first batch does so"
+    return found, rate, None
+
+
+def _seconds(found: Estimate, rate: RateRecord | None) -> float | None:
+    """On one engine that has nothing else to do, loading included."""
+    if rate is None or not rate.tokens_per_second:
+        return None
+    return found.planned_tokens / rate.tokens_per_second + (rate.load_seconds or 0.0)
+
+
+def _lines(
+    found: Estimate, rate: RateRecord | None, why_not: str | None, assumptions: Assumptions
+) -> list[str]:
+    each = f"at {assumptions.bytes_per_token:g} bytes a token"
+    lines = [
+        _line("requests", f"{found.requests:,}"),
+        _line("prompt tokens", f"{found.prompt_tokens:,} {each}"),
+        _line("output tokens", f"up to {found.output_tokens:,}, by max_tokens"),
+    ]
+    order = found.order
+    if order is not None:
+        shape = assumptions.shape
+        lines += [
+            _line(
+                "from the cache",
+                f"{100 * order.ours.hit_rate:.0f} % in our order, "
+                f"{100 * order.as_written.hit_rate:.0f} % in the file's, "
+                f"{100 * order.ceiling.hit_rate:.0f} % at most",
+            ),
+            _line(
+                "gain of order",
+                f"{order.gain:.1f}×, with {shape.blocks * shape.block_tokens:,} tokens of "
+                f"KV cache and {shape.sequences} sequences",
+            ),
+        ]
+        if order.simulated_requests < found.requests:
+            lines.append(_line("", f"from a sample of {order.simulated_requests:,} requests"))
+    seconds = _seconds(found, rate)
+    if seconds is None or rate is None:
+        lines.append(_line("time", f"unknown: {why_not}"))
+    else:
+        lines.append(
+            _line(
+                "time",
+                f"{duration(seconds)} on one engine, at {rate.tokens_per_second:,.0f} tokens a "
+                f"second as measured on pool {rate.pool}",
+            )
+        )
+    return lines
+
+
+def _line(name: str, words: str) -> str:
+    return f"{name:<{_WIDTH}}{words}"
+
+
+def _errors(found: Estimate) -> list[str]:
+    if not found.errors:
+        return []
+    lines = ["", "The file would be refused; the figures are of its good lines."]
+    for error in found.errors:
+        where = f"line {error.line}: " if error.line is not None else ""
+        lines.append(f"  {where}{error.code}: {error.message}")
+    return lines
+
+
+def _object(found: Estimate, rate: RateRecord | None) -> dict[str, Any]:
+    order = found.order
+    return {
+        "model": found.model,
+        "requests": found.requests,
+        "prompt_tokens": found.prompt_tokens,
+        "output_tokens": found.output_tokens,
+        "hit_rate": None if order is None else order.ours.hit_rate,
+        "hit_rate_file_order": None if order is None else order.as_written.hit_rate,
+        "hit_rate_ceiling": None if order is None else order.ceiling.hit_rate,
+        "simulated_requests": None if order is None else order.simulated_requests,
+        "gain": None if order is None else order.gain,
+        "seconds": _seconds(found, rate),
+        "tokens_per_second": None if rate is None else rate.tokens_per_second,
+        "errors": found.errors,
+    }

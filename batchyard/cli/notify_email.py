@@ -1,0 +1,46 @@
+"""``batchyard email``: whom a tenant's batches are reported to where they name nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from batchyard.cli import options
+from batchyard.cli.offline import offline_services
+from batchyard.notify.email import check_address
+
+
+def email(
+    address: Annotated[str | None, typer.Argument(metavar="ADDRESS")] = None,
+    tenant: Annotated[str, options.TENANT] = "default",
+    remove: Annotated[bool, typer.Option("--remove", help="Tell nobody.")] = False,
+) -> None:
+    """Set the address that a tenant's batches are reported to, or show it.
+
+    It hears of each batch that ends and names no address itself, and of webhooks given up.
+    """
+    if address is not None and remove:
+        raise typer.BadParameter("Give an address or --remove, not both.", param_hint="ADDRESS")
+    if address is not None:
+        try:
+            check_address(address)
+        except ValueError:
+            raise typer.BadParameter(
+                "This must be one e-mail address.", param_hint="ADDRESS"
+            ) from None
+    asyncio.run(_email(tenant, address, is_change=remove or address is not None))
+
+
+async def _email(tenant: str, address: str | None, *, is_change: bool) -> None:
+    async with offline_services() as services:
+        tenants = services.store.tenants
+        if is_change:
+            await tenants.set_notify_email(tenant, address)
+        typer.echo(await tenants.notify_email(tenant) or "none")
+        if address is not None and services.settings.smtp.host is None:
+            typer.echo(
+                "batchyard: No e-mail is sent before BATCHYARD_SMTP__HOST names a mail server.",
+                err=True,
+            )

@@ -1,0 +1,227 @@
+"""``batchyard webhooks``: who is told of the ends of a tenant's batches, and tries of it.
+
+A secret is shown once, as it is made, and is all that goes to standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from batchyard.cli import options
+from batchyard.cli.offline import offline_services
+from batchyard.cli.table import print_table, printable
+from batchyard.cli.time_words import relative
+from batchyard.notify.event import EVENT_TYPES
+from batchyard.steps.webhooks import check_name, check_webhook_url, checked_event_types, send_test
+from batchyard.web.url import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.text import Text
+
+    from batchyard.steps.services import Services
+    from batchyard.store import EndpointWithSecret, WebhookEndpointRecord
+
+_COLUMNS = ("id", "tenant", "name", "url", "events", "secret", "made", "state")
+_ID = typer.Argument(metavar="ID", help="An endpoint's id, for example whe_0123….")
+_URL = "An https URL that takes the events."
+_KEEP_OLD = typer.Option("--keep-old", help="The old secret counts for another 24 hours.")
+_SUCCESS = range(200, 300)
+
+app = typer.Typer(help="Webhooks: make, list, try, change, delete.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    url: Annotated[str, typer.Argument(metavar="URL", help=_URL)],
+    name: Annotated[str, typer.Option(help="For people; need not be unique.")] = "webhook",
+    event: Annotated[
+        list[str] | None, typer.Option(help="batch.completed; several times. Default: all four.")
+    ] = None,
+    tenant: Annotated[str, options.TENANT] = "default",
+) -> None:
+    """Have a URL told of the ends of a tenant's batches, and print the signing secret."""
+    made = asyncio.run(_create(tenant, name, url, event or EVENT_TYPES))
+    _show_secret(made.secret, made.record.id)
+
+
+@app.command("list")
+def list_endpoints(
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    limit: Annotated[int, typer.Option(help="How many, newest first.", min=1, max=10_000)] = 50,
+) -> None:
+    """List endpoints, newest first: those that are disabled as well, and why."""
+    endpoints, now, has_more = asyncio.run(_list(tenant, limit))
+    print_table(_COLUMNS, _rows(endpoints, now))
+    if has_more:
+        typer.echo(f"batchyard: There are more than {limit:,}: give a larger --limit.", err=True)
+
+
+@app.command()
+def show(endpoint_id: Annotated[str, _ID]) -> None:
+    """Print an endpoint as JSON, its URL without a query."""
+    _print(asyncio.run(_get(endpoint_id)))
+
+
+@app.command()
+def update(
+    endpoint_id: Annotated[str, _ID],
+    url: Annotated[str | None, typer.Option(help=_URL)] = None,
+    name: Annotated[str | None, typer.Option(help="For people.")] = None,
+    event: Annotated[
+        list[str] | None, typer.Option(help="In place of those that it had; several times.")
+    ] = None,
+) -> None:
+    """Change an endpoint, and enable it again if it was disabled."""
+    _print(asyncio.run(_update(endpoint_id, url, name, event)))
+
+
+@app.command()
+def delete(endpoint_id: Annotated[str, _ID]) -> None:
+    """Delete an endpoint. What it has not been told yet, it is not told any more."""
+    asyncio.run(_delete(endpoint_id))
+
+
+@app.command()
+def rotate(endpoint_id: Annotated[str, _ID], keep_old: Annotated[bool, _KEEP_OLD] = False) -> None:
+    """Make a new signing secret for an endpoint and print it."""
+    made = asyncio.run(_rotate(endpoint_id, keep_old))
+    _show_secret(made.secret, made.record.id)
+
+
+@app.command("test")
+def try_endpoint(
+    endpoint_id: Annotated[str, _ID],
+    event: Annotated[str, typer.Option(help="The type of the event.")] = "batch.completed",
+) -> None:
+    """Send a signed sample event now, once, and print the status of the answer.
+
+    Exit status 1 where there was none, or another than 2xx.
+    """
+    status_code = asyncio.run(_try(endpoint_id, event))
+    typer.echo(status_code)
+    if status_code not in _SUCCESS:
+        raise typer.Exit(1)
+
+
+@app.command()
+def secret(
+    tenant: Annotated[str, options.TENANT] = "default",
+    keep_old: Annotated[bool, _KEEP_OLD] = False,
+) -> None:
+    """Make a new secret for the URLs that a tenant's batches name themselves, and print it."""
+    _show_secret(asyncio.run(_secret(tenant, keep_old)), f"The secret of tenant {tenant}")
+
+
+async def _create(
+    tenant: str, name: str, url: str, event_types: Sequence[str]
+) -> EndpointWithSecret:
+    async with offline_services() as services:
+        _check(services, name, url)
+        types = checked_event_types(event_types, param="--event")
+        return await services.store.webhook_endpoints.create(
+            tenant, name=name, url=url, event_types=types
+        )
+
+
+async def _list(
+    tenant: str | None, limit: int
+) -> tuple[Sequence[WebhookEndpointRecord], float, bool]:
+    """Endpoints, the time by the clock that theirs are by, and whether there are more."""
+    async with offline_services() as services:
+        page = await services.store.webhook_endpoints.page(tenant, limit=limit)
+        return page, await services.store.database.now(), page.has_more
+
+
+async def _get(endpoint_id: str) -> WebhookEndpointRecord:
+    async with offline_services() as services:
+        return await services.store.webhook_endpoints.get(endpoint_id)
+
+
+async def _update(
+    endpoint_id: str, url: str | None, name: str | None, event: Sequence[str] | None
+) -> WebhookEndpointRecord:
+    async with offline_services() as services:
+        _check(services, name, url)
+        return await services.store.webhook_endpoints.update(
+            endpoint_id,
+            name=name,
+            url=url,
+            event_types=checked_event_types(event, param="--event") if event else None,
+        )
+
+
+async def _delete(endpoint_id: str) -> None:
+    async with offline_services() as services:
+        await services.store.webhook_endpoints.delete(endpoint_id)
+
+
+async def _rotate(endpoint_id: str, keep_old: bool) -> EndpointWithSecret:
+    async with offline_services() as services:
+        return await services.store.webhook_endpoints.rotate(endpoint_id, keep_old=keep_old)
+
+
+async def _try(endpoint_id: str, event_type: str) -> int:
+    async with offline_services() as services:
+        (checked,) = checked_event_types([event_type], param="--event")
+        return await send_test(services, endpoint_id, checked)
+
+
+async def _secret(tenant: str, keep_old: bool) -> str:
+    async with offline_services() as services:
+        return await services.store.tenants.rotate_webhook_secret(tenant, keep_old=keep_old)
+
+
+def _check(services: Services, name: str | None, url: str | None) -> None:
+    if name is not None:
+        check_name(name)
+    if url is not None:
+        check_webhook_url(url, services.settings, param="url")
+
+
+def _show_secret(value: str, whose: str) -> None:
+    typer.echo(value)
+    typer.echo(f"batchyard: {whose} is shown this once: keep it.", err=True)
+
+
+def _print(endpoint: WebhookEndpointRecord) -> None:
+    told: dict[str, Any] = {
+        "id": endpoint.id,
+        "tenant": endpoint.tenant,
+        "name": endpoint.name,
+        "url": shown(endpoint.url),
+        "event_types": endpoint.event_types,
+        "signing_secret_hint": endpoint.secret_hint,
+        "created_at": endpoint.created_at,
+        "updated_at": endpoint.updated_at,
+        "disabled_at": endpoint.disabled_at,
+        "disabled_reason": endpoint.disabled_reason,
+    }
+    typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+
+
+def _rows(
+    endpoints: Iterable[WebhookEndpointRecord], now: float
+) -> Iterator[tuple[str | Text, ...]]:
+    for endpoint in endpoints:
+        yield (
+            endpoint.id,
+            printable(endpoint.tenant),
+            printable(endpoint.name),
+            printable(shown(endpoint.url)),
+            _event_words(endpoint.event_types),
+            endpoint.secret_hint,
+            relative(endpoint.created_at - now),
+            printable(f"disabled: {endpoint.disabled_reason}" if endpoint.disabled_at else "on"),
+        )
+
+
+def _event_words(event_types: Sequence[str]) -> str:
+    if set(event_types) == set(EVENT_TYPES):
+        return "all"
+    return ",".join(each.removeprefix("batch.") for each in event_types)

@@ -1,0 +1,164 @@
+"""What a file would be to run: figures for a person and for a program, and its bad lines."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.conftest import Background, Ended, chat_line, with_store
+from tests.unit.storage.web_server import gives, running_web_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., Ended]
+
+QUESTIONS, DOCUMENTS = 5, 40
+SMALL_ENGINE = ("--cache-tokens", "4000", "--sequences", "8")
+
+
+def questions_on_documents() -> list[dict[str, Any]]:
+    """About 500 tokens each, in the order that a loop over the questions writes."""
+    return [
+        chat_line(f"{question}-{document}", f"document {document} " * 150 + f"question {question}")
+        for question in range(QUESTIONS)
+        for document in range(DOCUMENTS)
+    ]
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> bytes:
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.write_bytes(content)
+    return content
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> bytes:
+    """``in.jsonl`` and its content."""
+    return write(tmp_path / "in.jsonl", questions_on_documents())
+
+
+def figures(run: Run, *words: str) -> dict[str, Any]:
+    ended = run("estimate", *words, "--json")
+    assert (ended.status, ended.stderr) == (0, "")
+    return dict(json.loads(ended.stdout))
+
+
+def test_it_says_what_our_order_is_worth_and_leaves_nothing_behind(
+    alone: Run, documents: bytes, tmp_path: Path
+) -> None:
+    ended = alone("estimate", "in.jsonl", "--model", "stub-model", *SMALL_ENGINE)
+    assert (ended.status, ended.stderr) == (0, "")
+    lines = {line[:16].strip(): line[16:] for line in ended.stdout.splitlines()}
+    assert lines["requests"] == "200"
+    assert lines["from the cache"] == "79 % in our order, 0 % in the file's, 79 % at most"
+    assert lines["gain of order"].endswith("with 4,000 tokens of KV cache and 8 sequences")
+    assert float(lines["gain of order"].split("×")[0]) > 1.2
+    assert lines["time"] == "unknown: stub-model was not measured yet; its first batch does so"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_program_gets_the_same_as_json(alone: Run, documents: bytes) -> None:
+    found = figures(alone, "in.jsonl", *SMALL_ENGINE)
+    assert (found["model"], found["requests"], found["errors"]) == ("stub-model", 200, [])
+    assert found["hit_rate"] == found["hit_rate_ceiling"] > 0.7
+    assert found["hit_rate_file_order"] < 0.1
+    assert found["seconds"] is None
+
+
+def test_what_fits_into_the_cache_gains_nothing(alone: Run, documents: bytes) -> None:
+    found = figures(alone, "in.jsonl", "--cache-tokens", "1000000")
+    assert found["hit_rate_file_order"] == found["hit_rate"]
+    assert found["gain"] == pytest.approx(1, abs=0.01)
+
+
+def test_tokens_are_counted_as_the_user_knows_them(alone: Run, documents: bytes) -> None:
+    four, two = (
+        figures(alone, "in.jsonl", "--bytes-per-token", ratio)["prompt_tokens"]
+        for ratio in ("4", "2")
+    )
+    assert two == 2 * four
+
+
+def test_the_time_is_that_of_the_measured_rate(alone: Run, documents: bytes) -> None:
+    with_store(
+        lambda store: store.rates.record(
+            "stub-model", "gpu", tokens_per_second=1000.0, load_seconds=30.0
+        )
+    )
+    found = figures(alone, "in.jsonl")
+    tokens = found["prompt_tokens"] + found["output_tokens"]
+    assert found["seconds"] == pytest.approx(tokens / 1000 + 30)
+    words = alone("estimate", "in.jsonl").stdout
+    assert "on one engine, at 1,000 tokens a second as measured on pool gpu" in words
+
+
+def test_a_database_that_does_not_answer_costs_only_the_time(
+    alone: Run, documents: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none")
+    ended = alone("estimate", "in.jsonl")
+    assert ended.status == 0
+    assert "unknown: the database cannot be asked" in ended.stdout
+
+
+def test_bad_lines_are_listed_without_their_content(alone: Run, tmp_path: Path) -> None:
+    lines = [chat_line(f"id-{n}", "canary") for n in range(6)]
+    lines[1]["method"] = "canary"
+    lines[3]["body"]["model"] = "another"
+    lines[4]["custom_id"] = "id-0"
+    write(tmp_path / "in.jsonl", lines)
+    ended = alone("estimate", "in.jsonl", "--model", "stub-model")
+    assert (ended.status, ended.stderr) == (1, "")
+    listed = [line.split()[1:3] for line in ended.stdout.splitlines() if line.startswith("  line")]
+    assert listed == [
+        ["2:", "invalid_method:"],
+        ["4:", "model_not_found:"],
+        ["5:", "duplicate_custom_id:"],
+    ]
+    assert "requests        4" in ended.stdout
+    assert "canary" not in ended.stdout
+
+
+def test_a_program_gets_the_bad_lines_too(alone: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    ended = alone("estimate", "in.jsonl", "--json")
+    assert ended.status == 1
+    found = json.loads(ended.stdout)
+    assert (found["requests"], found["hit_rate"]) == (0, None)
+    assert {error["line"] for error in found["errors"]} == {1}
+
+
+def test_more_bad_lines_are_listed_than_a_batch_lists(alone: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("nonsense\n" * 1200)
+    ended = alone("estimate", "in.jsonl")
+    assert ended.stdout.count("invalid_json_line") == 1000
+    assert "more_errors: 200 more errors are not listed." in ended.stdout
+
+
+def test_a_file_without_lines_is_refused(alone: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").touch()
+    ended = alone("estimate", "in.jsonl")
+    assert ended.status == 1
+    assert "empty_file" in ended.stdout
+
+
+def test_lines_for_another_endpoint_are_bad_lines(alone: Run, documents: bytes) -> None:
+    ended = alone("estimate", "in.jsonl", "--endpoint", "/v1/completions")
+    assert ended.status == 1
+    assert "line 1: invalid_url" in ended.stdout
+
+
+def test_the_file_may_be_at_a_url(alone: Run, documents: bytes, background: Background) -> None:
+    web = background.enter(running_web_server())
+    web.answers = [gives(documents)]
+    assert figures(alone, web.url("/in.jsonl?sig=canary"))["requests"] == 200
+
+
+def test_a_file_that_is_not_there_is_one_sentence(alone: Run) -> None:
+    ended = alone("estimate", "nowhere.jsonl")
+    assert (ended.status, ended.stdout) == (1, "")
+    assert ended.stderr == "batchyard: nowhere.jsonl does not exist\n"
