@@ -48,6 +48,11 @@ class Yard:
         """What OpenAI's clients read, and nothing that only our commands know."""
         return _clean() | {"OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key}
 
+    def operator_environment(self) -> dict[str, str]:
+        """What our own commands read, and where they are."""
+        path = f"{Path(sys.executable).parent}:{self.environment['PATH']}"
+        return self.environment | {"PATH": path}
+
     def said(self) -> str:
         return (self.folder / "up.log").read_text(errors="replace")
 
