@@ -7,10 +7,11 @@ is a Prefect block instead, so that a fact has one home.
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, IPvAnyNetwork, SecretStr, ValidationError
+from pydantic import Field, IPvAnyNetwork, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,6 +21,7 @@ from pydantic_settings import (
 
 from batchyard.errors import SettingsError
 from batchyard.lines import Limits
+from batchyard.notify.email import check_address
 from batchyard.web.address import AddressGuard
 
 
@@ -57,6 +59,22 @@ class SmtpSettings(BaseSettings):
     password: SecretStr | None = None
     sender: str | None = None
     """The address that e-mails come from; unset: ``batchyard@`` and this machine's name."""
+
+    @property
+    def from_address(self) -> str:
+        return self.sender or f"batchyard@{socket.gethostname()}"
+
+    @model_validator(mode="after")
+    def _check_sender(self) -> Self:
+        if self.host is not None:
+            try:
+                check_address(self.from_address)
+            except ValueError:
+                raise ValueError(
+                    f"e-mails cannot come from {self.from_address}: "
+                    "set BATCHYARD_SMTP__SENDER to one plain address"
+                ) from None
+        return self
 
 
 class Settings(BaseSettings):

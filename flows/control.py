@@ -1,7 +1,7 @@
 """What a process does beside the batches that it takes through their lives.
 
 It keeps their leases. Where chunks run on a pool, one process at a time also sees to the runners,
-the forecasts, and what the dead have left undone.
+the forecasts, and what the dead have left undone, and one tells Prefect of each batch's status.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from prefect.events import emit_event
 
-from batchyard.dispatch import PrefectApi, RunnerScheduler
+from batchyard.dispatch import (
+    PrefectApi,
+    RunnerScheduler,
+    batch_resource,
+    tell_status_changes,
+)
 from batchyard.errors import EngineStartFailed, ModelNotFound
 from batchyard.steps.forecast import update_forecasts
 from batchyard.steps.keeper import KEEPER, BatchKeeper
@@ -68,8 +73,8 @@ async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
 def emit_at_risk(batch: BatchRecord) -> None:
     """A Prefect event, for automations: the window will probably end before the batch."""
     emit_event(
-        event="batchyard.batch.deadline_at_risk",
-        resource={"prefect.resource.id": f"batchyard.batch.{batch.id}"},
+        event="batch.deadline_at_risk",
+        resource=batch_resource(batch),
         payload={"eta_at": batch.eta_at, "expires_at": batch.expires_at},
     )
 
@@ -79,12 +84,16 @@ async def _scheduling(
     services: Services, api: PrefectApi, keeper: BatchKeeper
 ) -> AsyncIterator[None]:
     scheduler = RunnerScheduler(api, services.store, services.settings, keeper.owner)
-    task = asyncio.create_task(_keep_scheduling(services, scheduler), name="scheduler")
+    tasks = [
+        asyncio.create_task(_keep_scheduling(services, scheduler), name="scheduler"),
+        asyncio.create_task(_keep_telling(services, api, keeper.owner), name="status events"),
+    ]
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         await scheduler.close()
 
 
@@ -99,6 +108,27 @@ async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> No
         except Exception as error:  # noqa: BLE001 - the next look may go better; batches wait
             logger.warning("scheduler.failed %s", type(error).__name__)
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def tell_all(services: Services, api: PrefectApi, owner: str) -> None:
+    """Tell Prefect of each status that a batch has entered, if it is our turn."""
+    while await tell_status_changes(api, services.store, owner):
+        pass
+
+
+async def _keep_telling(services: Services, api: PrefectApi, owner: str) -> None:
+    trouble = ""
+    while True:
+        pause = services.settings.poll_seconds
+        try:
+            await tell_all(services, api, owner)
+            trouble = ""
+        except Exception as error:  # noqa: BLE001 - Prefect is away: it is told when it is back
+            pause = _LOOK_SECONDS
+            if trouble != type(error).__name__:
+                trouble = type(error).__name__
+                logger.warning("status_changes.not_told %s", trouble)
+        await asyncio.sleep(pause)
 
 
 async def _fail_batches_of(services: Services, given_up: GivenUp, *, is_offered: bool) -> None:

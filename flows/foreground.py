@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.cli.summary import summarise
-from batchyard.errors import DispatchFailed
+from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.steps.deliver import Deliverer
 from batchyard.steps.publish import fail_batch
 from batchyard.steps.services import Progress
 from flows.own_prefect import OwnPrefect
 
 if TYPE_CHECKING:
     from batchyard.steps.services import Services
+
+logger = logging.getLogger(__name__)
+
+_DELIVERY_SECONDS = 20.0
+"""So long a person may wait for receivers that do not answer."""
 
 # Prefect's log is for its server; the terminal has the progress display.
 _QUIET_PREFECT = {
@@ -55,18 +61,29 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
         url = PREFECT_API_URL.value() or await own_prefect.start(log_path)
         with temporary_settings({PREFECT_API_URL: url}):
             await _check_prefect(url)
-            return await _run_flow(services, batch_id)
+            ending = await _run_flow(services, batch_id)
     except DispatchFailed as error:
         batch = await services.store.batches.get(batch_id)
         if batch.status is not BatchStatus.VALIDATING:
             raise DispatchFailed(f"{error} {how_to_resume(batch_id)}") from error
         # Nothing has begun, and nobody else would ever take the batch up.
-        return Ending(1, await summarise(services, await fail_batch(services, batch_id, error)))
+        ending = Ending(1, await summarise(services, await fail_batch(services, batch_id, error)))
+    await _deliver(services)
+    return ending
 
 
 def how_to_resume(batch_id: str) -> str:
     """For whoever stopped or lost a batch."""
     return f"What is finished is kept: the same command with --resume {batch_id} goes on with it."
+
+
+async def _deliver(services: Services) -> None:
+    """What is due, for there may be nobody else; what fails is tried again by who comes next."""
+    try:
+        async with Deliverer(services) as deliverer:
+            await deliverer.deliver_due(_DELIVERY_SECONDS)
+    except StoreError as error:
+        logger.warning("deliveries.not_made %s", error)
 
 
 async def _check_prefect(url: str) -> None:

@@ -1,4 +1,4 @@
-"""run-batches: takes batches through their lives, hundreds side by side. On the control pool."""
+"""run-batches: takes batches through their lives and tells of them. On the control pool."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from batchyard.steps.run_batches import BatchRunner
 from flows.control import control
 from flows.process_batch import PUT_OFF, process_batch
 from flows.worker import worker_services
+from tasks.deliver import deliver
 
 
 @flow(name="run-batches", persist_result=False)
 async def run_batches() -> State:
-    """Lease batches and run process-batch for each, until none has come for a while."""
+    """Run process-batch for each batch and deliver what is due, until idle for a while."""
     async with worker_services() as services, control(services) as keeper:
-        runner = BatchRunner(services, keeper, _process, flow_run_id=str(flow_run.id))
+        runner = BatchRunner(
+            services, keeper, _process, deliver=deliver, flow_run_id=str(flow_run.id)
+        )
         ended = await runner.serve()
     return Completed(message=f"{ended:,} batches ended")
 

@@ -54,6 +54,8 @@ def run(
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
     metadata: Annotated[list[str] | None, options.METADATA] = None,
+    webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
+    notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
     resume: Annotated[
         str | None,
         typer.Option(help="Go on with this batch, its own input and output, where it stopped."),
@@ -82,6 +84,8 @@ def run(
             mixed_models=len(choice.models) != 1,
             completion_window=completion_window,
             metadata=parse_metadata(metadata),
+            webhook=webhook_url,
+            notify_email=notify_email,
         )
     settings = read_settings(runners="inline")
     choice.make(settings, "")  # what is wrong with it shows before anything is read

@@ -17,6 +17,7 @@ import typer
 
 from batchyard.cli import deliveries, keys, sealing_keys, webhooks
 from batchyard.cli.cancel import cancel
+from batchyard.cli.deliver import deliver
 from batchyard.cli.estimate import estimate
 from batchyard.cli.list_batches import list_batches
 from batchyard.cli.notify_email import email
@@ -56,6 +57,7 @@ def make_app() -> typer.Typer:
     app.add_typer(keys.app, name="keys")
     app.add_typer(webhooks.app, name="webhooks")
     app.add_typer(deliveries.app, name="deliveries")
+    app.command()(deliver)
     app.command()(email)
     app.add_typer(sealing_keys.app, name="secrets")
     app.command()(serve)

@@ -2,7 +2,7 @@
 
 It speaks HTTP, so that a process that only has to wake a runner never imports Prefect.
 ``prefect_api`` asks, ``lost_runs`` ends what has no process any more, ``wake`` starts the runner
-of batches, ``scheduler`` the runners of chunks.
+of batches, ``scheduler`` the runners of chunks; ``status_events`` says what becomes of batches.
 """
 
 from batchyard.dispatch.lost_runs import bury_lost_runs
@@ -16,6 +16,7 @@ from batchyard.dispatch.prefect_api import (
     PrefectApi,
 )
 from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
+from batchyard.dispatch.status_events import batch_resource, tell_status_changes
 from batchyard.dispatch.wake import wake_batch_runner
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "OfferedModel",
     "PrefectApi",
     "RunnerScheduler",
+    "batch_resource",
     "bury_lost_runs",
+    "tell_status_changes",
     "wake_batch_runner",
 ]

@@ -19,7 +19,7 @@ import stamina
 from batchyard.errors import DispatchFailed, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 RUN_CHUNKS = "run-chunks"
 """The flow; it has a deployment on each GPU pool, named after the pool."""
@@ -172,6 +172,10 @@ class PrefectApi:
         """Likewise for one that was being cancelled: Prefect takes no other end for it."""
         await self._end(flow_run_id, "CANCELLED", message)
 
+    async def emit(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Hand over events, as Prefect has them. One whose ``id`` it knows is not taken twice."""
+        await self._call("POST", "/events", list(events))
+
     async def _end(self, flow_run_id: str, state: str, message: str) -> None:
         body = {"state": {"type": state, "message": message}, "force": False}
         try:
@@ -288,7 +292,8 @@ class PrefectApi:
                     raise _Busy(f"Prefect is too busy: it answers {response.status} to {path}.")
                 if not response.ok:
                     raise DispatchFailed(f"Prefect answered {response.status} to {path}.")
-                return _Answer(await response.json(), _date(response.headers))
+                found = None if response.status == 204 else await response.json()
+                return _Answer(found, _date(response.headers))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise DispatchFailed(

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 DAY_SECONDS: Final = 86_400
 _IDEMPOTENCY_SECONDS: Final = 2 * DAY_SECONDS
+_DELIVERIES_SECONDS: Final = 30 * DAY_SECONDS
+_STATUS_CHANGES_SECONDS: Final = DAY_SECONDS
+"""So long they wait for a Prefect that is away, or was never there."""
 
 _ROWS_AT_ONCE = 100
 _KEYS_AT_ONCE = 5_000
@@ -50,12 +53,15 @@ class Swept:
 async def expire_files(services: Services, limit: int = 1000) -> Expired:
     """Delete up to ``limit`` files past their ``expires_at``, rows and bytes.
 
-    Uploads whose hour is over go too, and idempotency keys of two days ago. The input of a
-    batch that has not ended stays. Of many callers at once each file is counted by one. Raises
-    :class:`~batchyard.errors.StorageError`; then the sweep finds what is left.
+    Uploads whose hour is over go too, idempotency keys of two days ago, deliveries that ended a
+    month ago. The input of a batch that has not ended stays. Of many callers at once each file
+    is counted by one. Raises :class:`~batchyard.errors.StorageError`; then the sweep finds what
+    is left.
     """
     await expire_uploads(services)
     await services.store.idempotency.prune(_IDEMPOTENCY_SECONDS)
+    await services.store.deliveries.prune(_DELIVERIES_SECONDS)
+    await services.store.status_changes.prune(_STATUS_CHANGES_SECONDS)
     files = size_bytes = objects = 0
     while files < limit:
         found = await services.store.files.expired(min(_ROWS_AT_ONCE, limit - files))

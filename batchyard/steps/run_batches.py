@@ -1,4 +1,7 @@
-"""The control runner: leases batches and takes each through its life, hundreds side by side."""
+"""The control runner: takes batches through their lives, hundreds side by side, and tells of them.
+
+What the outbox holds is delivered by the same process, whichever batch it is about.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
+from batchyard.steps.deliver import Deliverer
 from batchyard.steps.keeper import AGAIN_AFTER_SECONDS
 from batchyard.store import RunnerKind, RunnerStatus
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 
     from batchyard.steps.keeper import BatchKeeper
     from batchyard.steps.services import Services
+    from batchyard.store import DeliveryRecord
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +29,8 @@ class BatchRunner:
     """One process that takes batches to their ends until nothing has come for a while.
 
     ``process`` does so with one batch, which ``keeper`` holds for it. What it raises is no reason
-    to fail a batch: the batch is given back, and is tried again.
+    to fail a batch: the batch is given back, and is tried again. ``deliver`` is given each attempt
+    to deliver something; see :class:`~batchyard.steps.deliver.Deliverer`.
     """
 
     def __init__(
@@ -33,11 +39,14 @@ class BatchRunner:
         keeper: BatchKeeper,
         process: Callable[[str], Awaitable[object]],
         *,
+        deliver: Callable[[Callable[[], Awaitable[None]], DeliveryRecord], Awaitable[None]]
+        | None = None,
         flow_run_id: str | None = None,
     ) -> None:
         self._services = services
         self._keeper = keeper
         self._process = process
+        self._deliver = deliver
         self._flow_run_id = flow_run_id
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended = 0
@@ -51,7 +60,9 @@ class BatchRunner:
         )
         try:
             await store.runners.ready(runner.id)
-            await self._serve(runner.id)
+            async with Deliverer(self._services, attempt=self._deliver) as deliverer:
+                deliverer.start()
+                await self._serve(runner.id, deliverer)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -60,7 +71,7 @@ class BatchRunner:
             await store.runners.retire(runner.id)
         return self.ended
 
-    async def _serve(self, runner_id: str) -> None:
+    async def _serve(self, runner_id: str, deliverer: Deliverer) -> None:
         settings = self._services.settings
         busy_at = told_at = time.monotonic()
         is_draining = False
@@ -68,13 +79,15 @@ class BatchRunner:
             if not is_draining:
                 await self._take_up(settings.batches_at_once - len(self._tasks))
             now = time.monotonic()
-            if self._tasks:
+            if self._tasks or deliverer.is_busy:
                 busy_at = now
             elif is_draining or now - busy_at >= settings.runner_idle_seconds:
                 return
             if now - told_at >= settings.look_seconds:
                 told_at = now
                 is_draining = await self._is_draining(runner_id)
+            if is_draining:
+                deliverer.drain()
             await asyncio.sleep(settings.poll_seconds)
 
     async def _take_up(self, room: int) -> None:

@@ -1,0 +1,88 @@
+"""Deliveries on a real Prefect API: what people see of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+from batchyard.store import BatchLocations, DeliveryStatus, NewBatch
+from flows.foreground import run_to_end
+from flows.own_prefect import OwnPrefect
+from flows.run_batches import run_batches
+from tests.flows.conftest import create, request_lines
+from tests.services.receiver import Reply, running_receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+    from uuid import UUID
+
+    from prefect.client.schemas.objects import TaskRun
+
+    from batchyard.steps.services import Services
+
+    OpenYard = Callable[..., AbstractAsyncContextManager[Services]]
+
+WAIT_SECONDS = 90.0
+
+
+async def task_runs(flow_run_id: UUID, *, at_least: int) -> list[TaskRun]:
+    """Prefect records task runs from events: later than they end, and by far on a busy machine."""
+    by_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+    async with get_client() as client, asyncio.timeout(WAIT_SECONDS):
+        while True:
+            found = await client.read_task_runs(flow_run_filter=by_run)
+            if sum(run.state is not None and run.state.is_final() for run in found) >= at_least:
+                return sorted(found, key=lambda run: run.name)
+            await asyncio.sleep(0.1)
+
+
+async def test_attempts_are_task_runs_and_none_fails_the_flow_run(open_yard: OpenYard) -> None:
+    """The input is not there, so the batch ends at once; its first webhook is not accepted."""
+    settings = {
+        "allow_private_urls": True,
+        "runner_idle_seconds": 8.0,
+        "poll_seconds": 0.05,
+    }
+    with running_receiver(tls=False) as receiver:
+        receiver.answers.append(Reply(500))
+        async with open_yard(**settings) as services:
+            batch = await services.store.batches.create(
+                NewBatch(
+                    endpoint="/v1/embeddings",
+                    locations=BatchLocations(
+                        "/nowhere/in.jsonl", webhook=receiver.url("/hook?token=hunter2")
+                    ),
+                )
+            )
+            state = await run_batches(return_state=True)
+            (delivery,) = await services.store.deliveries.page()
+    assert state.is_completed()
+    assert delivery.status is DeliveryStatus.DELIVERED
+    assert state.state_details.flow_run_id is not None
+    runs = await task_runs(state.state_details.flow_run_id, at_least=2)
+    name = f"batch.failed for {batch.id}"
+    assert [run.name for run in runs] == [f"{name} (attempt 1)", f"{name} (attempt 2)"]
+    states = [run.state for run in runs if run.state is not None]
+    assert [each.name for each in states] == ["Failed", "Completed"]
+    assert states[0].message == "the receiver answered 500"
+    assert "hunter2" not in str([run.model_dump() for run in runs])
+
+
+async def test_a_batch_that_runs_while_a_person_watches_is_told_of_at_once(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    """There may be nobody else."""
+    with running_receiver(tls=False) as receiver:
+        async with open_yard(allow_private_urls=True) as services:
+            await services.store.webhook_endpoints.create(
+                "default", name="tests", url=receiver.url(), event_types=("batch.completed",)
+            )
+            batch_id = await create(services, tmp_path, request_lines(5))
+            ending = await run_to_end(services, batch_id, OwnPrefect())
+    assert ending.status == 0
+    assert len(receiver.requests) == 1

@@ -1,0 +1,49 @@
+"""Settings are checked when they are read, and the message says which one and what to do."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from batchyard.errors import SettingsError
+from batchyard.settings import read_settings
+
+
+@pytest.fixture(autouse=True)
+def mail_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHYARD_SMTP__HOST", "mail.example")
+
+
+def test_a_sender_that_is_no_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHYARD_SMTP__SENDER", "Batchyard <me@example.com>, you@example.com")
+
+    with pytest.raises(SettingsError, match="BATCHYARD_SMTP__SENDER"):
+        read_settings()
+
+
+def test_a_machine_whose_name_makes_no_address_needs_a_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or every e-mail would be refused, one by one."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "my_host")
+
+    with pytest.raises(SettingsError, match="BATCHYARD_SMTP__SENDER"):
+        read_settings()
+
+
+def test_the_default_sender_is_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-7.example")
+
+    assert read_settings().smtp.from_address == "batchyard@node-7.example"
+
+
+def test_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHYARD_SMTP__PASSWORD", "canary-5")
+    monkeypatch.setenv("BATCHYARD_SMTP__PORT", "no number")
+
+    with pytest.raises(SettingsError) as failure:
+        read_settings()
+
+    assert "BATCHYARD_SMTP__PORT" in str(failure.value)
+    assert "canary-5" not in str(failure.value)
