@@ -2,8 +2,8 @@
 
 `make up` runs in a home of its own: the API, Prefect's server, a worker on each pool, real vLLM
 with the tiny model, warm. Batches have ten lines. Measured: the seconds from submission to the end
-of one batch alone, batches per hour when many are submitted at once, and the processor seconds per
-batch of each process.
+of one batch alone and to the arrival of its webhook at an HTTPS receiver, batches per hour when
+many are submitted at once, and the processor seconds per batch of each process.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from batchyard.cli.serve import PORT_VARIABLE
 from batchyard.dispatch import PrefectApi, wake_batch_runner
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
+from tests.services.receiver import Receiver, running_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,19 +46,24 @@ _ALL_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """``alone``: seconds of each batch. ``processors``: seconds per batch, by process."""
+    """``processors``: seconds per batch, by process."""
 
     alone: list[float]
+    """Seconds to the end of each batch."""
+    told: list[float]
+    """Seconds to the arrival of each webhook."""
     batches_per_hour: float
     processors: dict[str, float]
 
 
 def measure() -> Lifecycle:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, running_receiver() as receiver:
         home, port = Path(folder), str(_free_port())
         own = {
             PORT_VARIABLE: str(_free_port()),
             "BATCHYARD_HOME": str(home),
+            "BATCHYARD_INTERNAL_NETWORKS": '["127.0.0.0/8", "::1/128"]',
+            "SSL_CERT_FILE": str(receiver.ca_file),
             "PREFECT_SERVER_API_PORT": port,
             "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         }
@@ -72,7 +78,7 @@ def measure() -> Lifecycle:
             )
         try:
             _wait_for(home / "up.log", "Ctrl-C stops everything")
-            return asyncio.run(_measure(home))
+            return asyncio.run(_measure(home, receiver))
         finally:
             up.send_signal(signal.SIGINT)
             up.wait(60)
@@ -80,27 +86,40 @@ def measure() -> Lifecycle:
                 del os.environ[name]
 
 
-async def _measure(home: Path) -> Lifecycle:
+async def _measure(home: Path, receiver: Receiver) -> Lifecycle:
     source = home / "input.jsonl"
     source.write_text("".join(_line(number) for number in range(LINES)))
     async with PrefectApi.from_environment() as api, offline_services() as services:
         await _run(api, services, source, 1, _WARM_UP_SECONDS)
-        alone = [await _run(api, services, source, 1, _ALL_SECONDS) for _ in range(ALONE)]
+        alone, told = [], []
+        for number in range(ALONE):
+            began = time.time()
+            url = receiver.url(f"/{number}")
+            alone.append(await _run(api, services, source, 1, _ALL_SECONDS, url))
+            await _until_told(receiver, number + 1)
+            told.append(receiver.requests[-1].at - began)
         before = _processor_seconds(home)
         seconds = await _run(api, services, source, TOGETHER, _ALL_SECONDS)
         after = _processor_seconds(home)
     processors = {name: (after[name] - before.get(name, 0.0)) / TOGETHER for name in sorted(after)}
-    return Lifecycle(alone, 3600 * TOGETHER / seconds, processors)
+    return Lifecycle(alone, told, 3600 * TOGETHER / seconds, processors)
 
 
 async def _run(
-    api: PrefectApi, services: Services, source: Path, count: int, limit_seconds: float
+    api: PrefectApi,
+    services: Services,
+    source: Path,
+    count: int,
+    limit_seconds: float,
+    webhook: str | None = None,
 ) -> float:
     """The seconds from the first submission to the last end."""
     began = time.perf_counter()
     batch_ids = []
     for _ in range(count):
-        batch_ids.append(await create_batch(services, BatchRequest(input=str(source))))
+        batch_ids.append(
+            await create_batch(services, BatchRequest(input=str(source), webhook=webhook))
+        )
         await wake_batch_runner(api, services.store, silent_seconds=60.0)
     async with asyncio.timeout(limit_seconds):
         await _all_ended(services, batch_ids)
@@ -115,6 +134,12 @@ async def _all_ended(services: Services, batch_ids: Sequence[str]) -> None:
         assert set(ended.values()) <= {BatchStatus.COMPLETED}, ended
         waiting = [batch_id for batch_id in waiting if batch_id not in ended]
         await asyncio.sleep(0.02)
+
+
+async def _until_told(receiver: Receiver, count: int) -> None:
+    async with asyncio.timeout(60):
+        while len(receiver.requests) < count:  # noqa: ASYNC110 - it is in another thread
+            await asyncio.sleep(0.01)
 
 
 def _line(number: int) -> str:
@@ -181,6 +206,7 @@ def _free_port() -> int:
 def main() -> None:
     measured = measure()
     print(f"alone: {statistics.median(measured.alone):.2f} s (all: {measured.alone})")
+    print(f"to the webhook: {statistics.median(measured.told):.2f} s (all: {measured.told})")
     print(f"together: {measured.batches_per_hour:,.0f} batches per hour")
     for name, seconds in measured.processors.items():
         print(f"  {name}: {seconds:.3f} s per batch")

@@ -1,7 +1,8 @@
-"""Peak memory of our process for 10,000 and 200,000 requests, with the stub engine.
+"""B4: peak memory of our process over the number of lines, with the stub engine.
 
 Each size runs in a process of its own (validate, plan, run, collect, publish), which reports its
 peak resident set. The stub engine runs in that process and keeps no log; it is part of the figure.
+A line has about 3,000 bytes; a million of them want 10 GB of disk in the temporary folder.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchyard.engine.stub import StubEngine
-from batchyard.settings import read_settings
 from batchyard.steps.collect import collect_results
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from batchyard.steps.run import run_chunks
-from batchyard.steps.services import open_services
-from batchyard.storage.bucket import S3Credentials
-from benchmarks.inputs import short_requests
+from benchmarks import inputs
+from benchmarks.plot import lines, save
+from benchmarks.stub_services import MODEL, fetched_batch, stub_services
 
 ROOT = Path(__file__).parents[1]
-SIZES = (10_000, 200_000)
+SIZES = (10_000, 100_000, 1_000_000)
+LINE_BYTES = 3000
 
 
 @dataclass(frozen=True)
@@ -38,44 +37,63 @@ class Peak:
     mebibytes: float
 
 
-def measure() -> list[Peak]:
-    return [Peak(size, _measure_one(size)) for size in SIZES]
+def measure(sizes: tuple[int, ...] = SIZES) -> list[Peak]:
+    return [Peak(size, _measure_one(size)) for size in sizes]
 
 
 def _measure_one(requests: int) -> float:
     command = [sys.executable, "-m", "benchmarks.rss_flat", str(requests)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
 async def _run(requests: int) -> None:
-    async def engine_for(model: str) -> StubEngine:
-        return StubEngine(model, keep_log=False)
-
-    async def s3_credentials() -> S3Credentials:
-        return S3Credentials()
-
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        path = short_requests(home / "in.jsonl", count=requests, model="stub", seed=1)
-        settings = read_settings(
-            home=home, limits={"max_requests": requests, "max_bytes": 10 * 1024**3}
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        source = inputs.padded_requests(
+            home / "in.jsonl", count=requests, line_bytes=LINE_BYTES, model=MODEL, seed=1
         )
-        async with open_services(
-            settings, engine_for=engine_for, s3_credentials=s3_credentials
-        ) as services:
-            batch_id = await create_batch(
-                services, BatchRequest(input=str(path), output=str(home / "out.jsonl"))
-            )
-            await fetch_input(services, batch_id)
+        limits = {"max_requests": requests, "max_bytes": 10 * 1024**3}
+        engine = StubEngine(MODEL, keep_log=False)
+        async with stub_services(home, engine, limits=limits) as services:
+            batch_id = await fetched_batch(services, source, output=home / "out.jsonl")
             await prepare_batch(services, batch_id)
-            await run_chunks(services, "stub", batch_id=batch_id)
+            await run_chunks(services, MODEL, batch_id=batch_id)
             collected = await collect_results(services, batch_id, 0)
             published = await publish_results(services, batch_id, collected)
     if published.batch.counts.completed != requests:
         sys.exit(f"only {published.batch.counts.completed} of {requests} requests completed")
 
 
+def table(found: list[Peak]) -> str:
+    rows = [
+        f"| {peak.requests:,} | {peak.mebibytes:.0f} MiB "
+        f"| +{peak.mebibytes - found[0].mebibytes:.0f} MiB |"
+        for peak in found
+    ]
+    heading = f"| lines of {LINE_BYTES:,} bytes | peak resident memory | over the first |"
+    return "\n".join([heading, "|---|---|---|", *rows])
+
+
+def section() -> str:
+    """Measure, draw, and return what the page is to say."""
+    found = measure()
+    picture = save(
+        "rss_flat",
+        lines(
+            "Peak resident memory over the number of lines",
+            {"Batchyard": [(peak.requests, peak.mebibytes) for peak in found]},
+            x_name="lines",
+            y_name="MiB",
+            log_x=True,
+        ),
+    )
+    return f"{table(found)}\n\n{picture}"
+
+
 if __name__ == "__main__":
-    asyncio.run(_run(int(sys.argv[1])))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    if sys.argv[1:]:
+        asyncio.run(_run(int(sys.argv[1])))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    else:
+        print(table(measure()))

@@ -18,15 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchyard.engine.stub import StubEngine
-from batchyard.settings import read_settings
-from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.run import run_chunks
-from batchyard.steps.services import open_services
-from batchyard.storage.bucket import S3Credentials
 from batchyard.store import RunnerKind
 from benchmarks.inputs import short_requests
+from benchmarks.stub_services import MODEL, fetched_batch, stub_services
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,7 +35,6 @@ REQUESTS = 9_600
 CHUNK_REQUESTS = 64
 LATENCY_SECONDS = 0.1
 MAX_NUM_SEQS = 32
-MODEL = "stub"
 
 
 @dataclass(frozen=True)
@@ -77,8 +72,7 @@ async def _timed(runners: int) -> float:
                 stack.push_async_callback(process.wait)
                 stack.callback(process.terminate)
             await _until(_are_ready, services, runners)
-            batch_id = await create_batch(services, BatchRequest(input=str(source)))
-            await fetch_input(services, batch_id)
+            batch_id = await fetched_batch(services, source)
             await prepare_batch(services, batch_id)
             began = time.perf_counter()
             await _until(_is_done, services, batch_id)
@@ -102,14 +96,8 @@ async def _is_done(services: Services, batch_id: str) -> bool:
 
 
 def _services(home: Path) -> AbstractAsyncContextManager[Services]:
-    async def engine_for(model: str) -> StubEngine:
-        return StubEngine(model, latency=LATENCY_SECONDS, max_num_seqs=MAX_NUM_SEQS, keep_log=False)
-
-    async def s3_credentials() -> S3Credentials:
-        return S3Credentials()
-
-    settings = read_settings(home=home, chunk_requests=CHUNK_REQUESTS)
-    return open_services(settings, engine_for=engine_for, s3_credentials=s3_credentials)
+    engine = StubEngine(MODEL, latency=LATENCY_SECONDS, max_num_seqs=MAX_NUM_SEQS, keep_log=False)
+    return stub_services(home, engine, chunk_requests=CHUNK_REQUESTS)
 
 
 async def _serve() -> None:
@@ -117,9 +105,24 @@ async def _serve() -> None:
         await run_chunks(services, MODEL)
 
 
+def table(shared: Shared) -> str:
+    return "\n".join(
+        [
+            f"| one batch of {REQUESTS:,} requests, stub engines | seconds | ratio |",
+            "|---|---|---|",
+            f"| one runner | {shared.one:.1f} | |",
+            f"| two runners | {shared.two:.1f} | **{shared.ratio:.2f}×** |",
+        ]
+    )
+
+
+def section() -> str:
+    """Measure, and return what the page is to say."""
+    return table(measure())
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["runner"]:
         asyncio.run(_serve())
     else:
-        shared = measure()
-        print(f"one {shared.one:.1f} s, two {shared.two:.1f} s: {shared.ratio:.2f}x")
+        print(table(measure()))

@@ -1,0 +1,117 @@
+"""B3: what stands around the engine: uniform short requests that share nothing, on a tiny model.
+
+The whole pipeline against vLLM's own ``run_batch``, our line stream with nothing around it, a plain
+aiohttp client with the same window, and loops that wait for each chunk of ten or four. These have
+the first lines of each file only: their rate is the same all the way, and they would take minutes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import inputs
+from benchmarks.plot import Bar, bars, save
+from benchmarks.timed import (
+    COMMON_OPTIONS,
+    HTTP_BARRIER,
+    HTTP_WINDOW,
+    OURS,
+    RUN_BATCH,
+    STREAM_WINDOW,
+    TINY,
+    Job,
+    median_rate,
+    of_way,
+    run_jobs,
+    spread,
+)
+
+MAX_NUM_SEQS = 256
+OPTIONS = (
+    *("--model", TINY, "--max-model-len", "1024", "--max-num-seqs", str(MAX_NUM_SEQS)),
+    *COMMON_OPTIONS,
+)
+BARRIER_10, BARRIER_4 = f"{HTTP_BARRIER}10", f"{HTTP_BARRIER}4"
+NAMES = {
+    RUN_BATCH: "`run_batch`",
+    OURS: "Batchyard",
+    STREAM_WINDOW: "one window over the line stream, nothing kept",
+    HTTP_WINDOW: f"plain aiohttp client, {2 * MAX_NUM_SEQS} in flight",
+    BARRIER_10: "loop over chunks of 10",
+    BARRIER_4: "loop over chunks of 4",
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """``barrier_requests`` of each file are for the loops with a barrier."""
+
+    requests: int = 5000
+    barrier_requests: int = 600
+    files: int = 3
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Requests per second of each way, medians over the files, and each way's spread."""
+
+    requests: int
+    rates: dict[str, float]
+    spreads: dict[str, float]
+
+    def ratio(self, way: str) -> float:
+        return self.rates[way] / self.rates[RUN_BATCH]
+
+
+def measure(size: Size | None = None) -> Rates:
+    size = size or Size()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        warm_up = inputs.short_requests(folder / "warm.jsonl", count=512, model=TINY, seed=99)
+        jobs: list[Job] = []
+        whole = (RUN_BATCH, OURS, STREAM_WINDOW, HTTP_WINDOW)
+        for seed in range(size.files):
+            path = folder / f"{seed}.jsonl"
+            inputs.short_requests(path, count=size.requests, model=TINY, seed=seed)
+            part = inputs.first_lines(
+                folder / f"{seed}-part.jsonl", of=path, count=size.barrier_requests
+            )
+            jobs += [Job(way, str(path)) for way in whole]
+            jobs += [Job(way, str(part)) for way in (BARRIER_10, BARRIER_4)]
+        timed = run_jobs(jobs, OPTIONS, warm_up=str(warm_up))
+    return Rates(
+        size.requests,
+        rates={way: median_rate(timed, way) for way in NAMES},
+        spreads={way: spread(of_way(timed, way)) for way in NAMES},
+    )
+
+
+def table(found: Rates) -> str:
+    lines = [
+        f"| {found.requests:,} short requests | requests/s | of `run_batch` | spread |",
+        "|---|---|---|---|",
+    ]
+    for way, name in NAMES.items():
+        ratio = f"{found.ratio(way):.2f}×"
+        lines.append(
+            f"| {name} | {found.rates[way]:.0f} | {f'**{ratio}**' if way == OURS else ratio} "
+            f"| {100 * found.spreads[way]:.0f} % |"
+        )
+    return "\n".join(lines)
+
+
+def section() -> str:
+    """Measure, draw, and return what the page is to say."""
+    found = measure()
+    rows = [
+        Bar("", name.replace("`", ""), found.rates[way], is_ours=way == OURS)
+        for way, name in NAMES.items()
+    ]
+    picture = save("overhead", bars("Requests per second, short requests", rows))
+    return f"{table(found)}\n\n{picture}"
+
+
+if __name__ == "__main__":
+    print(table(measure()))

@@ -1,0 +1,157 @@
+"""Batchyard, plain HTTP clients and the line stream alone, in turns on one ``vllm serve``.
+
+Batchyard's time runs from the call of the process-batch flow to its return: fetch, validate, plan,
+run, collect, publish, and Prefect's share. A client's runs from its first request to its last
+answer; it reads its file before and writes its output after. The engine and the Prefect API are
+up before, the prefix cache is emptied before each job. Prints one JSON list, the seconds of each
+job. Arguments: a JSON file of jobs (way, file, output), engine options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.foreground import prepare_prefect
+
+prepare_prefect()
+
+import aiohttp  # noqa: E402 - Prefect reads its settings on import
+
+from batchyard.engine.vllm import VllmEngine  # noqa: E402
+from batchyard.engine.warm import WarmEngine  # noqa: E402
+from batchyard.lifecycle import BatchStatus  # noqa: E402
+from batchyard.settings import read_settings  # noqa: E402
+from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
+from batchyard.steps.services import open_services  # noqa: E402
+from benchmarks import timed  # noqa: E402
+from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
+from flows.process_batch import process_batch  # noqa: E402
+from flows.worker import engine_python, s3_credentials_from_block  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from benchmarks.comparators import Send
+
+
+class OpenEngine(VllmEngine):
+    """An engine that plain clients may talk to as well, over the same Unix socket."""
+
+    @asynccontextmanager
+    async def http(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """A session without a limit of connections, which it keeps open."""
+        assert self._running is not None
+        connector = aiohttp.UnixConnector(str(self._running.socket_path), limit=0)
+        timeout = aiohttp.ClientTimeout(total=600)
+        async with aiohttp.ClientSession(
+            "http://engine", connector=connector, timeout=timeout
+        ) as session:
+            yield session
+
+    async def empty_cache(self) -> None:
+        async with self.http() as session:
+            # It cannot while the last blocks of the job before are still held.
+            while True:
+                async with session.post("/reset_prefix_cache") as response:
+                    assert response.status == 200, await response.text()
+                    if (await response.json())["success"]:
+                        return
+                await asyncio.sleep(0.1)
+
+
+async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> list[float]:
+    """The seconds of each job."""
+    model = options[options.index("--model") + 1]
+    python = engine_python(read_settings())
+    engine = OpenEngine(model, options, python=python)
+    warm = WarmEngine(engine)
+    seconds = []
+    with tempfile.TemporaryDirectory() as home:
+        try:
+            await warm.start()
+            for way, file, output in jobs:
+                await engine.empty_cache()
+                if way in {timed.OURS, timed.OURS_INPUT_ORDER}:
+                    seconds.append(await _pipeline(warm, way, file, output, Path(home)))
+                else:
+                    seconds.append(await _client(engine, way, file, output))
+        finally:
+            await warm.close()
+    return seconds
+
+
+async def _pipeline(engine: WarmEngine, way: str, file: str, output: str, home: Path) -> float:
+    async def engine_for(_: str) -> WarmEngine:
+        return engine
+
+    order = "input" if way == timed.OURS_INPUT_ORDER else "prefix"
+    async with open_services(
+        read_settings(home=home, order=order),
+        engine_for=engine_for,
+        s3_credentials=s3_credentials_from_block,
+    ) as services:
+        batch_id = await create_batch(services, BatchRequest(input=file, output=output))
+        began = time.perf_counter()
+        state = await process_batch(batch_id, return_state=True)
+        seconds = time.perf_counter() - began
+        batch = await services.store.batches.get(batch_id)
+    if batch.status is not BatchStatus.COMPLETED or batch.counts.failed:
+        sys.exit(f"{file}: {state.message}")
+    return seconds
+
+
+async def _client(engine: OpenEngine, way: str, file: str, output: str) -> float:
+    names, bodies = _read(file)
+    is_plain = way == timed.HTTP_WINDOW or way.startswith(timed.HTTP_BARRIER)
+    async with _posting(engine) if is_plain else exchange(engine) as send:
+        began = time.perf_counter()
+        answers = await _answers(way, send, bodies, window=2 * engine.max_num_seqs)
+        seconds = time.perf_counter() - began
+    _write(output, names, answers)
+    return seconds
+
+
+def _read(file: str) -> tuple[list[str], list[bytes]]:
+    """The ``custom_id`` and the body of each line."""
+    lines = list(map(json.loads, Path(file).read_text().splitlines()))
+    return [line["custom_id"] for line in lines], [
+        json.dumps(line["body"]).encode() for line in lines
+    ]
+
+
+def _write(output: str, names: Sequence[str], answers: Sequence[bytes]) -> None:
+    with Path(output).open("w") as results:
+        for name, answer in zip(names, answers, strict=True):
+            response = {"status_code": 200, "body": json.loads(answer)}
+            results.write(json.dumps({"custom_id": name, "response": response}) + "\n")
+
+
+async def _answers(way: str, send: Send, bodies: Sequence[bytes], *, window: int) -> list[bytes]:
+    if way in {timed.HTTP_WINDOW, timed.STREAM_WINDOW}:
+        return await one_window(send, bodies, window)
+    return await barriers(send, bodies, int(way.rpartition("-")[2]))
+
+
+@asynccontextmanager
+async def _posting(engine: OpenEngine) -> AsyncIterator[Send]:
+    headers = {"Content-Type": "application/json"}
+    async with engine.http() as session:
+
+        async def send(body: bytes) -> bytes:
+            async with session.post(URL, data=body, headers=headers) as response:
+                assert response.status == 200, await response.text()
+                return await response.read()
+
+        yield send
+
+
+if __name__ == "__main__":
+    found = asyncio.run(run(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:]))
+    print("RESULT " + json.dumps(found), flush=True)

@@ -1,0 +1,44 @@
+"""The product on a stub engine, for benchmarks of what stands around an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchyard.settings import read_settings
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.fetch import fetch_input
+from batchyard.steps.services import open_services
+from batchyard.storage.bucket import S3Credentials
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from batchyard.engine.base import Engine
+    from batchyard.steps.services import Services
+
+MODEL = "stub"
+
+
+def stub_services(
+    home: Path, engine: Engine, **settings: Any
+) -> AbstractAsyncContextManager[Services]:
+    """Services on SQLite and a folder in ``home``; every model is served by ``engine``."""
+
+    async def engine_for(_: str) -> Engine:
+        return engine
+
+    async def s3_credentials() -> S3Credentials:
+        return S3Credentials()
+
+    return open_services(
+        read_settings(home=home, **settings), engine_for=engine_for, s3_credentials=s3_credentials
+    )
+
+
+async def fetched_batch(services: Services, source: Path, *, output: Path | None = None) -> str:
+    """A batch of the file, which is in the object store already; its id."""
+    request = BatchRequest(input=str(source), output=str(output) if output else None)
+    batch_id = await create_batch(services, request)
+    await fetch_input(services, batch_id)
+    return batch_id

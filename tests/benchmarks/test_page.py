@@ -1,0 +1,35 @@
+"""The page of benchmarks: what is measured is replaced, what is written by hand stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import page
+from benchmarks.__main__ import SECTIONS
+
+SMALL = (
+    "before\n"
+    "<!-- measured one: begin -->\nold\n<!-- measured one: end -->\n"
+    "between\n"
+    "<!-- measured two: begin -->\nold\n<!-- measured two: end -->\n"
+    "after\n"
+)
+
+
+def test_the_page_has_a_place_for_every_benchmark_in_their_order() -> None:
+    assert page.sections(page.PAGE.read_text()) == list(SECTIONS)
+
+
+def test_one_section_is_replaced_and_nothing_else() -> None:
+    changed = page.rewritten(SMALL, "two", "new")
+    assert changed == SMALL.replace("two: begin -->\nold", "two: begin -->\nnew")
+
+
+def test_a_section_that_the_page_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="no section three"):
+        page.rewritten(SMALL, "three", "new")
+
+
+def test_a_marker_without_its_partner_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not match"):
+        page.sections(SMALL.replace("<!-- measured two: end -->\n", ""))

@@ -1,0 +1,102 @@
+"""Every benchmark runs, in a small size: it is measured rarely, and must not rot meanwhile."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import kill, no_barrier, overhead, plan_gain, plan_speed, rss_flat, timed
+from benchmarks.timed import OURS, RUN_BATCH, Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_planning_is_timed_and_weighed() -> None:
+    planned = await plan_speed.plan(200, 500, 2)
+    assert planned.requests == 200
+    assert abs(planned.input_bytes / 200 - 500) < 40
+    assert 0 < planned.plan_bytes / 200 <= 100
+    assert planned.seconds > 0
+    assert planned.ratio > 0
+    assert "| 200 lines, 0 MB |" in plan_speed.table([planned])
+
+
+def test_chunks_are_compared_with_one_window_and_with_barriers() -> None:
+    size = no_barrier.Size(stub=300, stub_part=16)
+    (shares,) = no_barrier.measure(size, with_vllm=False)
+    assert shares.ours > max(shares.barriers.values())
+    assert list(shares.barriers) == [no_barrier.STUB_SEQS, 10, 4]
+    assert "stub engine, 300 requests" in no_barrier.table([shares])
+
+
+def answer(custom_id: str, tokens: int) -> str:
+    usage = {
+        "prompt_tokens": 10,
+        "completion_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    line = {"custom_id": custom_id, "response": {"status_code": 200, "body": {"usage": usage}}}
+    return json.dumps(line) + "\n"
+
+
+def test_what_came_of_a_job_is_read_from_its_output(tmp_path: Path) -> None:
+    job = Job(OURS, str(tmp_path / "in"))
+    (tmp_path / "in").write_text(json.dumps({"custom_id": "a", "body": {"max_tokens": 8}}) + "\n")
+    (tmp_path / "in.batchyard.out").write_text(answer("a", 8))
+    found = timed.judged(job, 2.0)
+    assert (found.requests, found.output_tokens, found.cached) == (1, 8, 0.4)
+    assert (found.rate, found.token_rate) == (0.5, 4.0)
+
+
+def test_a_job_that_did_less_than_it_was_asked_for_is_void(tmp_path: Path) -> None:
+    job = Job(OURS, str(tmp_path / "in"))
+    (tmp_path / "in").write_text(json.dumps({"custom_id": "a", "body": {"max_tokens": 8}}) + "\n")
+    (tmp_path / "in.batchyard.out").write_text(answer("a", 7))
+    with pytest.raises(SystemExit, match="did not do all the work"):
+        timed.judged(job, 2.0)
+
+
+@pytest.mark.slow
+def test_memory_is_measured_in_a_process_of_its_own() -> None:
+    (peak,) = rss_flat.measure((500,))
+    assert 50 < peak.mebibytes < 400
+
+
+@pytest.mark.slow
+def test_what_is_lost_with_a_killed_runner_is_counted() -> None:
+    (loss,) = kill.measure(kill.Size(requests=384, latency=0.5, kills=1))
+    assert loss.answers == loss.requests == 384
+    assert 0 < loss.lost <= 384 // 2
+    assert "| run 1" in kill.table([loss])
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_every_way_answers_short_requests_on_vllm() -> None:
+    rates = overhead.measure(overhead.Size(requests=60, barrier_requests=20, files=1))
+    assert set(rates.rates) == set(overhead.NAMES)
+    assert rates.ratio(RUN_BATCH) == 1.0
+    assert "| 60 short requests" in overhead.table(rates)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_hit_rates_on_vllm_stay_under_their_ceilings() -> None:
+    size = plan_gain.Size(groups=4, each=4, unshared=12, pairs=1)
+    *shared, nothing = plan_gain.measure(size)
+    assert [gain.name for gain in shared] == list(plan_gain.kinds(size))
+    for gain in shared:
+        assert 0 < gain.cached <= gain.ceiling
+    assert (nothing.cached, nothing.ceiling) == (0.0, 0.0)
+    assert "With nothing shared" in plan_gain.table([*shared, nothing])
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_one_window_and_barriers_run_on_vllm() -> None:
+    shares = no_barrier.on_vllm(40, 20)
+    assert shares.window_tokens_per_second > 0
+    assert list(shares.barriers) == [no_barrier.VLLM_SEQS, 10, 4]
