@@ -6,24 +6,29 @@ its record go through an external merge sort, so memory stays flat whatever the 
 requests that share a prefix come out side by side: byte order over prompts is a depth-first walk
 of their prefix trie. An engine that serves first come, first served then finds each prefix in its
 KV cache while it is warm. Only the end of a batch has another concern, see :mod:`batchyard.tail`.
+
+Where requests may share an answer (:mod:`batchyard.duplicates`), the first of them runs and the
+others are its *copies*: their records follow its own, in the same chunk, and have no tokens.
 """
 
 from __future__ import annotations
 
-import heapq
 import struct
-import tempfile
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from batchyard.duplicates import DIGEST_BYTES, NO_DIGEST, answer_digest
+from batchyard.external_sort import ExternalSort
 from batchyard.prompt import expected_output_tokens, prompt_key
 from batchyard.tail import longest_first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
     import numpy.typing as npt
@@ -35,7 +40,7 @@ RECORD = np.dtype(
         ("offset", "<u8"),  # of the line in the input file, bytes
         ("length", "<u4"),  # of the line, bytes
         ("ordinal", "<u4"),  # 0-based position among the input's requests
-        ("prompt_tokens", "<u4"),  # estimate
+        ("prompt_tokens", "<u4"),  # estimate; at least 1, and 0 for a copy
         ("output_tokens", "<u4"),  # estimate
         ("shared_bytes", "<u4"),  # of the prompt key, shared with the one before in prefix order
         ("rank", "<u4"),  # 0-based position in prefix order
@@ -46,14 +51,15 @@ RECORD = np.dtype(
 _RECORD = struct.Struct("<QIIIIII")
 BYTES_PER_TOKEN = 4
 """What prompts are taken for: English text has about as many."""
-_MAX_RUNS = 64
 _PARTS_OF_A_CHUNK = 4
 _LEAST_CHUNKS_TO_PART = 8
 """The last quarter of so many chunks is handed out in parts, so that engines that share a batch end
 together: 8 engines with 50,000 requests idle 2 % of their time instead of 11 % (simulated)."""
 _LONGEST_FIRST_REQUESTS = 65_536
 """Of more, the end is a small part: 40 requests for each of an engine's sequences are enough."""
-_RUN_HEADER = struct.Struct("<I")
+_MOST_COPIES = 65_535
+"""Of one request: a chunk holds them all, and a runner each chunk's records. The next identical one
+runs again. A file of OpenAI's size has no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +74,11 @@ class PlannedChunk:
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """What planning found. Tokens are estimates at four bytes each."""
+    """What planning found. Tokens are estimates at four bytes each, of what is to run."""
 
     requests: int
+    copies: int
+    """Of ``requests``: those that another one's answer serves."""
     prompt_tokens: int
     shared_prompt_tokens: int
     """Of ``prompt_tokens``: shared with the request before in prefix order."""
@@ -82,15 +90,23 @@ class Planner:
     """Takes request lines in file order, writes the plan.
 
     ``order`` is ``"prefix"`` or ``"input"``; ``spool`` a folder for sort runs;
-    ``chunk_requests`` about how many requests a chunk holds; ``memory_bytes`` bounds the sort's
-    buffer.
+    ``chunk_requests`` about how many requests a chunk holds; ``deduplicates``: requests may share
+    answers; ``memory_bytes`` bounds the sort's buffer.
     """
 
     def __init__(
-        self, *, order: str, spool: Path, chunk_requests: int, memory_bytes: int = 24 * 1024**2
+        self,
+        *,
+        order: str,
+        spool: Path,
+        chunk_requests: int,
+        deduplicates: bool = False,
+        memory_bytes: int = 24 * 1024**2,
     ) -> None:
         self._sorts_by_prefix = order == "prefix"
-        self._sorter = _Sorter(spool, memory_bytes)
+        self._deduplicates = deduplicates
+        self._new_sorter = partial(ExternalSort, spool, memory_bytes, record_bytes=RECORD.itemsize)
+        self._sorter = self._new_sorter()
         self._chunk_requests = chunk_requests
         self._count = 0
         self._tokens = 0
@@ -99,6 +115,9 @@ class Planner:
         key, prompt_bytes = prompt_key(line.url, line.body)
         if not self._sorts_by_prefix:
             key = b""
+        if self._deduplicates:
+            # Behind a NUL, which hardly changes the order: what a prompt begins with sorts first.
+            key += b"\0" + answer_digest(line.url, line.body)
         prompt_tokens = prompt_bytes // BYTES_PER_TOKEN + 1
         output_tokens = expected_output_tokens(line.url, line.body)
         record = _RECORD.pack(
@@ -114,16 +133,23 @@ class Planner:
         records = self._in_prefix_order()
         if self._sorts_by_prefix and self._count <= _LONGEST_FIRST_REQUESTS:
             records = _with_a_short_end(b"".join(records))
-        prompt_total = shared_total = output_total = 0
+        elif self._deduplicates and not self._sorts_by_prefix:
+            records = self._in_input_order(records)
+        copies = prompt_total = shared_total = output_total = 0
         for packed in records:
             _, _, _, prompt_tokens, output_tokens, shared, _ = _RECORD.unpack(packed)
             file.write(packed)
+            if not prompt_tokens:
+                copies += 1
+                cutter.add_copy()
+                continue
             prompt_total += prompt_tokens
             shared_total += min(shared // BYTES_PER_TOKEN, prompt_tokens)
             output_total += output_tokens
             cutter.add(prompt_tokens, output_tokens)
         return PlanSummary(
             requests=self._count,
+            copies=copies,
             prompt_tokens=prompt_total,
             shared_prompt_tokens=shared_total,
             output_tokens=output_total,
@@ -132,12 +158,26 @@ class Planner:
 
     def _in_prefix_order(self) -> Iterator[bytes]:
         previous = b""
-        for rank, (key, packed) in enumerate(self._sorter.drain()):
+        pairs = self._sorter.drain()
+        if self._deduplicates:
+            pairs = _with_copies(pairs)
+        for rank, (key, packed) in enumerate(pairs):
             offset, length, ordinal, prompt_tokens, output_tokens, _, _ = _RECORD.unpack(packed)
             # The key's head is the URL, which no model sees.
             shared = max(0, _common_prefix(previous, key) - key.find(b"\0") - 1)
             previous = key
             yield _RECORD.pack(offset, length, ordinal, prompt_tokens, output_tokens, shared, rank)
+
+    def _in_input_order(self, records: Iterable[bytes]) -> Iterator[bytes]:
+        """The same with each request where it stood in the file, its copies behind it."""
+        sorter = self._new_sorter()
+        place = b""
+        for packed in records:
+            _, _, ordinal, prompt_tokens, _, _, _ = _RECORD.unpack(packed)
+            if prompt_tokens:
+                place = ordinal.to_bytes(4)
+            sorter.add(place, packed)
+        return (packed for _, packed in sorter.drain())
 
 
 def read_records(data: bytes) -> npt.NDArray[Any]:
@@ -145,17 +185,61 @@ def read_records(data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype=RECORD)
 
 
+def left_to_run(
+    records: npt.NDArray[Any], finished: Collection[int]
+) -> list[tuple[Any, npt.NDArray[Any]]]:
+    """Each request of a chunk that is to run, with its copies; less the ordinals in ``finished``.
+
+    Where the request itself is finished and copies are not, the first of these runs in its place.
+    """
+    groups = np.cumsum(records["prompt_tokens"] > 0)
+    if finished:
+        ordinals = np.fromiter(finished, dtype="<u4", count=len(finished))
+        is_left = ~np.isin(records["ordinal"], ordinals)
+        records, groups = records[is_left], groups[is_left]
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    return [
+        (records[start], records[start + 1 : end])
+        for start, end in pairwise([*starts.tolist(), len(records)])
+    ]
+
+
+def _with_copies(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Take the digests off the keys, and the tokens off what another one's answer serves."""
+    digest = NO_DIGEST
+    copies = 0
+    for key, packed in pairs:
+        before, digest = digest, key[-DIGEST_BYTES:]
+        copies = copies + 1 if digest == before != NO_DIGEST and copies < _MOST_COPIES else 0
+        if copies:
+            offset, length, ordinal, _, _, _, _ = _RECORD.unpack(packed)
+            packed = _RECORD.pack(offset, length, ordinal, 0, 0, 0, 0)  # noqa: PLW2901 - as a copy
+        yield key[: -DIGEST_BYTES - 1], packed
+
+
 def _with_a_short_end(packed: bytes) -> Iterator[bytes]:
     records = read_records(packed)
+    starts = np.flatnonzero(records["prompt_tokens"])
+    run = records[starts]
     order = longest_first(
-        records["prompt_tokens"],
-        records["shared_bytes"] // BYTES_PER_TOKEN,
-        records["output_tokens"],
+        run["prompt_tokens"], run["shared_bytes"] // BYTES_PER_TOKEN, run["output_tokens"]
     )
     if order is not None:
+        if len(run) < len(records):
+            order = _expanded(order, starts, len(records))
         packed = records[order].tobytes()
     size = RECORD.itemsize
     return (packed[start : start + size] for start in range(0, len(packed), size))
+
+
+def _expanded(
+    order: npt.NDArray[np.intp], starts: npt.NDArray[np.intp], count: int
+) -> npt.NDArray[np.intp]:
+    """The order of ``count`` records, from that of those at ``starts``, which others follow."""
+    sizes = np.diff(starts, append=count)[order]
+    within = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    expanded: npt.NDArray[np.intp] = np.repeat(starts[order], sizes) + within
+    return expanded
 
 
 class _ChunkCutter:
@@ -169,17 +253,21 @@ class _ChunkCutter:
         )
 
     def add(self, prompt_tokens: int, output_tokens: int) -> None:
-        self._parts.add(1, prompt_tokens + output_tokens, output_tokens)
+        self._parts.add(1, 1, prompt_tokens + output_tokens, output_tokens)
+
+    def add_copy(self) -> None:
+        """Of the request before, in whose chunk it must be."""
+        self._parts.stretch()
 
     def finish(self) -> tuple[PlannedChunk, ...]:
         parts = self._parts.finish()
         for part in parts:
-            self._whole.add(part.requests, part.tokens, part.output_tokens)
+            self._whole.add(part.requests, part.runs, part.tokens, part.output_tokens)
         # Long outputs first, so that no long request starts when everything else has ended. By
         # powers of two: a small difference is not worth a jump away from a warm prefix.
         chunks = sorted(
             self._whole.finish(),
-            key=lambda chunk: -((chunk.output_tokens // chunk.requests).bit_length()),
+            key=lambda chunk: -((chunk.output_tokens // chunk.runs).bit_length()),
         )
         if len(chunks) >= _LEAST_CHUNKS_TO_PART:
             # A chunk ends with a part, so the parts of one lie side by side.
@@ -199,6 +287,8 @@ class _ChunkCutter:
 class _Range:
     first: int
     requests: int
+    runs: int
+    """Of ``requests``: those that are no copies."""
     tokens: int
     output_tokens: int
 
@@ -211,15 +301,23 @@ class _Ranges:
         self._most_requests = most_requests
         self._ranges: list[_Range] = []
         self._seen_tokens = 0
-        self._first = self._count = self._tokens = self._output = 0
+        self._first = self._count = self._runs = self._tokens = self._output = 0
 
-    def add(self, requests: int, tokens: int, output_tokens: int) -> None:
+    def add(self, requests: int, runs: int, tokens: int, output_tokens: int) -> None:
+        # Not as soon as the range is full: copies of its last request may follow.
+        due = self._token_budget * (len(self._ranges) + 1)
+        if self._count and (
+            self._seen_tokens + self._tokens >= due or self._count >= self._most_requests
+        ):
+            self._cut()
         self._count += requests
+        self._runs += runs
         self._tokens += tokens
         self._output += output_tokens
-        due = self._token_budget * (len(self._ranges) + 1)
-        if self._seen_tokens + self._tokens >= due or self._count >= self._most_requests:
-            self._cut()
+
+    def stretch(self) -> None:
+        """Add a request that is nothing to run, to the range of the one before."""
+        self._count += 1
 
     def finish(self) -> list[_Range]:
         if self._count:
@@ -227,64 +325,12 @@ class _Ranges:
         return self._ranges
 
     def _cut(self) -> None:
-        self._ranges.append(_Range(self._first, self._count, self._tokens, self._output))
+        self._ranges.append(
+            _Range(self._first, self._count, self._runs, self._tokens, self._output)
+        )
         self._seen_tokens += self._tokens
         self._first += self._count
-        self._count = self._tokens = self._output = 0
-
-
-class _Sorter:
-    """External merge sort of (key, record) pairs; stable; at most ``memory_bytes`` of pairs."""
-
-    def __init__(self, spool: Path, memory_bytes: int) -> None:
-        self._spool = spool
-        self._memory_bytes = memory_bytes
-        self._pairs: list[tuple[bytes, bytes]] = []
-        self._pairs_bytes = 0
-        self._runs: list[IO[bytes]] = []
-
-    def add(self, key: bytes, record: bytes) -> None:
-        self._pairs.append((key, record))
-        self._pairs_bytes += len(key) + 200  # what the objects around the bytes weigh
-        if self._pairs_bytes >= self._memory_bytes:
-            self._spill()
-
-    def drain(self) -> Iterator[tuple[bytes, bytes]]:
-        """All pairs in order; the sorter is empty afterwards."""
-        self._pairs.sort(key=_first)
-        yield from heapq.merge(*map(_read_run, self._runs), self._pairs, key=_first)
-        for run in self._runs:
-            run.close()
-        self._pairs, self._runs = [], []
-
-    def _spill(self) -> None:
-        self._pairs.sort(key=_first)
-        self._runs.append(self._write_run(self._pairs))
-        self._pairs, self._pairs_bytes = [], 0
-        if len(self._runs) == _MAX_RUNS:
-            merged = self._write_run(heapq.merge(*map(_read_run, self._runs), key=_first))
-            for run in self._runs:
-                run.close()
-            self._runs = [merged]
-
-    def _write_run(self, pairs: Iterable[tuple[bytes, bytes]]) -> IO[bytes]:
-        run = tempfile.TemporaryFile(dir=self._spool, prefix="sort-")  # noqa: SIM115 - outlives us
-        for key, record in pairs:
-            run.write(_RUN_HEADER.pack(len(key)))
-            run.write(key)
-            run.write(record)
-        run.seek(0)
-        return run
-
-
-def _first(pair: tuple[bytes, bytes]) -> bytes:
-    return pair[0]
-
-
-def _read_run(run: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    while header := run.read(_RUN_HEADER.size):
-        (length,) = _RUN_HEADER.unpack(header)
-        yield run.read(length), run.read(_RECORD.size)
+        self._count = self._runs = self._tokens = self._output = 0
 
 
 def _common_prefix(left: bytes, right: bytes) -> int:

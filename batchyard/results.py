@@ -57,6 +57,8 @@ class ResultLine:
     outcome: Outcome
     line: bytes
     usage: TokenUsage = NO_USAGE
+    is_copy: bool = False
+    """It has the answer that another request got."""
 
 
 def answered(custom_id: str, request_id: str, status: int, body: bytes) -> ResultLine:
@@ -91,6 +93,15 @@ def unanswered(custom_id: str, code: NoAnswerCode, reason: str = "") -> ResultLi
     return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", _line_safe(error)))
 
 
+def copied(result: ResultLine, source_id: str, custom_id: str) -> ResultLine:
+    """The line of a request that takes the ``result`` of ``source_id``, which asked the same.
+
+    Only ``id`` and ``custom_id`` are its own. Its tokens are counted with the source's.
+    """
+    answer = result.line[len(_line_head(source_id)) :]
+    return ResultLine(result.outcome, _line_head(custom_id) + answer, is_copy=True)
+
+
 def not_served(custom_id: str, request_id: str, url: str, served: Iterable[str]) -> ResultLine:
     """The line of a request whose endpoint the engine does not have: 404, without asking it."""
     offer = ", ".join(sorted(served)) or "none that a batch may name"
@@ -120,11 +131,14 @@ _RANDOM_HEX = _random_hex()
 
 
 def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
-    return b'{"id":"batch_req_%s","custom_id":%s,"response":%s,"error":%s}\n' % (
+    return b'%s"response":%s,"error":%s}\n' % (_line_head(custom_id), response, error)
+
+
+def _line_head(custom_id: str) -> bytes:
+    """What comes before the answer: with one ``custom_id`` always of the same length."""
+    return b'{"id":"batch_req_%s","custom_id":%s,' % (
         next(_RANDOM_HEX).encode(),
         _line_safe(msgspec.json.encode(custom_id)),
-        response,
-        error,
     )
 
 

@@ -105,17 +105,22 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class BatchUsage(msgspec.Struct, frozen=True):
-    """Tokens of the successful lines; zeros until the batch ends."""
+    """Tokens of the successful lines; zeros until the batch ends.
+
+    ``deduplicated_requests``, which OpenAI does not have, is absent unless the batch asked for it:
+    the lines that have another one's answer. Their tokens are counted once.
+    """
 
     input_tokens: int = 0
     input_tokens_details: InputTokensDetails = InputTokensDetails()
     output_tokens: int = 0
     output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int = 0
+    deduplicated_requests: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenUsage(NamedTuple):
-    """The five counts of :class:`BatchUsage`, flat, for adding up."""
+    """The five token counts of :class:`BatchUsage`, flat, for adding up."""
 
     input_tokens: int = 0
     cached_tokens: int = 0

@@ -137,6 +137,7 @@ async def _report(services: Services, batch: BatchRecord, undelivered: Sequence[
         ("Requests", f"{counts.total:,}"),
         ("Succeeded", f"{counts.completed:,}"),
         ("Failed", f"{counts.failed:,}"),
+        *_shared(batch),
         ("Input tokens", f"{usage.input_tokens:,}"),
         ("– of these from cache", f"{usage.input_tokens_details.cached_tokens:,}"),
         ("Output tokens", f"{usage.output_tokens:,}"),
@@ -151,6 +152,12 @@ async def _report(services: Services, batch: BatchRecord, undelivered: Sequence[
         lines += [f"| {e.line or '–'} | {e.code} | {_cell(e.message)} |" for e in batch.errors]
     lines += ["", "## Files", "", "| File | Id | Where |", "|---|---|---|"]
     return "\n".join([*lines, *await _files(services, batch)])
+
+
+def _shared(batch: BatchRecord) -> list[tuple[str, str]]:
+    if not batch.options.deduplicate:
+        return []
+    return [("With an identical one's answer", f"{batch.deduplicated_requests:,}")]
 
 
 def _speed(batch: BatchRecord) -> list[tuple[str, str]]:

@@ -56,6 +56,7 @@ def run(
     metadata: Annotated[list[str] | None, options.METADATA] = None,
     webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
     notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
+    deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
     resume: Annotated[
         str | None,
         typer.Option(help="Go on with this batch, its own input and output, where it stopped."),
@@ -86,6 +87,7 @@ def run(
             metadata=parse_metadata(metadata),
             webhook=webhook_url,
             notify_email=notify_email,
+            deduplicate=deduplicate,
         )
     settings = read_settings(runners="inline")
     choice.make(settings, "")  # what is wrong with it shows before anything is read

@@ -40,6 +40,7 @@ async def submit_batch(
     endpoint: Endpoint = "",
     completion_window: str = "24h",
     priority: int = 0,
+    deduplicate: bool = False,
     metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
 ) -> State:
     """Run a file of requests to its result file.
@@ -55,6 +56,7 @@ async def submit_batch(
         endpoint: The endpoint that every line must name. Empty: lines may name different ones.
         completion_window: How long the batch may take: a number and m, h or d.
         priority: Among the batches of one tenant, the higher goes first.
+        deduplicate: Whether identical deterministic requests run once, for all their lines.
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
     try:
@@ -72,6 +74,7 @@ async def submit_batch(
                     completion_window=completion_window,
                     metadata=metadata or None,
                     priority=priority,
+                    deduplicate=deduplicate,
                 ),
                 owner=keeper.owner,
             )

@@ -38,6 +38,7 @@ EXTENSION_KEYS: Final = (
     "webhook_url",
     "notify_email",
     "priority",
+    "deduplicate",
 )
 """What the SDKs send with ``extra_body``."""
 
@@ -66,6 +67,7 @@ async def read_batch(asked: JsonObject, tenant: str, settings: Settings) -> Batc
         webhook=asked.optional_text("webhook_url"),
         notify_email=asked.optional_text("notify_email"),
         priority=asked.optional_integer("priority") or 0,
+        deduplicate=asked.optional_boolean("deduplicate") or False,
         public_urls=True,
     )
 

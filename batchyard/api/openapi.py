@@ -28,7 +28,7 @@ router = APIRouter()
 
 _STRUCTS = (Batch, File, FileDeleted, Upload, UploadPart, Model, ModelList, *WEBHOOK_STRUCTS)
 _LISTED = ("Batch", "Delivery", "File", "WebhookEndpoint")
-_MAY_BE_ABSENT = {("Upload", "file")}
+_MAY_BE_ABSENT = {("BatchUsage", "deduplicated_requests"), ("Upload", "file")}
 
 _ERRORS: Final = {
     "400": "What was asked is not possible as it is; `param` and `code` say why.",

@@ -80,6 +80,10 @@ _BATCH = {
                 {"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000},
                 "Among the batches of one tenant, the higher goes first.",
             ),
+            "deduplicate": _nullable(
+                {"type": "boolean"},
+                "Identical deterministic requests run once, for all their lines.",
+            ),
         },
         "endpoint",
         "completion_window",

@@ -22,10 +22,10 @@ _LONG = frozenset(
     {
         *("--help", "--input-file", "--output-file", "--errors", "--model", "--engine-url"),
         *("--endpoint", "--completion-window", "--metadata", "--resume"),
-        *("--webhook-url", "--notify-email"),
+        *("--webhook-url", "--notify-email", "--deduplicate"),
     }
 )
-_FLAGS = frozenset({"-h", "--help", "--enable-metrics"})
+_FLAGS = frozenset({"-h", "--help", "--enable-metrics", "--deduplicate"})
 _RUN_BATCH_ALONE = frozenset({"--output-tmp-dir", "--enable-metrics", "--url"})
 """Options of `vllm run-batch` that `vllm serve` refuses, and that mean nothing here."""
 

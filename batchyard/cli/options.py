@@ -14,3 +14,6 @@ METADATA = typer.Option(help="key=value; may be given several times.")
 TENANT = typer.Option(help="Whose.")
 WEBHOOK_URL = typer.Option(help="An https URL that is told of the batch's end.")
 NOTIFY_EMAIL = typer.Option(help="An address that is told of the batch's end.")
+DEDUPLICATE = typer.Option(
+    "--deduplicate", help="Run identical deterministic requests once, for all their lines."
+)

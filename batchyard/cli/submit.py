@@ -32,6 +32,7 @@ def submit(
     ] = "default",
     webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
     notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
+    deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
 ) -> None:
     """Create a batch, see to it that a runner takes it up, and print its id.
 
@@ -49,6 +50,7 @@ def submit(
         tenant=tenant,
         webhook=webhook_url,
         notify_email=notify_email,
+        deduplicate=deduplicate,
     )
     asyncio.run(_submit(request))
 

@@ -32,6 +32,8 @@ async def summarise(services: Services, batch: BatchRecord, *, is_undelivered: b
             f"  requests  {counts.completed:,} succeeded, {counts.failed:,} failed, "
             f"{counts.total:,} in all"
         )
+    if batch.deduplicated_requests:
+        lines.append(f"            {batch.deduplicated_requests:,} with an identical one's answer")
     if usage.total_tokens:
         lines.append(
             f"  tokens    {usage.input_tokens:,} in "

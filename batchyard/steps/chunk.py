@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from batchyard.errors import BatchyardError, EngineLost, LeaseLost
 from batchyard.forms import FILE_FIELDS
 from batchyard.framing import parse_envelope
-from batchyard.plan import RECORD, read_records
+from batchyard.plan import RECORD, left_to_run, read_records
 from batchyard.results import Outcome
 from batchyard.steps.attachments import Attachments, file_access
+from batchyard.steps.copies import Copies
 from batchyard.steps.keys import segment_key
 from batchyard.steps.patience import patiently
 from batchyard.steps.segments import encode_entry, finished_lines, put_bytes, read_object
@@ -22,8 +24,10 @@ from batchyard.store import Standing
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
     from pathlib import Path
+
+    import numpy.typing as npt
 
     from batchyard.framing import Envelope
     from batchyard.results import ResultLine
@@ -63,7 +67,8 @@ class ChunkRun:
     """The life of one leased chunk in one runner.
 
     ``on_admitted`` is called once, when the last request has a slot: the next chunk may start.
-    ``on_answer`` gets the tokens of each answered request, by the plan's estimate.
+    ``on_answer`` gets the tokens of each answered request, by the plan's estimate. Whoever holds
+    ``turn`` makes lines of copies: all chunks at once would fill the memory with them.
     """
 
     services: Services
@@ -73,7 +78,9 @@ class ChunkRun:
     plan_key: str
     on_admitted: Callable[[], None]
     on_answer: Callable[[float], None]
+    turn: asyncio.Lock
     tally: ChunkTally = field(default_factory=ChunkTally)
+    _copies: Copies = field(init=False)
     _unflushed: list[bytes] = field(default_factory=list)
     _unflushed_bytes: int = 0
     _sequence: int = 0
@@ -81,6 +88,9 @@ class ChunkRun:
     _is_lost: bool = False
     _standing: Standing = Standing.RUN
     _told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._copies = Copies(self.input_path)
 
     def lose(self) -> None:
         """The lease is not ours any more: :meth:`run` ends with ``LeaseLost``."""
@@ -120,7 +130,7 @@ class ChunkRun:
             for task in (work, told, window_end):
                 task.cancel()
             await asyncio.wait((work, told, window_end))
-            if self._unflushed and not self._is_lost:
+            if (self._unflushed or self._copies.count) and not self._is_lost:
                 await self._save()
 
     async def _work(self) -> None:
@@ -148,7 +158,7 @@ class ChunkRun:
         await self._leave_window()
         if self._is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
-        await patiently(self._flush, "finished lines")
+        await patiently(self._settle, "finished lines")
         await patiently(lambda: self.services.store.chunks.release(self.lease), "a chunk's release")
 
     async def _leave_window(self) -> None:
@@ -171,7 +181,7 @@ class ChunkRun:
         """Keep what is finished though the run is cut short; the next owner need not run it."""
         with contextlib.suppress(BatchyardError, TimeoutError):
             async with asyncio.timeout(_LAST_FLUSH_SECONDS):
-                await self._flush()
+                await self._settle()
 
     async def _complete(self) -> None:
         await self.services.store.chunks.complete(
@@ -181,7 +191,7 @@ class ChunkRun:
             usage=self.tally.usage.to_wire(),
         )
 
-    async def _finished_before(self) -> Iterable[int]:
+    async def _finished_before(self) -> Collection[int]:
         if self.lease.epoch <= 1:
             return frozenset()
         storage, lease = self.services.storage, self.lease
@@ -192,12 +202,10 @@ class ChunkRun:
             self.tally.count(entry.outcome, entry.usage)
         return finished.keys()
 
-    async def _admit(self, skip: Iterable[int]) -> None:
+    async def _admit(self, skip: Collection[int]) -> None:
         web = file_access(self.services.settings.address_guard)
         async with Attachments(self.window, web) as attachments:
-            async for record, envelope in self._requests():
-                if record["ordinal"] in skip:
-                    continue
+            async for record, copies, envelope in self._requests(skip):
                 request = WindowRequest(
                     int(record["ordinal"]),
                     envelope.custom_id,
@@ -206,34 +214,47 @@ class ChunkRun:
                     self._deliver,
                     owner=self.lease.key,
                 )
+                if len(copies):
+                    request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
                 if request.url in FILE_FIELDS and self.window.serves(request.url):
                     await attachments.submit(request)
                 else:
                     await self.window.submit(request)
 
-    async def _requests(self) -> AsyncIterator[tuple[Any, Envelope]]:
+    async def _requests(
+        self, skip: Collection[int]
+    ) -> AsyncIterator[tuple[Any, npt.NDArray[Any], Envelope]]:
+        """What is to run: its plan record, those of its copies, its line."""
         start = self.lease.first_record * RECORD.itemsize
         stop = start + self.lease.request_count * RECORD.itemsize
         storage = self.services.storage
         packed = await patiently(
             lambda: read_object(storage, self.plan_key, start=start, stop=stop), "the plan"
         )
-        records = read_records(packed)
+        requests = left_to_run(read_records(packed), skip)
         descriptor = os.open(self.input_path, os.O_RDONLY)
         try:
-            for first in range(0, len(records), _READ_AHEAD):
-                batch = records[first : first + _READ_AHEAD]
-                for item in await asyncio.to_thread(_read_envelopes, descriptor, batch):
-                    yield item
+            for first in range(0, len(requests), _READ_AHEAD):
+                some = requests[first : first + _READ_AHEAD]
+                envelopes = await asyncio.to_thread(_read_envelopes, descriptor, some)
+                for (record, copies), envelope in zip(some, envelopes, strict=True):
+                    yield record, copies, envelope
         finally:
             os.close(descriptor)
+
+    def _deliver_to_all(
+        self, custom_id: str, copies: npt.NDArray[Any], ordinal: int, result: ResultLine
+    ) -> None:
+        self._copies.add(custom_id, result, copies)
+        self._deliver(ordinal, result)
 
     def _deliver(self, ordinal: int, result: ResultLine) -> None:
         self.tally.count(result.outcome, result.usage)
         entry = encode_entry(ordinal, result)
         self._unflushed.append(entry)
         self._unflushed_bytes += len(entry)
-        if self._is_answered or self._unflushed_bytes >= _FLUSH_BYTES:
+        is_all_there = self.tally.answered + self._copies.count >= self.lease.request_count
+        if is_all_there or self._unflushed_bytes + self._copies.size_bytes >= _FLUSH_BYTES:
             self._wake.set()
         self.on_answer(self.lease.token_estimate / self.lease.request_count)
 
@@ -250,8 +271,25 @@ class ChunkRun:
             except TimeoutError:
                 pass
             self._wake.clear()
-            await patiently(self._flush, "finished lines")
-        await patiently(self._flush, "finished lines")
+            await patiently(self._settle, "finished lines")
+        await patiently(self._settle, "finished lines")
+
+    async def _settle(self) -> None:
+        """Write the lines of the copies whose answer is there, and make all of it durable."""
+        if self._copies.count:
+            if self.turn.locked():
+                # What is finished must not wait for other chunks.
+                await self._flush()
+            async with self.turn:
+                await self._write_copies()
+        await self._flush()
+
+    async def _write_copies(self) -> None:
+        while self._copies.count:
+            for ordinal, result in await self._copies.take_some():
+                self._deliver(ordinal, result)
+            if self._unflushed_bytes >= _FLUSH_BYTES:
+                await self._flush()
 
     async def _flush(self) -> None:
         if not self._unflushed:
@@ -273,11 +311,10 @@ class ChunkRun:
         )
 
 
-def _read_envelopes(descriptor: int, records: Any) -> list[tuple[Any, Envelope]]:
+def _read_envelopes(
+    descriptor: int, requests: Sequence[tuple[Any, npt.NDArray[Any]]]
+) -> list[Envelope]:
     return [
-        (
-            record,
-            parse_envelope(os.pread(descriptor, int(record["length"]), int(record["offset"]))),
-        )
-        for record in records
+        parse_envelope(os.pread(descriptor, int(record["length"]), int(record["offset"])))
+        for record, _ in requests
     ]

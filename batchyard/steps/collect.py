@@ -54,6 +54,8 @@ class Collected:
     error: NewFile | None
     counts: RequestCounts
     usage: TokenUsage
+    deduplicated: int
+    """Requests in the two files that have another one's answer."""
     epoch: int
     """The lease under which they were made."""
 
@@ -89,6 +91,7 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
             error=await _write_file(services, batch, lines, Outcome.ERROR, epoch),
             counts=counts,
             usage=lines.usage,
+            deduplicated=lines.copies,
             epoch=epoch,
         )
 
@@ -109,6 +112,8 @@ class _Lines:
         self._end = 0
         self._index: npt.NDArray[Any] = np.zeros(total, dtype=_INDEX)
         self.usage = NO_USAGE
+        self.copies = 0
+        """Requests with the answer of another one."""
 
     def add_segment(self, segment: bytes) -> None:
         """Index a segment's lines; a request that has a line already keeps it."""
@@ -118,6 +123,7 @@ class _Lines:
                 position = self._end + entry.position
                 self._index[entry.ordinal] = (position, entry.length, entry.outcome, 0)
                 self.usage = self.usage.plus(entry.usage)
+                self.copies += entry.is_copy
         self._append(segment)
 
     def add_unfinished(self, ordinal: int, line: bytes) -> None:

@@ -44,6 +44,7 @@ class BatchRequest:
     file is kept in the object store alone. ``public_urls``: the URLs are a client's, and must
     lead to public addresses unless the settings allow others. Who is told when the batch has
     ended: the URL ``webhook``, which is always as a client's, and the address ``notify_email``.
+    ``deduplicate``: requests that ask the same and leave nothing to chance run once.
     """
 
     input: str | None = None
@@ -61,6 +62,7 @@ class BatchRequest:
     webhook: str | None = None
     notify_email: str | None = None
     public_urls: bool = False
+    deduplicate: bool = False
 
 
 def default_quota(services: Services) -> Quota:
@@ -121,6 +123,7 @@ async def accept_batch(
             mixed_models=request.mixed_models,
             models=request.models,
             public_urls=request.public_urls,
+            deduplicate=request.deduplicate,
         ),
         locations=BatchLocations(_absolute(request.input), output, error, request.webhook),
         output_lifetime_seconds=request.output_lifetime_seconds,

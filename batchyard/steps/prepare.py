@@ -87,7 +87,12 @@ def _prepare(services: Services, batch: BatchRecord, input_path: Path, folder: P
             limits=settings.limits.to_limits(),
         )
     )
-    planner = Planner(order=settings.order, spool=folder, chunk_requests=settings.chunk_requests)
+    planner = Planner(
+        order=settings.order,
+        spool=folder,
+        chunk_requests=settings.chunk_requests,
+        deduplicates=options.deduplicate,
+    )
     with input_path.open("rb") as file:
         for line in validator.lines(file):
             if not validator.has_errors:

@@ -60,6 +60,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         error=collected.error,
         counts=collected.counts,
         usage=collected.usage.to_wire(),
+        deduplicated_requests=collected.deduplicated,
         epoch=collected.epoch,
     )
     return Published(ended, tuple(filter(None, undelivered)))

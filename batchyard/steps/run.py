@@ -78,6 +78,7 @@ class Runner:
         # Held by the one chunk that is being admitted: chunks enter the window in their order,
         # and none is leased before there is room for its first request.
         self._admission = asyncio.Lock()
+        self._copying = asyncio.Lock()
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
@@ -153,6 +154,7 @@ class Runner:
                 plan_key=plan_key(batch_id),
                 on_admitted=admitted,
                 on_answer=self._count_answer,
+                turn=self._copying,
             )
             self._running[lease.key] = chunk
             tally = await chunk.run()

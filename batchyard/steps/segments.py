@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from batchyard.storage.base import Storage
 
-_HEADER = struct.Struct("<IBIIIIII")  # ordinal, outcome, five token counts, line length
+# Ordinal, outcome (and whether it is a copy), five token counts, line length.
+_HEADER = struct.Struct("<IBIIIIII")
+_IS_COPY = 0x80
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,14 @@ class SegmentEntry:
     ordinal: int
     outcome: Outcome
     usage: TokenUsage
+    is_copy: bool
     position: int
     length: int
 
 
 def encode_entry(ordinal: int, result: ResultLine) -> bytes:
-    return _HEADER.pack(ordinal, result.outcome, *result.usage, len(result.line)) + result.line
+    outcome = result.outcome | (_IS_COPY if result.is_copy else 0)
+    return _HEADER.pack(ordinal, outcome, *result.usage, len(result.line)) + result.line
 
 
 def decode_entries(segment: bytes) -> Iterator[SegmentEntry]:
@@ -44,7 +48,14 @@ def decode_entries(segment: bytes) -> Iterator[SegmentEntry]:
     while position < len(segment):
         ordinal, outcome, *usage, length = _HEADER.unpack_from(segment, position)
         position += _HEADER.size
-        yield SegmentEntry(ordinal, Outcome(outcome), TokenUsage(*usage), position, length)
+        yield SegmentEntry(
+            ordinal,
+            Outcome(outcome & ~_IS_COPY),
+            TokenUsage(*usage),
+            bool(outcome & _IS_COPY),
+            position,
+            length,
+        )
         position += length
 
 

@@ -42,6 +42,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """The only names that lines may carry; empty: any."""
     public_urls: bool = False
     """Its URLs are a client's, not the operator's: they must lead to public addresses."""
+    deduplicate: bool = False
+    """Requests that ask the same and leave nothing to chance run once."""
 
 
 class BatchRow(Row, UsageColumns, table=True):
@@ -102,6 +104,7 @@ class BatchRow(Row, UsageColumns, table=True):
     output_lifetime_seconds: int | None = Field(sa_type=BigInteger)
     webhook_location: str | None = Field(sa_type=Sealed)
     notify_email: str | None
+    deduplicated_requests: int = Field(default=0, sa_type=BigInteger)
 
 
 BATCHES = BatchRow.metadata.tables["batches"]
@@ -222,6 +225,8 @@ class BatchRecord:
     retry_of: str | None
     output_lifetime_seconds: int | None
     notify_email: str | None = field(repr=False)
+    deduplicated_requests: int
+    """That have another one's answer; zero until the end."""
 
     @classmethod
     def from_row(cls, row: RowMapping | Mapping[str, Any]) -> BatchRecord:
@@ -258,6 +263,11 @@ class BatchRecord:
             cancelling_at=self.cancelling_at,
             cancelled_at=self.cancelled_at,
             request_counts=self.counts,
-            usage=self.usage,
+            usage=self._usage_to_wire(),
             metadata=self.metadata,
         )
+
+    def _usage_to_wire(self) -> BatchUsage:
+        if not self.options.deduplicate:
+            return self.usage
+        return msgspec.structs.replace(self.usage, deduplicated_requests=self.deduplicated_requests)

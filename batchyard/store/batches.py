@@ -333,6 +333,7 @@ class Batches:
         error: NewFile | None,
         counts: RequestCounts,
         usage: BatchUsage,
+        deduplicated_requests: int = 0,
         epoch: int | None = None,
     ) -> BatchRecord:
         """End as ``completed``, ``expired`` or ``cancelled``, with its result files' rows.
@@ -356,6 +357,7 @@ class Batches:
                 error_file_id=error and error.id,
                 completed=counts.completed,
                 failed=counts.failed,
+                deduplicated_requests=deduplicated_requests,
                 **usage_values(usage),
             )
             for file in filter(None, (output, error)):

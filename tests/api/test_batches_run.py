@@ -76,9 +76,14 @@ async def runners(services: Services, *faults: Fault) -> AsyncIterator[None]:
             await asyncio.wait(tasks)
 
 
-async def created(client: openai.AsyncOpenAI, *texts: str, **changes: Any) -> Any:
-    """A batch with a line for each text, uploaded and created."""
-    lines = [json.dumps(chat_line(f"id-{n}", text)) + "\n" for n, text in enumerate(texts)]
+async def created(
+    client: openai.AsyncOpenAI, *texts: str, fields: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    """A batch with a line for each text, uploaded and created; ``fields`` are in every body."""
+    lines = [
+        json.dumps(chat_line(f"id-{n}", text, **fields or {})) + "\n"
+        for n, text in enumerate(texts)
+    ]
     file = await client.files.create(file="".join(lines).encode(), purpose="batch")
     wanted = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
     return await client.batches.create(**{**wanted, **changes})
@@ -129,6 +134,20 @@ async def client(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 # -- how batches end ----------------------------------------------------------------------------
+
+
+async def test_identical_requests_run_once_and_the_usage_says_so(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    greedy, asked = {"temperature": 0}, {"deduplicate": True}
+    batch = await created(client, *(["good"] * 5), fields=greedy, extra_body=asked)
+    async with runners(services):
+        batch = await seen(client, batch.id, "completed")
+    assert counts(batch) == (5, 5, 0)
+    assert batch.usage.deduplicated_requests == 4
+    results = await lines_of(client, batch.output_file_id)
+    assert [line["custom_id"] for line in results] == [f"id-{n}" for n in range(5)]
+    assert batch.usage.total_tokens == results[0]["response"]["body"]["usage"]["total_tokens"]
 
 
 async def test_a_batch_whose_lines_all_succeed(

@@ -33,6 +33,7 @@ def test_extensions_are_taken_with_extra_body(mail_server: None, api: Api) -> No
             "webhook_url": "https://example.com/hook",
             "notify_email": "me+batches@example.com",
             "priority": -3,
+            "deduplicate": True,
         },
     )
     assert batch.input_file_id.startswith("file-")
@@ -61,3 +62,17 @@ async def test_extensions_are_kept_for_those_who_need_them(
     )
     assert (batch.notify_email, batch.priority, batch.tenant) == ("me@example.com", 5, "one")
     assert batch.options.public_urls
+
+
+async def test_identical_requests_run_once_if_that_is_asked_for(
+    api: Api, services: Services
+) -> None:
+    for asked, kept in (({}, False), ({"deduplicate": None}, False), ({"deduplicate": True}, True)):
+        _, body = post(api, **asked)
+        assert (await services.store.batches.get(body["id"])).options.deduplicate is kept
+        assert ("deduplicated_requests" in body["usage"]) is kept
+
+
+def test_deduplicate_is_a_boolean(api: Api) -> None:
+    status, body = post(api, deduplicate=1)
+    assert (status, body["error"]["param"]) == (400, "deduplicate")

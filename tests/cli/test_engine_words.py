@@ -20,6 +20,7 @@ from batchyard.cli.engine_words import served_names, split_options
         ("--served-model-name a b --errors e", "--errors e", "--served-model-name a b"),
         ("-o b -- -i --model", "-o b", "-i --model"),
         ("--notify_email a@b.c --webhook-url=u", "--notify-email a@b.c --webhook-url=u", ""),
+        ("--deduplicate -i a --seed 1", "--deduplicate -i a", "--seed 1"),
         ("-i", "-i", ""),
         ("-h --help", "-h --help", ""),
     ],

@@ -55,6 +55,24 @@ def test_a_local_file_becomes_a_local_file(terminal: Terminal, engine_url: str) 
     assert summary[3] == f"  output    {terminal.folder / 'out.jsonl'}"
 
 
+def test_identical_requests_run_once_and_the_summary_says_so(
+    terminal: Terminal, engine_url: str
+) -> None:
+    lines = [chat_line(f"id-{n}") for n in range(3)]
+    for line in lines:
+        line["body"]["temperature"] = 0
+    terminal.write("in.jsonl", lines)
+    ended = terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--deduplicate"),
+        *("--model", "stub-model", "--engine-url", engine_url),
+    )
+    assert ended.status == 0, ended.stderr
+    results = terminal.read("out.jsonl")
+    assert ids(results) == ALL
+    assert len({line["response"]["request_id"] for line in results}) == 1
+    assert "2 with an identical one's answer" in ended.stderr
+
+
 def test_who_is_to_be_told_of_the_end_is_told(terminal: Terminal, engine_url: str) -> None:
     """Here and now: nobody else may be there to do it."""
     with running_receiver(tls=False) as receiver:

@@ -158,6 +158,12 @@ def test_who_is_told_of_a_batch_is_kept_with_it(here: Run, monkeypatch: pytest.M
     assert locations.webhook == "https://example.com/in?x=1"
 
 
+def test_that_identical_requests_run_once_is_kept_with_the_batch(here: Run) -> None:
+    for words in ((), ("--deduplicate",)):
+        assert here(*SUBMIT, *words).status == 0
+    assert sorted(batch.options.deduplicate for batch in all_batches()) == [False, True]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

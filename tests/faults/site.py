@@ -35,8 +35,13 @@ _UNFINISHED_CODES = {
 }
 
 
-def lines(count: int, name: str = "id", *, model: str = MODEL) -> list[dict[str, Any]]:
-    """Requests whose bodies are all different, so that a witness tells them apart."""
+def lines(
+    count: int, name: str = "id", *, model: str = MODEL, kinds: int | None = None
+) -> list[dict[str, Any]]:
+    """Requests whose bodies are all different, so that a witness tells them apart.
+
+    With ``kinds`` there are no more bodies than that, of deterministic requests.
+    """
     return [
         {
             "custom_id": f"{name}-{n}",
@@ -44,8 +49,11 @@ def lines(count: int, name: str = "id", *, model: str = MODEL) -> list[dict[str,
             "url": "/v1/chat/completions",
             "body": {
                 "model": model,
-                "messages": [{"role": "user", "content": f"question {n} of {name}"}],
+                "messages": [
+                    {"role": "user", "content": f"question {n % (kinds or count)} of {name}"}
+                ],
                 "max_tokens": 4,
+                **({"temperature": 0} if kinds else {}),
             },
         }
         for n in range(count)
@@ -89,6 +97,7 @@ class Site:
         window_seconds: int = 86_400,
         url: str | None = None,
         output: str | None = None,
+        deduplicate: bool = False,
         **new: Any,
     ) -> Asked:
         """``url``: where the input comes from, instead of a file. ``output``: a path."""
@@ -99,7 +108,7 @@ class Site:
             NewBatch(
                 endpoint="mixed",
                 window_seconds=window_seconds,
-                options=BatchOptions(mixed_endpoints=True),
+                options=BatchOptions(mixed_endpoints=True, deduplicate=deduplicate),
                 locations=BatchLocations(url or str(path), output),
                 **new,
             )

@@ -94,20 +94,26 @@ async def kill_test(
     least: int,
     most: int,
     seconds: float,
+    copies: int = 0,
 ) -> None:
+    """``copies``: of each request, in a batch that runs them once."""
     began = time.monotonic()
     supervisor = Supervisor(site, nursery, random.Random(seed))
     for role in ("control", "control", "runner", "runner"):
         parts = {"max_num_seqs": MAX_NUM_SEQS, "latency": latency}
         supervisor.actors.append(await site.start(nursery, role, **parts))
-    asked = await site.create(lines(requests))
+    total = requests * (1 + copies)
+    asked = await site.create(
+        lines(total, kinds=requests if copies else None), deduplicate=bool(copies)
+    )
     await supervisor.rage(asked, least=least, most=most, seconds=seconds)
     batch = await site.check(asked)
-    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, requests)
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, total)
 
     executed = site.executions(asked)
     wasted = executed.total() - requests
-    bound = supervisor.runners_hit * 2 * MAX_NUM_SEQS
+    # Where an answer is durable and some of its copies are not, it is asked for once more.
+    bound = supervisor.runners_hit * 2 * MAX_NUM_SEQS * (2 if copies else 1)
     print(  # noqa: T201 - the figures are what the test is for
         f"\nkill test: seed {seed}, {supervisor.controls_hit} controls and "
         f"{supervisor.runners_hit} runners hit ({supervisor.stops} stopped past their lease), "
@@ -133,6 +139,22 @@ async def test_whatever_is_killed_every_request_is_answered_once(
 ) -> None:
     await kill_test(
         site, nursery, seed=seed, requests=1500, latency=0.06, least=8, most=14, seconds=60
+    )
+
+
+async def test_whatever_is_killed_identical_requests_are_each_answered_once(
+    site: Site, nursery: Nursery
+) -> None:
+    await kill_test(
+        site,
+        nursery,
+        seed=2,
+        requests=1000,
+        copies=9,
+        latency=0.06,
+        least=6,
+        most=12,
+        seconds=60,
     )
 
 

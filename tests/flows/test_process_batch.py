@@ -98,6 +98,23 @@ async def test_the_report_shows_counts_tokens_and_files(
     assert float(artifacts["progress"]) == 100.0
 
 
+async def test_the_report_says_how_many_lines_have_an_identical_ones_answer(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.jsonl"
+    body = {"model": "stub-model", "input": "the same"}
+    lines = [{**line, "body": body, "url": "/v1/embeddings"} for line in request_lines(10)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    engine = StubEngine()
+    async with open_yard(engine) as services:
+        state = await submit_batch(str(path), deduplicate=True, return_state=True)
+        (batch,) = await services.store.batches.page()
+    assert state.is_completed()
+    assert engine.executed == 1
+    report = (await artifacts_of(batch.flow_run_id))["markdown"]
+    assert "| With an identical one's answer | 9 |" in report
+
+
 async def test_a_refused_input_ends_the_run_as_failed_with_the_first_error(
     open_yard: OpenYard, tmp_path: Path
 ) -> None:

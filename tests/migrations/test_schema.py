@@ -86,6 +86,21 @@ async def test_tenants_keep_what_they_had_before_they_could_be_told(empty_url: s
         assert await store.database.read(rows) == [("t", 5, "ada@example.org")]
 
 
+async def test_batches_of_before_share_no_answers(empty_url: str) -> None:
+    batch = (
+        "INSERT INTO batches (id, tenant, status, endpoint, input_file_id, completion_window, "
+        "created_at, expires_at, total, completed, failed, options, priority, epoch, "
+        "token_estimate, input_tokens, cached_tokens, output_tokens, reasoning_tokens, "
+        "total_tokens) VALUES ('b', 't', 'completed', 'e', 'f', '24h', 1, 2, 3, 3, 0, "
+        "'{\"mixed_models\": true}', 0, 0, 0, 0, 0, 0, 0, 0)"
+    )
+    await _migrated_to(empty_url, "0004", batch)
+    async with open_store(empty_url, migrate=True) as store:
+        found = await store.batches.get("b")
+    assert (found.options.mixed_models, found.options.deduplicate) == (True, False)
+    assert found.deduplicated_requests == 0
+
+
 async def test_many_who_start_at_once_migrate_once(empty_url: str) -> None:
     async def start() -> None:
         async with open_store(empty_url, migrate=True) as store:

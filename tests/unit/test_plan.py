@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.lines import RequestLine
-from batchyard.plan import RECORD, Planner, PlanSummary, read_records
+from batchyard.plan import RECORD, Planner, PlanSummary, left_to_run, read_records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,3 +179,111 @@ def test_embeddings_have_no_output_tokens(tmp_path: Path) -> None:
     body = {"model": "m", "input": ["a", "b"]}
     _, summary, _ = plan([line(0, body, "/v1/embeddings")], tmp_path)
     assert summary.output_tokens == 0
+
+
+def embed(number: int, text: str) -> RequestLine:
+    return line(number, {"model": "m", "input": text}, "/v1/embeddings")
+
+
+def groups(records: Any) -> list[list[int]]:
+    """The ordinals of each request that runs, with those of its copies behind it."""
+    found: list[list[int]] = []
+    for record in records:
+        if record["prompt_tokens"]:
+            found.append([])
+        found[-1].append(int(record["ordinal"]))
+    return found
+
+
+@pytest.mark.parametrize("order", ["prefix", "input"])
+@pytest.mark.parametrize("memory_bytes", [24 * 1024**2, 5_000])
+def test_copies_follow_the_first_of_their_kind(
+    tmp_path: Path, order: str, memory_bytes: int
+) -> None:
+    lines = [embed(n, f"text {n % 7}") for n in range(210)]
+    random.Random(1).shuffle(lines)
+    lines = [line(n, item.body, item.url) for n, item in enumerate(lines)]
+    _, summary, records = plan(
+        lines, tmp_path, deduplicates=True, order=order, memory_bytes=memory_bytes
+    )
+    found = groups(records)
+    assert [len(group) for group in found] == [30] * 7
+    assert all(group == sorted(group) for group in found)
+    for group in found:
+        assert len({lines[o].body["input"] for o in group}) == 1
+    assert (summary.copies, summary.requests) == (203, 210)
+    if order == "input":
+        assert [group[0] for group in found] == sorted(group[0] for group in found)
+
+
+def test_copies_have_no_tokens_and_count_for_none(tmp_path: Path) -> None:
+    lines = [line(n, chat("hello", temperature=0, max_tokens=9)) for n in range(50)]
+    _, all_of_them, _ = plan(lines, tmp_path)
+    _, once, records = plan(lines, tmp_path, deduplicates=True)
+    assert 50 * once.prompt_tokens == all_of_them.prompt_tokens
+    assert once.output_tokens == 9
+    assert sum(chunk.token_estimate for chunk in once.chunks) == once.prompt_tokens + 9
+    assert not records["prompt_tokens"][1:].any()
+    assert not records["output_tokens"][1:].any()
+
+
+def test_without_the_option_nothing_is_a_copy(tmp_path: Path) -> None:
+    _, summary, records = plan([embed(n, "the same") for n in range(10)], tmp_path)
+    assert summary.copies == 0
+    assert records["prompt_tokens"].all()
+
+
+def test_requests_that_draw_lots_have_no_copies(tmp_path: Path) -> None:
+    lines = [line(n, chat("hello")) for n in range(10)]
+    _, summary, _ = plan(lines, tmp_path, deduplicates=True)
+    assert summary.copies == 0
+
+
+def test_no_chunk_parts_a_request_from_its_copies(tmp_path: Path) -> None:
+    lines = [embed(n, f"text {n % 40}") for n in range(4000)]
+    _, summary, records = plan(lines, tmp_path, deduplicates=True, chunk_requests=10)
+    assert len(summary.chunks) > 10
+    assert sum(chunk.request_count for chunk in summary.chunks) == 4000
+    assert all(records["prompt_tokens"][chunk.first_record] for chunk in summary.chunks)
+
+
+def test_copies_stay_with_their_request_when_long_outputs_go_first(tmp_path: Path) -> None:
+    lines = [
+        line(n, chat(f"question {n % 30} " * 3, temperature=0, max_tokens=2 ** (n % 30 % 9)))
+        for n in range(300)
+    ]
+    order, _, records = plan(lines, tmp_path, deduplicates=True)
+    assert [len(group) for group in groups(records)] == [10] * 30
+    assert sorted(order) == list(range(300))
+    outputs = [int(n) for n in records["output_tokens"] if n]
+    assert outputs == sorted(outputs, reverse=True)
+
+
+def test_more_than_a_runner_holds_of_one_kind_run_more_than_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchyard.plan._MOST_COPIES", 24)
+    _, summary, records = plan([embed(n, "a") for n in range(60)], tmp_path, deduplicates=True)
+    assert [len(group) for group in groups(records)] == [25, 25, 10]
+    assert summary.copies == 57
+
+
+def test_prefixes_are_measured_as_if_there_were_no_copies(tmp_path: Path) -> None:
+    texts = ["abcdef", "abcdef", "abcxyz"]
+    lines = [line(n, {"prompt": t, "seed": 1}, "/v1/completions") for n, t in enumerate(texts)]
+    _, _, records = plan(lines, tmp_path, deduplicates=True)
+    run = records[records["prompt_tokens"] > 0]
+    assert list(run["shared_bytes"]) == [0, 3]
+
+
+def test_of_what_is_left_to_run_the_first_copy_takes_the_place_of_a_finished_request(
+    tmp_path: Path,
+) -> None:
+    lines = [embed(n, f"text {n // 4}") for n in range(12)]
+    _, _, records = plan(lines, tmp_path, deduplicates=True)
+    left = left_to_run(records, {0, 2, 4, 5, 6, 7, 9})
+    assert [(int(one["ordinal"]), list(copies["ordinal"])) for one, copies in left] == [
+        (1, [3]),
+        (8, [10, 11]),
+    ]
+    assert left_to_run(records, set(range(12))) == []

@@ -11,6 +11,7 @@ from batchyard.results import (
     NoAnswerCode,
     Outcome,
     answered,
+    copied,
     new_request_id,
     not_served,
     unanswered,
@@ -174,3 +175,23 @@ def test_refusals_count_no_tokens() -> None:
 
 def test_request_ids_are_unique() -> None:
     assert len({new_request_id() for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("custom_id", ["b", "b" * 512, 'quo"te', "\u2028", "\u00e9\U0001f600"])
+def test_a_copied_line_differs_in_its_ids_alone(custom_id: str) -> None:
+    for source_id in ("a", custom_id + "x"):
+        result = answered(source_id, "req_1", 200, b'{"usage":{"total_tokens":5},"x":"\xc3\xa9"}')
+        copy = copied(result, source_id, custom_id)
+        first, second = json.loads(result.line), json.loads(copy.line)
+        assert second["custom_id"] == custom_id
+        assert second.pop("id") != first.pop("id")
+        assert {**second, "custom_id": source_id} == first
+        assert list(second) == ["custom_id", "response", "error"]
+        assert (copy.outcome, copy.usage, copy.is_copy) == (Outcome.OUTPUT, NO_USAGE, True)
+
+
+def test_a_request_without_an_answer_is_copied_as_such() -> None:
+    result = unanswered("a", NoAnswerCode.TIMEOUT)
+    copy = copied(result, "a", "b")
+    assert json.loads(copy.line)["error"] == json.loads(result.line)["error"]
+    assert copy.outcome is Outcome.ERROR

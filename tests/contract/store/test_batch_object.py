@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from batchyard.lifecycle import BatchStatus
+from batchyard.store import BatchOptions
 from batchyard.wire import BatchError, RequestCounts, to_json
 from tests.contract.store.samples import USAGE, begin, begun_batch, finish, new_batch, new_file
 
@@ -99,6 +100,16 @@ async def test_completed_shows_its_files_and_totals(store: Store) -> None:
         "output_tokens_details": {"reasoning_tokens": 20},
         "total_tokens": 100,
     }
+
+
+async def test_who_asked_for_it_sees_how_many_requests_share_an_answer(store: Store) -> None:
+    batch = await begun_batch(store, options=BatchOptions(deduplicate=True))
+    assert seen(batch)["usage"]["deduplicated_requests"] == 0
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+    ended = await finish(store, batch.id, S.COMPLETED, usage=USAGE, deduplicated_requests=7)
+    assert ended.deduplicated_requests == 7
+    assert list(seen(ended)["usage"]) == [*ZERO_USAGE, "deduplicated_requests"]
+    assert seen(ended)["usage"]["deduplicated_requests"] == 7
 
 
 async def test_failed_shows_its_error_list(store: Store) -> None:
