@@ -33,17 +33,19 @@ def run_stoppable(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
     def stop(number: int, _frame: object) -> None:
         received.append(number)
-        if len(received) > 1:
+        if len(received) == 2:
+            # Those after it change nothing any more.
             raise KeyboardInterrupt
         with contextlib.suppress(RuntimeError):  # it has ended just now
             loop.call_soon_threadsafe(task.cancel)
 
-    with _handled_by(stop):
-        thread.start()
-        try:
+    try:
+        with _handled_by(stop):
+            # The work may be stopped twice before this has come back.
+            thread.start()
             return status.result()
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            return 128 + received[0]
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        return 128 + (received[0] if received else signal.SIGINT)
 
 
 def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[int], status: Future[int]) -> None:
