@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK_SECONDS = 0.2
 
 
 def run_stoppable(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -43,6 +44,10 @@ def run_stoppable(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
         with _handled_by(stop):
             # The work may be stopped twice before this has come back.
             thread.start()
+            # A signal that comes just before the wait does not end it, and its handler runs after
+            # it: so the wait is a short one, again and again.
+            while not wait([status], timeout=_LOOK_SECONDS).done:
+                pass
             return status.result()
     except (asyncio.CancelledError, KeyboardInterrupt):
         return 128 + (received[0] if received else signal.SIGINT)
