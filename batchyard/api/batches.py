@@ -12,12 +12,11 @@ from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it
 from batchyard.api.batch_body import fingerprint, read_batch
 from batchyard.api.body import read_json
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
-from batchyard.api.pages import read_paging, to_list_page, unknown_cursor
+from batchyard.api.pages import known_cursor, read_paging, to_list_page
 from batchyard.api.waking import waking
 from batchyard.errors import (
     BatchRateExceeded,
     IdempotencyConflict,
-    RecordNotFound,
     RequestRefused,
     TransitionConflict,
     WindowUnattainable,
@@ -67,12 +66,10 @@ async def create_batch(request: Request, caller: Authenticated) -> Response:
 async def list_batches(request: Request, caller: Authenticated) -> Response:
     asked = {key: text for key, text in request.query_params.items() if key in {"limit", "after"}}
     paging = read_paging(asked, most=MOST_BATCHES, default=DEFAULT_BATCHES)
-    try:
+    with known_cursor(paging):
         page = await caller.services.store.batches.page(
             caller.tenant, limit=paging.limit, after=paging.after
         )
-    except RecordNotFound:
-        raise unknown_cursor(paging.after) from None
     return answer(to_list_page([batch.to_wire() for batch in page], has_more=page.has_more))
 
 

@@ -10,8 +10,8 @@ from batchyard.api.answer import answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.body import read_json
 from batchyard.api.errors import ApiError
-from batchyard.api.pages import read_paging, to_list_page, unknown_cursor
-from batchyard.errors import RecordNotFound, TransitionConflict
+from batchyard.api.pages import known_cursor, read_paging, to_list_page
+from batchyard.errors import TransitionConflict
 from batchyard.steps.webhooks import delivery_object, delivery_with_attempts
 from batchyard.store import DeliveryStatus
 
@@ -26,7 +26,7 @@ async def list_deliveries(request: Request, caller: Authenticated) -> Response:
     query = request.query_params
     asked = {key: text for key, text in query.items() if key in {"limit", "after"}}
     paging = read_paging(asked, most=MOST_DELIVERIES, default=DEFAULT_DELIVERIES)
-    try:
+    with known_cursor(paging):
         page = await caller.services.store.deliveries.page(
             caller.tenant,
             batch_id=query.get("batch_id") or None,
@@ -35,8 +35,6 @@ async def list_deliveries(request: Request, caller: Authenticated) -> Response:
             limit=paging.limit,
             after=paging.after,
         )
-    except RecordNotFound:
-        raise unknown_cursor(paging.after) from None
     return answer(to_list_page([delivery_object(each) for each in page], has_more=page.has_more))
 
 

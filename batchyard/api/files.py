@@ -14,7 +14,7 @@ from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it
 from batchyard.api.body import body_stream
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.multipart import Form, too_large
-from batchyard.api.pages import read_paging, to_list_page, unknown_cursor
+from batchyard.api.pages import known_cursor, read_paging, to_list_page
 from batchyard.errors import RecordNotFound
 from batchyard.steps.delete_file import delete_file
 from batchyard.steps.upload_file import FileUse, checked_lifetime, limit_bytes, upload_file
@@ -54,7 +54,7 @@ async def create_file(request: Request, caller: Authenticated) -> Response:
 @router.get("")
 async def list_files(request: Request, caller: Authenticated) -> Response:
     paging = read_paging(request.query_params, most=_MOST_FILES, default=_MOST_FILES)
-    try:
+    with known_cursor(paging):
         page = await caller.services.store.files.page(
             caller.tenant,
             purpose=request.query_params.get("purpose") or None,
@@ -62,8 +62,6 @@ async def list_files(request: Request, caller: Authenticated) -> Response:
             limit=paging.limit,
             after=paging.after,
         )
-    except RecordNotFound:
-        raise unknown_cursor(paging.after) from None
     return answer(to_list_page([file.to_wire() for file in page], has_more=page.has_more))
 
 

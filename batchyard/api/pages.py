@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
 from batchyard.api.errors import ApiError
+from batchyard.errors import RecordNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 Order = Literal["asc", "desc"]
 
@@ -55,11 +57,21 @@ def to_list_page(items: Sequence[Any], *, has_more: bool) -> ListPage:
     )
 
 
-def unknown_cursor(after: str | None) -> ApiError:
-    """``after`` names nothing of this tenant: never page 1 again, which would not end."""
-    return ApiError(
-        400, f"Nothing to list after '{after}': no such id.", param="after", code="invalid_value"
-    )
+@contextmanager
+def known_cursor(paging: Paging) -> Iterator[None]:
+    """Around the reading of a page: 400 where ``after`` names nothing of this tenant.
+
+    Never page 1 again, which would not end.
+    """
+    try:
+        yield
+    except RecordNotFound:
+        raise ApiError(
+            400,
+            f"Nothing to list after '{paging.after}': no such id.",
+            param="after",
+            code="invalid_value",
+        ) from None
 
 
 def _limit(text: str | None, most: int, default: int) -> int:

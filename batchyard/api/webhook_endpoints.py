@@ -14,8 +14,7 @@ from fastapi import APIRouter, Request, Response
 from batchyard.api.answer import answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.body import read_json
-from batchyard.api.pages import read_paging, to_list_page, unknown_cursor
-from batchyard.errors import RecordNotFound
+from batchyard.api.pages import known_cursor, read_paging, to_list_page
 from batchyard.notify.event import EVENT_TYPES
 from batchyard.steps.webhooks import (
     check_name,
@@ -116,12 +115,10 @@ async def create_endpoint(request: Request, caller: Authenticated) -> Response:
 async def list_endpoints(request: Request, caller: Authenticated) -> Response:
     asked = {key: text for key, text in request.query_params.items() if key in {"limit", "after"}}
     paging = read_paging(asked, most=MOST_ENDPOINTS, default=DEFAULT_ENDPOINTS)
-    try:
+    with known_cursor(paging):
         page = await caller.services.store.webhook_endpoints.page(
             caller.tenant, limit=paging.limit, after=paging.after
         )
-    except RecordNotFound:
-        raise unknown_cursor(paging.after) from None
     return answer(to_list_page([_to_wire(each) for each in page], has_more=page.has_more))
 
 
