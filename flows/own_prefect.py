@@ -31,8 +31,10 @@ _START_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
-# What Prefect itself gives to the API that it starts for one process.
 _ENVIRONMENT = {
+    # flows/server_plugin.py: without it, the server can stand still for a minute.
+    "PREFECT_PLUGINS_ENABLED": "true",
+    # What Prefect itself gives to the API that it starts for one process.
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",

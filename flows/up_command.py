@@ -113,6 +113,8 @@ class Everything:
             "PREFECT_HOME": str(home / "prefect"),
             "PREFECT_API_URL": self._prefect_url,
             "PREFECT_CLI_PROMPT": "false",
+            # flows/server_plugin.py: without it, the server can stand still for a minute.
+            "PREFECT_PLUGINS_ENABLED": "true",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASE_STORAGE,
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
