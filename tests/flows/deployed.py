@@ -48,9 +48,9 @@ def no_prefect_here() -> None:
     """No test server in this process, as for the other tests of flows."""
 
 
-@pytest.fixture(scope="module", name="server")
-def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    folder = tmp_path_factory.mktemp("deployed")
+@contextlib.contextmanager
+def deployed_in(folder: Path, **more: str) -> Iterator[PrefectServer]:
+    """Everything deployed, with impatient settings; ``more`` are others for its processes."""
     environment = {
         "BATCHYARD_HOME": str(folder / "home"),
         "BATCHYARD_ENGINE_PYTHON": str(ENGINE_PYTHON),
@@ -64,7 +64,13 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
     }
-    with prefect_for_session(folder, environment) as running:
+    with prefect_for_session(folder, environment | more) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", name="server")
+def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    with deployed_in(tmp_path_factory.mktemp("deployed")) as running:
         yield running
 
 
