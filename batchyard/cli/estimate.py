@@ -28,6 +28,7 @@ def estimate(
     ],
     model: Annotated[str | None, typer.Option(help="The model that every line must name.")] = None,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
+    deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
     cache_tokens: Annotated[
         int, typer.Option(min=1, help="The engine's KV cache; vLLM's log says how much it has.")
     ] = 100_000,
@@ -49,6 +50,7 @@ def estimate(
     assumptions = Assumptions(
         model=model,
         endpoint=endpoint,
+        deduplicates=deduplicate,
         bytes_per_token=bytes_per_token,
         shape=CacheShape(max(1, cache_tokens // block_size), block_size, sequences),
     )
@@ -89,8 +91,9 @@ def _lines(
     found: Estimate, rate: RateRecord | None, why_not: str | None, assumptions: Assumptions
 ) -> list[str]:
     each = f"at {assumptions.bytes_per_token:g} bytes a token"
+    copies = f", {found.copies:,} of them served by another one's answer" if found.copies else ""
     lines = [
-        _line("requests", f"{found.requests:,}"),
+        _line("requests", f"{found.requests:,}{copies}"),
         _line("prompt tokens", f"{found.prompt_tokens:,} {each}"),
         _line("output tokens", f"up to {found.output_tokens:,}, by max_tokens"),
     ]
@@ -110,7 +113,7 @@ def _lines(
                 f"KV cache and {shape.sequences} sequences",
             ),
         ]
-        if order.simulated_requests < found.requests:
+        if order.simulated_requests < found.requests - found.copies:
             lines.append(_line("", f"from a sample of {order.simulated_requests:,} requests"))
     seconds = _seconds(found, rate)
     if seconds is None or rate is None:
@@ -145,6 +148,7 @@ def _object(found: Estimate, rate: RateRecord | None) -> dict[str, Any]:
     return {
         "model": found.model,
         "requests": found.requests,
+        "deduplicated_requests": found.copies,
         "prompt_tokens": found.prompt_tokens,
         "output_tokens": found.output_tokens,
         "hit_rate": None if order is None else order.ours.hit_rate,

@@ -43,10 +43,12 @@ class Assumptions:
     """What only the engine knows, or the user of a file.
 
     ``model`` and ``endpoint``: what every line must name; None: one model, any endpoint.
+    ``deduplicates``: identical deterministic requests run once.
     """
 
     model: str | None = None
     endpoint: str | None = None
+    deduplicates: bool = False
     bytes_per_token: float = float(BYTES_PER_TOKEN)
     shape: CacheShape = field(default_factory=lambda: CacheShape(blocks=6250))
 
@@ -73,6 +75,8 @@ class Estimate:
 
     model: str | None
     requests: int
+    copies: int
+    """Of ``requests``: those that another one's answer serves; all the rest is without them."""
     prompt_tokens: int
     output_tokens: int
     planned_tokens: int
@@ -130,7 +134,12 @@ def _estimate(settings: Settings, path: Path, folder: Path, assumptions: Assumpt
     limits = replace(settings.limits.to_limits(), max_reported_errors=_REPORTED_ERRORS)
     models = frozenset({assumptions.model}) if assumptions.model else None
     validator = Validator(Rules(endpoint=assumptions.endpoint, models=models, limits=limits))
-    planner = Planner(order="prefix", spool=folder, chunk_requests=settings.chunk_requests)
+    planner = Planner(
+        order="prefix",
+        spool=folder,
+        chunk_requests=settings.chunk_requests,
+        deduplicates=assumptions.deduplicates,
+    )
     errors: tuple[BatchError, ...] = ()
     with path.open("rb") as file:
         for line in validator.lines(file):
@@ -153,28 +162,27 @@ def _estimate_plan(
     errors: tuple[BatchError, ...],
     assumptions: Assumptions,
 ) -> Estimate:
-    by_prefix = records[np.argsort(records["rank"])]
+    # Chunks are cut from the records in their order, so that this is the order of execution.
+    runs = records[records["prompt_tokens"] > 0]
+    by_prefix = runs[np.argsort(runs["rank"])]
     prompt_tokens = np.maximum(
         1, by_prefix["prompt_tokens"] * (BYTES_PER_TOKEN / assumptions.bytes_per_token)
     ).astype(np.int64)
     shared_tokens = (by_prefix["shared_bytes"] / assumptions.bytes_per_token).astype(np.int64)
     order = None
-    if summary.requests:
-        as_run = [
-            records["rank"][chunk.first_record : chunk.first_record + chunk.request_count]
-            for chunk in summary.chunks
-        ]
+    if len(runs):
         order = _estimate_order(
             prompt_tokens,
             shared_tokens,
             by_prefix["output_tokens"],
-            np.concatenate(as_run),
+            np.searchsorted(by_prefix["rank"], runs["rank"]),
             np.argsort(by_prefix["ordinal"]),
             assumptions.shape,
         )
     return Estimate(
         model=model,
         requests=summary.requests,
+        copies=summary.copies,
         prompt_tokens=int(prompt_tokens.sum()),
         output_tokens=summary.output_tokens,
         planned_tokens=summary.prompt_tokens + summary.output_tokens,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import delete, func, insert, select, update
 
-from batchyard.errors import RecordNotFound
+from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.store.clock import clock_seconds
 from batchyard.store.outbox import fail_pending
 from batchyard.store.page import Page, from_place
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from batchyard.store.database import Database
 
+MOST_ENDPOINTS = 50
+"""Of one tenant: each is an attempt and a row for every batch of the tenant that ends."""
+
 _SHOWN_CHARACTERS = 4
 
 
@@ -43,7 +46,10 @@ class WebhookEndpoints:
     async def create(
         self, tenant: str, *, name: str, url: str, event_types: Sequence[str]
     ) -> EndpointWithSecret:
-        """Tell ``url`` of these events of the tenant's batches that end from now on."""
+        """Tell ``url`` of these events of the tenant's batches that end from now on.
+
+        Raises :class:`~batchyard.errors.RequestRefused` where the tenant has as many as it may.
+        """
         endpoint_id, secret = new_endpoint_id(), new_signing_secret()
         row = {
             "id": endpoint_id,
@@ -57,7 +63,15 @@ class WebhookEndpoints:
             "updated_at": clock_seconds(),
         }
 
+        of_tenant = select(func.count()).where(ENDPOINTS.c.tenant == tenant)
+
         async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
+            if (await connection.execute(of_tenant)).scalar_one() >= MOST_ENDPOINTS:
+                raise RequestRefused(
+                    f"There may be {MOST_ENDPOINTS} webhook endpoints: delete one first.",
+                    param=None,
+                    code="webhook_endpoint_limit_exceeded",
+                )
             await connection.execute(insert(ENDPOINTS).values(row))
             return await _load(connection, endpoint_id)
 

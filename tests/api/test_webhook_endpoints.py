@@ -53,6 +53,16 @@ def post(api: Api, path: str, body: Any) -> tuple[int, dict[str, Any]]:
 # -- make and look at ---------------------------------------------------------------------------
 
 
+def test_more_endpoints_than_a_tenant_may_have_are_refused(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchyard.store.webhook_endpoints.MOST_ENDPOINTS", 1)
+    create(strict(api))
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(strict(api))
+    assert refused.value.code == "webhook_endpoint_limit_exceeded"
+
+
 def test_a_new_endpoint_shows_its_secret(api: Api) -> None:
     made = create(strict(api))
     assert re.fullmatch(r"whe_[0-9a-f]{32}", made.id)

@@ -75,6 +75,23 @@ def test_what_fits_into_the_cache_gains_nothing(alone: Run, documents: bytes) ->
     assert found["gain"] == pytest.approx(1, abs=0.01)
 
 
+def test_identical_deterministic_requests_count_once_where_they_run_once(
+    alone: Run, tmp_path: Path
+) -> None:
+    lines = [chat_line(f"id-{n}", f"question {n % 3} " * 40) for n in range(12)]
+    for line in lines:
+        line["body"]["temperature"] = 0
+    write(tmp_path / "in.jsonl", lines)
+    apart, once = (figures(alone, "in.jsonl", *words) for words in ((), ("--deduplicate",)))
+    assert (apart["requests"], apart["deduplicated_requests"]) == (12, 0)
+    assert (once["requests"], once["deduplicated_requests"]) == (12, 9)
+    assert once["simulated_requests"] == 3
+    for tokens in ("prompt_tokens", "output_tokens"):
+        assert once[tokens] * 4 == apart[tokens]
+    words = alone("estimate", "in.jsonl", "--deduplicate").stdout
+    assert "12, 9 of them served by another one's answer" in words
+
+
 def test_tokens_are_counted_as_the_user_knows_them(alone: Run, documents: bytes) -> None:
     four, two = (
         figures(alone, "in.jsonl", "--bytes-per-token", ratio)["prompt_tokens"]

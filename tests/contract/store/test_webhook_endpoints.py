@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.errors import RecordNotFound
+from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.store import DeliveryStatus
 from batchyard.store.tenants import TENANTS
 from batchyard.store.webhook_endpoint_rows import ENDPOINTS
@@ -43,6 +43,20 @@ async def test_an_endpoint_is_read_back_as_it_was_made(store: Store) -> None:
     assert (made.tenant, made.name, made.url, made.event_types) == ("default", "ours", URL, EVENTS)
     assert made.created_at == made.updated_at
     assert (made.disabled_at, made.disabled_reason) == (None, None)
+
+
+async def test_a_tenant_has_so_many_endpoints_and_no_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchyard.store.webhook_endpoints.MOST_ENDPOINTS", 2)
+    first = await _created(store)
+    await _created(store)
+    with pytest.raises(RequestRefused, match="2 webhook endpoints") as refused:
+        await _created(store)
+    assert refused.value.refusal_code == "webhook_endpoint_limit_exceeded"
+    await _created(store, "another")
+    await store.webhook_endpoints.delete(first.record.id)
+    await _created(store)
 
 
 async def test_a_secret_is_32_bytes_of_standard_base64_and_its_hint_shows_how_it_ends(
