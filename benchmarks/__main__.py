@@ -1,6 +1,7 @@
 """`make bench`: measure everything and write ``docs/benchmarks.md``. About twenty minutes.
 
-``python -m benchmarks NAME …`` measures some of it; what is measured is written at once.
+``python -m benchmarks NAME …`` measures some of it; what is measured is written at once, and what
+fails leaves its rows as they were.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from benchmarks import (
@@ -66,13 +68,20 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in SECTIONS]:
         print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
         return 2
+    failed = []
     for name in names or SECTIONS:
         began = time.monotonic()
         print(f"{name} …", end=" ", flush=True)
-        page.write(name, SECTIONS[name]())
+        try:
+            page.write(name, SECTIONS[name]())
+        except (Exception, SystemExit):  # noqa: BLE001 - whatever it is, the others go on
+            traceback.print_exc()
+            failed.append(name)
         print(f"{time.monotonic() - began:.0f} s", flush=True)
     print(f"written: {page.PAGE}")
-    return 0
+    if failed:
+        print(f"failed, to be measured again: python -m benchmarks {' '.join(failed)}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -144,10 +144,17 @@ async def _posting(engine: OpenEngine) -> AsyncIterator[Send]:
     headers = {"Content-Type": "application/json"}
     async with engine.http() as session:
 
-        async def send(body: bytes) -> bytes:
+        async def post(body: bytes) -> bytes:
             async with session.post(URL, data=body, headers=headers) as response:
                 assert response.status == 200, await response.text()
                 return await response.read()
+
+        async def send(body: bytes) -> bytes:
+            try:
+                return await post(body)
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                # The server, late itself, ended the connection as idle while we wrote.
+                return await post(body)
 
         yield send
 
