@@ -49,7 +49,7 @@ class Size:
     """``barrier_requests`` of each file are for the loops with a barrier."""
 
     requests: int = 5000
-    barrier_requests: int = 600
+    barrier_requests: int = 300
     files: int = 3
 
 

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
     from benchmarks.comparators import Send
 
+_TRIES = 5
+_PAUSE_SECONDS = 0.05
+
 
 class OpenEngine(VllmEngine):
     """An engine that plain clients may talk to as well, over the same Unix socket."""
@@ -150,11 +153,13 @@ async def _posting(engine: OpenEngine) -> AsyncIterator[Send]:
                 return await response.read()
 
         async def send(body: bytes) -> bytes:
-            try:
-                return await post(body)
-            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-                # The server, late itself, ended the connection as idle while we wrote.
-                return await post(body)
+            for _ in range(_TRIES):
+                try:
+                    return await post(body)
+                except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                    # The server ended the connection as idle while we wrote to it.
+                    await asyncio.sleep(_PAUSE_SECONDS)
+            return await post(body)
 
         yield send
 
