@@ -31,10 +31,8 @@ _START_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
+# What Prefect itself gives to the API that it starts for one process.
 _ENVIRONMENT = {
-    # flows/server_plugin.py: without it, the server can stand still for a minute.
-    "PREFECT_PLUGINS_ENABLED": "true",
-    # What Prefect itself gives to the API that it starts for one process.
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
@@ -83,7 +81,7 @@ class OwnPrefect:
         self._url = f"http://127.0.0.1:{port}/api"
         self._folder = tempfile.mkdtemp(prefix="batchyard-")
         command = [
-            *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
+            *(sys.executable, "-m", "uvicorn", "--factory", "flows.server_plugin:create_app"),
             *("--host", "127.0.0.1", "--port", port, "--log-level", "error", "--lifespan", "on"),
         ]
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from sqlalchemy.engine import Engine
 from batchyard.failed_cursors import close_failed_cursors
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from prefect.plugins import HookContext
 
 
@@ -22,3 +23,11 @@ if TYPE_CHECKING:
 def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - its name is the hook's
     """Called once, before the server makes its engine."""
     close_failed_cursors(Engine)
+
+
+def create_app() -> FastAPI:
+    """Prefect's API with the same, for uvicorn: in its event loop Prefect cannot load plugins."""
+    from prefect.server.api.server import create_app as of_prefect  # noqa: PLC0415 - a second
+
+    close_failed_cursors(Engine)
+    return of_prefect()

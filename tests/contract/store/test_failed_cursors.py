@@ -45,15 +45,21 @@ async def test_a_failed_statement_that_is_collected_late_does_not_stop_the_event
             await waiting
 
 
-def test_prefects_server_gets_it_by_a_plugin(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "plugins"),
+    [("import prefect", "true"), ("from flows.server_plugin import create_app as f; f()", "false")],
+    ids=["prefect server start", "batchyard run"],
+)
+def test_prefects_server_gets_it(tmp_path: Path, start: str, plugins: str) -> None:
     program = (
-        "import prefect, sqlalchemy\n"
+        f"{start}\n"
+        "import sqlalchemy\n"
         "engine = sqlalchemy.create_engine('sqlite://')\n"
         "print([each.__module__ for each in engine.dialect.dispatch.do_connect])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | {"PREFECT_PLUGINS_ENABLED": "true", "PREFECT_HOME": str(tmp_path)},
+        env=os.environ | {"PREFECT_PLUGINS_ENABLED": plugins, "PREFECT_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
