@@ -26,7 +26,7 @@ from batchyard.lifecycle import TERMINAL
 from batchyard.settings import read_settings
 from batchyard.steps.services import Services, open_services
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, RunnerKind
-from tests.contract.engine.conftest import ENGINE_PYTHON
+from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT, require_vllm
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.faults.site import Asked, Site
 from tests.services.prefect import PrefectServer, prefect_for_session
@@ -102,6 +102,16 @@ class Deployment:
             f"max_num_seqs={engine.max_num_seqs})",
         )
         return engine
+
+    async def serve_vllm(self, model: str, options: str = "") -> None:
+        """The engine block of a real engine with the tiny model, for runners to start."""
+        require_vllm()
+        options = f"--enforce-eager --max-model-len 2048 {options}".strip()
+        await self.save_block(
+            model,
+            f"VllmEngineBlock(model={model!r}, weights={str(TINY_CHAT)!r}, options={options!r}, "
+            "environment={'VLLM_CPU_KVCACHE_SPACE': '1'})",
+        )
 
     def input(
         self, model: str, count: int, name: str = "", *, max_tokens: int = 8

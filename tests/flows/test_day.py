@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.lifecycle import BatchStatus
-from tests.contract.engine.conftest import TINY_CHAT, require_vllm
 from tests.flows.deployed import (  # noqa: F401 - some are fixtures
     deployed_in,
     new_deployment,
@@ -66,15 +65,9 @@ class Asked:
 
 async def test_a_day_with_two_models_and_thirty_batches(deployment: Deployment) -> None:
     """One runner killed, one batch cancelled, one expired, one paused and resumed."""
-    require_vllm()
     await deployment.limit_pool(len(MODELS))
     for model in MODELS:
-        await deployment.save_block(
-            model,
-            f"VllmEngineBlock(model={model!r}, weights={str(TINY_CHAT)!r}, "
-            "options='--enforce-eager --max-model-len 2048', "
-            "environment={'VLLM_CPU_KVCACHE_SPACE': '1'})",
-        )
+        await deployment.serve_vllm(model)
     asked = _asked(deployment)
     for each in asked:
         each.id = await deployment.create(each.source, window_seconds=each.window_seconds)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.engine.conftest import TINY_CHAT, require_vllm
 from tests.flows.deployed import (  # noqa: F401 - some are fixtures
     ids_in,
     new_deployment,
@@ -109,14 +108,8 @@ async def test_a_runner_that_is_killed_is_replaced(deployment: Deployment) -> No
 @pytest.mark.vllm
 async def test_vllm_serves_a_batch_and_ends_with_its_worker(deployment: Deployment) -> None:
     """A real engine, from its block; nothing of it is left when the GPU worker is stopped."""
-    require_vllm()
     model = "deployed-tiny-chat"
-    options = "--enforce-eager --max-model-len 2048"
-    await deployment.save_block(
-        model,
-        f"VllmEngineBlock(model={model!r}, weights={str(TINY_CHAT)!r}, options={options!r}, "
-        "environment={'VLLM_CPU_KVCACHE_SPACE': '1'})",
-    )
+    await deployment.serve_vllm(model)
     source, output = deployment.input(model, 20)
     batch = await deployment.ended_batch(await deployment.submit(source, output))
     assert batch.status == "completed"

@@ -16,7 +16,6 @@ import pytest
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import RunnerKind
-from tests.contract.engine.conftest import TINY_CHAT, require_vllm
 from tests.flows.deployed import (  # noqa: F401 - some are fixtures
     LEASE_SECONDS,
     executed_again,
@@ -349,14 +348,8 @@ async def test_two_runners_share_a_batch(deployment: Deployment) -> None:
 @pytest.mark.vllm
 async def test_vllm_and_its_runner_are_killed(deployment: Deployment) -> None:
     """SIGKILL of the engine, then of the runner: every line is there, once."""
-    require_vllm()
     model = "killed-tiny-chat"
-    options = "--enforce-eager --max-model-len 2048 --max-num-seqs 8"
-    await deployment.save_block(
-        model,
-        f"VllmEngineBlock(model={model!r}, weights={str(TINY_CHAT)!r}, options={options!r}, "
-        "environment={'VLLM_CPU_KVCACHE_SPACE': '1'})",
-    )
+    await deployment.serve_vllm(model, "--max-num-seqs 8")
     source, _ = deployment.input(model, 320, max_tokens=100)
     batch_id = await deployment.submit(source)
     await deployment.answered(batch_id, 20, LOAD_SECONDS)
