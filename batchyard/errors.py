@@ -10,6 +10,7 @@
     │   ├── BatchRateExceeded         the tenant creates batches faster than it may
     │   └── WindowUnattainable        it would probably not be done in its completion window
     ├── InputRefused                  the batch's input breaks the format; carries every entry
+    ├── UnexpectedError               a defect of Batchyard's, met in one batch
     ├── IllegalTransition             the lifecycle does not allow this change of status
     ├── StoreError                    the database
     │   ├── RecordNotFound
@@ -111,6 +112,10 @@ class InputRefused(BatchyardError):
         first = self.entries[0]
         where = f"line {first.line}: " if first.line is not None else ""
         super().__init__(f"{where}{first.message}")
+
+
+class UnexpectedError(BatchyardError):
+    """A defect of Batchyard's. The message says where it is, and nothing of what it met there."""
 
 
 class IllegalTransition(BatchyardError):

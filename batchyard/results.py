@@ -32,6 +32,7 @@ class NoAnswerCode(StrEnum):
 
     EXPIRED = "batch_expired"
     CANCELLED = "batch_cancelled"
+    FAILED = "batch_failed"
     TIMEOUT = "request_timeout"
     ENGINE_CRASH = "engine_crash"
     SERVER_ERROR = "server_error"
@@ -43,6 +44,7 @@ NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
         "This request could not be executed before the completion window expired."
     ),
     NoAnswerCode.CANCELLED: "This request was not executed because the batch was cancelled.",
+    NoAnswerCode.FAILED: "This request was not executed because the batch failed.",
     NoAnswerCode.TIMEOUT: "The engine did not answer this request within its time limit.",
     NoAnswerCode.ENGINE_CRASH: "The engine went down each time that it ran this request.",
     NoAnswerCode.SERVER_ERROR: "No connection to the engine lasted until this request's answer.",

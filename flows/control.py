@@ -22,7 +22,7 @@ from batchyard.dispatch import (
 from batchyard.errors import EngineStartFailed, ModelNotFound
 from batchyard.steps.forecast import update_forecasts
 from batchyard.steps.keeper import KEEPER, BatchKeeper
-from batchyard.steps.publish import fail_batch
+from batchyard.steps.publish import stop_failed
 from batchyard.steps.reconcile import reconcile
 
 if TYPE_CHECKING:
@@ -136,4 +136,4 @@ async def _fail_batches_of(services: Services, given_up: GivenUp, *, is_offered:
     kind = EngineStartFailed if is_offered else ModelNotFound
     error = kind(given_up.message)
     for batch_id in await services.store.batches.in_progress_of(given_up.model):
-        await fail_batch(services, batch_id, error)
+        await stop_failed(services, batch_id, error)

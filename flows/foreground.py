@@ -11,7 +11,7 @@ from batchyard.cli.summary import summarise
 from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.deliver import Deliverer
-from batchyard.steps.publish import fail_batch
+from batchyard.steps.publish import stop_failed
 from batchyard.steps.services import Progress
 from flows.own_prefect import OwnPrefect
 
@@ -67,7 +67,7 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
         if batch.status is not BatchStatus.VALIDATING:
             raise DispatchFailed(f"{error} {how_to_resume(batch_id)}") from error
         # Nothing has begun, and nobody else would ever take the batch up.
-        ending = Ending(1, await summarise(services, await fail_batch(services, batch_id, error)))
+        ending = Ending(1, await summarise(services, await stop_failed(services, batch_id, error)))
     await _deliver(services)
     return ending
 

@@ -7,13 +7,16 @@ says where each request's line lies, and the two files are streamed out of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import struct
 import tempfile
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from batchyard.errors import ObjectChanged, ObjectNotFound
 from batchyard.framing import parse_envelope, read_lines
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, Outcome, unanswered
@@ -23,7 +26,7 @@ from batchyard.steps.services import Progress
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
 from batchyard.store.files import FILE_LIFETIME_SECONDS
-from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
+from batchyard.wire import NO_USAGE, BatchError, RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -32,15 +35,22 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from batchyard.steps.segments import SegmentEntry
     from batchyard.steps.services import Services
     from batchyard.store import BatchRecord
 
+logger = logging.getLogger(__name__)
+
 _INDEX = np.dtype([("position", "<u8"), ("length", "<u4"), ("outcome", "u1"), ("pad", "u1", 3)])
 _PART_BYTES = 1024**2
+_DAMAGED = BatchError(
+    "server_error", "Some finished lines could not be read from the object store; retry them."
+)
 
 _UNFINISHED = {
     BatchStatus.CANCELLED: NoAnswerCode.CANCELLED,
     BatchStatus.EXPIRED: NoAnswerCode.EXPIRED,
+    BatchStatus.FAILED: NoAnswerCode.FAILED,
 }
 
 
@@ -50,6 +60,8 @@ class Collected:
 
     target: BatchStatus
     """What the batch will end as."""
+    errors: tuple[BatchError, ...] | None
+    """Why it failed; None for any other end."""
     output: NewFile | None
     error: NewFile | None
     counts: RequestCounts
@@ -64,8 +76,9 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
     """Make the two files of a batch of which nothing more will run.
 
     A batch in progress moves to ``finalizing``. Lines without a result get their
-    ``batch_expired`` or ``batch_cancelled`` line in the error file and count as neither completed
-    nor failed. Running it again replaces the same objects; under another lease it makes others,
+    ``batch_expired``, ``batch_cancelled`` or ``batch_failed`` line in the error file and count as
+    neither completed nor failed. A batch that failed before its first result has no files. Running
+    it again replaces the same objects; under another lease it makes others,
     so that nobody overwrites what is published already.
     """
     batch = await services.store.batches.get(batch_id)
@@ -79,14 +92,21 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         tempfile.TemporaryFile(dir=services.spool, prefix="collect-") as spool,
     ):
         lines = _Lines(spool, batch.counts.total)
+        errors = batch.errors
         async for key in services.storage.list(segments_prefix(batch_id)):
-            await asyncio.to_thread(lines.add_segment, await read_object(services.storage, key))
+            segment = await read_object(services.storage, key)
+            if not await asyncio.to_thread(lines.add_segment, segment):
+                logger.error("segment.damaged key=%s", key)
+                errors = (*(errors or ()), _DAMAGED)
         counts = lines.counts()
-        target = _target(batch.status, counts)
-        if target in _UNFINISHED and counts.total:
-            await _add_unfinished(services, batch, lines, _UNFINISHED[target])
+        target = _target(batch.status, counts, may_fail=bool(errors))
+        is_empty = target is BatchStatus.FAILED and not (counts.completed or counts.failed)
+        if target in _UNFINISHED and counts.total and not is_empty:
+            reason = errors[0].message if errors and target is BatchStatus.FAILED else ""
+            await _add_unfinished(services, batch, lines, _UNFINISHED[target], reason)
         return Collected(
             target=target,
+            errors=errors if target is BatchStatus.FAILED else None,
             output=await _write_file(services, batch, lines, Outcome.OUTPUT, epoch),
             error=await _write_file(services, batch, lines, Outcome.ERROR, epoch),
             counts=counts,
@@ -96,12 +116,13 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         )
 
 
-def _target(status: BatchStatus, counts: RequestCounts) -> BatchStatus:
+def _target(status: BatchStatus, counts: RequestCounts, *, may_fail: bool) -> BatchStatus:
     if status is BatchStatus.CANCELLING:
         return BatchStatus.CANCELLED
-    is_whole = counts.completed + counts.failed == counts.total
-    # A batch in progress is finalized early for one reason alone: its window has ended.
-    return BatchStatus.COMPLETED if is_whole else BatchStatus.EXPIRED
+    if counts.completed + counts.failed == counts.total:
+        return BatchStatus.COMPLETED
+    # A batch in progress is stopped early because it cannot be run, or because its window ended.
+    return BatchStatus.FAILED if may_fail else BatchStatus.EXPIRED
 
 
 class _Lines:
@@ -115,16 +136,28 @@ class _Lines:
         self.copies = 0
         """Requests with the answer of another one."""
 
-    def add_segment(self, segment: bytes) -> None:
-        """Index a segment's lines; a request that has a line already keeps it."""
-        for entry in decode_entries(segment):
-            slot = self._index[entry.ordinal]
-            if slot["length"] == 0:
-                position = self._end + entry.position
-                self._index[entry.ordinal] = (position, entry.length, entry.outcome, 0)
-                self.usage = self.usage.plus(entry.usage)
-                self.copies += entry.is_copy
-        self._append(segment)
+    def add_segment(self, segment: bytes) -> bool:
+        """Index a segment's lines; a request that has a line already keeps it.
+
+        False: it is damaged, and what comes after the damage is left out.
+        """
+        try:
+            for entry in decode_entries(segment):
+                if entry.position + entry.length > len(segment):
+                    return False
+                self._add(entry)
+        except (struct.error, ValueError, IndexError):
+            return False
+        finally:
+            self._append(segment)
+        return True
+
+    def _add(self, entry: SegmentEntry) -> None:
+        if self._index[entry.ordinal]["length"] == 0:
+            position = self._end + entry.position
+            self._index[entry.ordinal] = (position, entry.length, entry.outcome, 0)
+            self.usage = self.usage.plus(entry.usage)
+            self.copies += entry.is_copy
 
     def add_unfinished(self, ordinal: int, line: bytes) -> None:
         self._index[ordinal] = (self._end, len(line), Outcome.ERROR, 0)
@@ -161,14 +194,19 @@ class _Lines:
 
 
 async def _add_unfinished(
-    services: Services, batch: BatchRecord, lines: _Lines, code: NoAnswerCode
+    services: Services, batch: BatchRecord, lines: _Lines, code: NoAnswerCode, reason: str
 ) -> None:
-    path = await services.storage.local_path(file_key(batch.input_file_id), services.spool)
+    try:
+        path = await services.storage.local_path(file_key(batch.input_file_id), services.spool)
+    except (ObjectNotFound, ObjectChanged) as error:
+        # Without the input their ids are not known, and the finished lines must not wait for them.
+        logger.warning("batch.input_gone batch=%s %s", batch.id, error)
+        return
 
     def add() -> None:
         for ordinal, custom_id in enumerate(_custom_ids(path)):
             if not lines.is_finished(ordinal):
-                lines.add_unfinished(ordinal, unanswered(custom_id, code).line)
+                lines.add_unfinished(ordinal, unanswered(custom_id, code, reason).line)
 
     await asyncio.to_thread(add)
 

@@ -14,6 +14,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator
 from batchyard.plan import Planner, PlanSummary
 from batchyard.steps.create import default_quota
+from batchyard.steps.defects import defects_as_ours
 from batchyard.steps.forecast import check_window
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.services import Progress
@@ -51,7 +52,10 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
     folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="plan-"))
     try:
         input_path = await services.storage.local_path(file_key(batch.input_file_id), folder)
-        with os_errors_as_ours(str(services.spool)):
+        with (
+            os_errors_as_ours(str(services.spool)),
+            defects_as_ours("validating and planning the input"),
+        ):
             prepared = await asyncio.to_thread(_prepare, services, batch, input_path, folder)
         await check_window(services, _open_work(batch, prepared), batch.completion_window)
         await services.storage.put(plan_key(batch_id), _file_parts(folder / "plan"))

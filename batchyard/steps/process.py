@@ -18,12 +18,12 @@ from batchyard.errors import (
     StoreUnavailable,
     TransitionConflict,
 )
-from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
 from batchyard.steps.collect import collect_results
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.keeper import BatchEnded
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.publish import Published, fail_batch, publish_results
+from batchyard.steps.publish import Published, publish_results, stop_failed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -84,9 +84,10 @@ async def process(
     ``on_held`` is called when the batch is ours, ``on_cancelled`` when our task is cancelled,
     while it still is.
 
-    What cannot be run ends as ``failed``. Raises :class:`~batchyard.errors.LeaseLost` when
-    somebody else has taken the batch, and retriable errors of our own database and object store,
-    after which it is as it was.
+    What cannot be run ends as ``failed``, with what is finished of it. Raises
+    :class:`~batchyard.errors.LeaseLost` when somebody else has taken the batch. Raises errors of
+    our own database and object store, and whatever goes wrong while the files are made: the batch
+    is as it was then, and can be gone on with.
     """
     try:
         async with keeper.hold(batch_id) as lease:
@@ -98,12 +99,6 @@ async def process(
                 if on_cancelled is not None:
                     await on_cancelled()
                 raise
-            except LeaseLost:
-                raise
-            except BatchyardError as error:
-                if await _is_passing(services, batch_id, error):
-                    raise
-                return Published(await fail_batch(services, batch_id, error, lease.epoch), ())
     except BatchEnded:
         return Published(await services.store.batches.get(batch_id), ())
 
@@ -131,6 +126,13 @@ async def _to_its_end(
         except TransitionConflict as error:
             # Cancelled or overdue meanwhile: what is to be done now is another thing.
             logger.info("batch.turned batch=%s %s", batch_id, error)
+        except LeaseLost:
+            raise
+        except BatchyardError as error:
+            if batch.status not in STOPPABLE or await _is_passing(services, batch_id, error):
+                raise
+            logger.warning("batch.stopped batch=%s %s: %s", batch_id, error.code, error)
+            await stop_failed(services, batch_id, error, epoch)
 
 
 async def _has_open(services: Services, batch_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Publish: the batch ends, with its files where the user wants them. Also: end it as failed."""
+"""Publish: the batch ends, with its files where the user wants them. Also: stop one that failed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from batchyard.errors import (
     BatchyardError,
     InputRefused,
     LeaseLost,
-    StorageError,
     TransitionConflict,
 )
-from batchyard.lifecycle import TERMINAL
+from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.services import Progress
 from batchyard.storage.location import LocalFile, parse_location, write_location
 from batchyard.wire import BatchError
@@ -56,6 +55,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     ended = await services.store.batches.finish(
         batch_id,
         target=collected.target,
+        errors=collected.errors,
         output=collected.output,
         error=collected.error,
         counts=collected.counts,
@@ -66,21 +66,30 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     return Published(ended, tuple(filter(None, undelivered)))
 
 
-async def fail_batch(
+async def stop_failed(
     services: Services, batch_id: str, error: BatchyardError, epoch: int | None = None
 ) -> BatchRecord:
-    """End the batch as ``failed`` with what went wrong in its ``errors``; files: none.
+    """Run no more of a batch, which cannot be run; the batch as it is then.
 
-    Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.
+    One that was not planned yet ends as ``failed``. One in progress is ``finalizing``: what is
+    finished of it is still to be collected and published, and it ends as ``failed`` with that.
+    One that has come further stays as it is. Raises :class:`~batchyard.errors.LeaseLost` where
+    ``epoch`` is no longer the batch's.
     """
+    batches = services.store.batches
     if isinstance(error, InputRefused):
         entries = error.entries
     else:
         entries = (BatchError(error.code, str(error)),)
+    batch = await batches.get(batch_id)
     try:
-        return await services.store.batches.fail(batch_id, entries, epoch=epoch)
+        if batch.status is BatchStatus.VALIDATING:
+            return await batches.fail(batch_id, entries, epoch=epoch)
+        if batch.status is BatchStatus.IN_PROGRESS:
+            return await batches.stop_early(batch_id, entries, epoch=epoch)
     except TransitionConflict:
-        return await services.store.batches.get(batch_id)
+        return await batches.get(batch_id)
+    return batch
 
 
 async def _deliver(
@@ -90,7 +99,10 @@ async def _deliver(
     file: NewFile | None,
     location_text: str | None,
 ) -> str | None:
-    """Write one file to the user's location; what went wrong, if anything did."""
+    """Write one file to the user's location; what went wrong, if anything did.
+
+    Whatever it was: the file is in the object store, and the batch must not wait for this copy.
+    """
     if location_text is None:
         return None
     location = parse_location(location_text)
@@ -107,6 +119,9 @@ async def _deliver(
             s3=await services.s3_for(location),
             web=services.web_for(batch.options),
         )
-    except (StorageError, OSError) as error:
+    except (BatchyardError, OSError) as error:
         return f"The {kind} file could not be delivered: {error}"
+    except Exception as error:  # noqa: BLE001 - a defect here must not cost the results
+        # Its text may hold a secret.
+        return f"The {kind} file could not be delivered ({type(error).__name__})"
     return None

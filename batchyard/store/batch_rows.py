@@ -206,6 +206,7 @@ class BatchRecord:
     usage: BatchUsage
     metadata: dict[str, str] | None
     errors: tuple[BatchError, ...] | None
+    """Why it failed or, while it is ``finalizing``, why it was stopped early."""
     options: BatchOptions
     order_policy: str | None
     plan_key: str | None
@@ -247,7 +248,7 @@ class BatchRecord:
             id=self.id,
             endpoint=self.endpoint,
             model=self.model,
-            errors=None if self.errors is None else BatchErrors(self.errors),
+            errors=self._errors_to_wire(),
             input_file_id=self.input_file_id,
             completion_window=self.completion_window,
             status=self.status,
@@ -266,6 +267,12 @@ class BatchRecord:
             usage=self._usage_to_wire(),
             metadata=self.metadata,
         )
+
+    def _errors_to_wire(self) -> BatchErrors | None:
+        # While the files of a batch that was stopped are made, it may still turn out complete.
+        if self.errors is None or self.status is not BatchStatus.FAILED:
+            return None
+        return BatchErrors(self.errors)
 
     def _usage_to_wire(self) -> BatchUsage:
         if not self.options.deduplicate:

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 NO_LIMIT: Final = Quota()
 
-_FINISHED: Final = frozenset({BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
-
 
 class Batches:
     """The only writer of ``batches``.
@@ -301,9 +299,10 @@ class Batches:
     async def fail(
         self, batch_id: str, errors: Sequence[BatchError], *, epoch: int | None = None
     ) -> BatchRecord:
-        """End as ``failed``: the input is refused, or the batch cannot be run at all.
+        """End as ``failed`` without files: the input is refused.
 
-        What its chunks have counted by now is frozen into the batch. Raises
+        A batch that may have finished lines is stopped by :meth:`stop_early` instead. What its
+        chunks have counted by now is frozen into the batch. Raises
         :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: what
         went wrong for one who slept through its lease may go well for whoever has it now.
         """
@@ -324,11 +323,30 @@ class Batches:
 
         return await self._database.write(work)
 
+    async def stop_early(
+        self, batch_id: str, errors: Sequence[BatchError], *, epoch: int | None = None
+    ) -> BatchRecord:
+        """Run no more of a batch in progress: ``finalizing``, to end as ``failed`` with files.
+
+        Its finished lines are published first; the ``errors`` say why the others were not run.
+        Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.
+        """
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            if epoch is not None:
+                await check_epoch(connection, batch_id, epoch)
+            source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
+            await move_batch(connection, batch_id, {source}, target, errors=tuple(errors))
+            return await load_batch(connection, batch_id)
+
+        return await self._database.write(work)
+
     async def finish(
         self,
         batch_id: str,
         *,
         target: BatchStatus,
+        errors: Sequence[BatchError] | None = None,
         output: NewFile | None,
         error: NewFile | None,
         counts: RequestCounts,
@@ -336,14 +354,15 @@ class Batches:
         deduplicated_requests: int = 0,
         epoch: int | None = None,
     ) -> BatchRecord:
-        """End as ``completed``, ``expired`` or ``cancelled``, with its result files' rows.
+        """End as ``completed``, ``expired``, ``cancelled`` or ``failed``, with its files' rows.
 
         The files' bytes are already durable. Of ``counts`` the total is not written again: it
-        is what ``begin`` said. Raises :class:`~batchyard.errors.IllegalTransition` for another
-        ``target``, and :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the
-        batch's: somebody else makes the files.
+        is what ``begin`` said. ``errors`` say why it failed. Raises
+        :class:`~batchyard.errors.IllegalTransition` for a ``target`` that is no end, and
+        :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: somebody
+        else makes the files.
         """
-        if target not in _FINISHED:
+        if target not in TERMINAL:
             raise IllegalTransition(f"To finish a batch is not to make it {target.value}.")
 
         async def work(connection: AsyncConnection) -> BatchRecord:
@@ -354,6 +373,7 @@ class Batches:
                 batch_id,
                 target,
                 output_file_id=output and output.id,
+                errors=None if errors is None else tuple(errors),
                 error_file_id=error and error.id,
                 completed=counts.completed,
                 failed=counts.failed,

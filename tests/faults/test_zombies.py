@@ -15,7 +15,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.steps.collect import collect_results
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.publish import fail_batch, publish_results
+from batchyard.steps.publish import publish_results, stop_failed
 from batchyard.store import ChunkLease
 from tests.faults.site import lines, open_site
 
@@ -124,7 +124,7 @@ async def test_a_control_that_has_lost_a_batch_cannot_fail_it(either_site: Site)
     await asyncio.sleep(0.05)
     assert await leases.claim(owner="other", lease_seconds=60, batch_id=asked.id)
     with pytest.raises(LeaseLost):
-        await fail_batch(
+        await stop_failed(
             site.services, asked.id, StorageUnavailable("It broke meanwhile."), first.epoch
         )
     assert (await site.get(asked)).status is BatchStatus.VALIDATING

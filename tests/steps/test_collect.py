@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from batchyard.errors import EngineStartFailed
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
 from batchyard.steps.collect import collect_results
-from batchyard.steps.keys import segment_key
-from batchyard.steps.publish import publish_results
+from batchyard.steps.keys import file_key, segment_key
+from batchyard.steps.publish import publish_results, stop_failed
 from batchyard.steps.run import run_chunks
 from batchyard.steps.segments import decode_entries, encode_entry, put_bytes
 from tests.steps.conftest import Yard, chat_line
@@ -24,6 +27,9 @@ def lines(count: int) -> list[dict[str, Any]]:
 def answer(number: int, text: str = "x") -> bytes:
     body = b'{"text":"%s","usage":{"prompt_tokens":1,"total_tokens":1}}' % text.encode()
     return encode_entry(number, answered(f"id-{number}", "req_x", 200, body))
+
+
+RESULT = answered("id-0", "req_x", 200, b"{}")
 
 
 async def write_segment(yard: Yard, batch_id: str, epoch: int, *entries: bytes) -> None:
@@ -50,6 +56,59 @@ async def test_a_cancelled_batch_keeps_what_is_finished_and_names_the_rest(yard:
     assert all(line["response"] is None for line in errors)
     assert (batch.counts.total, batch.counts.completed, batch.counts.failed) == (6, 2, 0)
     assert batch.finalizing_at is None
+
+
+async def test_a_batch_that_fails_midway_keeps_what_is_finished_and_names_the_rest(
+    yard: Yard,
+) -> None:
+    batch_id = await yard.prepared(lines(6))
+    await write_segment(yard, batch_id, 1, answer(1), answer(4))
+    await stop_failed(yard.services, batch_id, EngineStartFailed("gpu-c has no GPU"))
+    batch = await end(yard, batch_id)
+    output = await yard.results(batch.output_file_id)
+    errors = await yard.results(batch.error_file_id)
+    assert batch.status is BatchStatus.FAILED
+    assert [line["custom_id"] for line in output] == ["id-1", "id-4"]
+    assert [line["custom_id"] for line in errors] == ["id-0", "id-2", "id-3", "id-5"]
+    assert {line["error"]["code"] for line in errors} == {"batch_failed"}
+    assert all("gpu-c has no GPU" in line["error"]["message"] for line in errors)
+    assert (batch.counts.total, batch.counts.completed, batch.counts.failed) == (6, 2, 0)
+    assert [(each.code, each.message) for each in batch.errors or ()] == [
+        ("engine_start_failed", "gpu-c has no GPU")
+    ]
+
+
+async def test_a_batch_that_fails_before_its_first_line_has_no_files(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(3))
+    await stop_failed(yard.services, batch_id, EngineStartFailed("no GPU"))
+    batch = await end(yard, batch_id)
+    assert batch.status is BatchStatus.FAILED
+    assert (batch.output_file_id, batch.error_file_id) == (None, None)
+
+
+@pytest.mark.parametrize("damage", [b"\x00" * 7, answer(2)[:-3], encode_entry(99, RESULT)])
+async def test_a_damaged_segment_costs_only_what_it_holds(yard: Yard, damage: bytes) -> None:
+    batch_id = await yard.prepared(lines(3))
+    await write_segment(yard, batch_id, 1, answer(0), damage)
+    await put_bytes(yard.services.storage, segment_key(batch_id, 0, 1, 1), [answer(1)])
+    batch = await end(yard, batch_id)
+    assert batch.status is BatchStatus.FAILED
+    assert [line["custom_id"] for line in await yard.results(batch.output_file_id)] == [
+        "id-0",
+        "id-1",
+    ]
+    assert [line["custom_id"] for line in await yard.results(batch.error_file_id)] == ["id-2"]
+    assert [each.code for each in batch.errors or ()] == ["server_error"]
+
+
+async def test_results_are_delivered_though_the_input_is_gone(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(3))
+    await write_segment(yard, batch_id, 1, answer(0))
+    input_file_id = (await yard.services.store.batches.get(batch_id)).input_file_id
+    await yard.services.storage.delete(file_key(input_file_id))
+    batch = await end(yard, batch_id)
+    assert [line["custom_id"] for line in await yard.results(batch.output_file_id)] == ["id-0"]
+    assert batch.error_file_id is None
 
 
 async def test_a_batch_that_is_cancelled_before_its_plan_has_no_files(yard: Yard) -> None:

@@ -14,9 +14,13 @@ import pytest
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps import window
+from batchyard.plan import Planner
+from batchyard.results import answered
+from batchyard.steps import publish, window
+from batchyard.steps.keys import segment_key
 from batchyard.steps.retry_policy import RetryPolicy
 from batchyard.steps.run import Runner, run_chunks
+from batchyard.steps.segments import encode_entry, put_bytes
 from batchyard.steps.window import Window
 from batchyard.store import ChunkStatus
 from tests.steps.conftest import Yard, chat_line
@@ -123,6 +127,49 @@ async def test_an_engine_that_answers_nothing_is_given_up(
     with pytest.raises(ExceptionGroup) as caught:
         await run_chunks(yard.services, "stub-model", batch_id=batch_id)
     assert caught.group_contains(EngineLost)
+
+
+async def test_an_engine_that_does_not_start_again_costs_only_what_is_not_finished(
+    yard: Yard,
+) -> None:
+    batch_id = await yard.prepared(lines(20))
+    one = encode_entry(0, answered("id-0", "req_x", 200, b"{}"))
+    await put_bytes(yard.services.storage, segment_key(batch_id, 0, 1, 0), [one])
+    yard.use(StubEngine(start_failures=9))
+    batch = await yard.finish(batch_id)
+    output = await yard.results(batch.output_file_id)
+    errors = await yard.results(batch.error_file_id)
+    assert batch.status is BatchStatus.FAILED
+    assert [error.code for error in batch.errors or ()] == ["engine_start_failed"]
+    assert [line["custom_id"] for line in output] == ["id-0"]
+    assert [line["custom_id"] for line in errors] == [f"id-{n}" for n in range(1, 20)]
+
+
+async def test_a_defect_met_while_planning_fails_that_batch_and_says_where_it_is(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("quotes the prompt")
+
+    monkeypatch.setattr(Planner, "add", broken)
+    batch = await yard.run(lines(2))
+    (error,) = batch.errors or ()
+    assert batch.status is BatchStatus.FAILED
+    assert error.code == "server_error"
+    assert "ValueError in test_retry_and_recovery.py" in error.message
+    assert "prompt" not in error.message
+
+
+async def test_a_place_that_breaks_delivery_in_an_unknown_way_does_not_cost_the_results(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise KeyError("https://host.example/?signature=secret")
+
+    monkeypatch.setattr(publish, "write_location", broken)
+    batch = await yard.run(lines(2), output=str(yard.folder / "out.jsonl"))
+    assert batch.status is BatchStatus.COMPLETED
+    assert yard.undelivered == ("The output file could not be delivered (KeyError)",)
 
 
 async def test_several_chunks_fill_the_window_together(yard: Yard) -> None:

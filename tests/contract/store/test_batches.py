@@ -215,8 +215,8 @@ async def test_a_batch_that_cannot_record_its_files_is_not_finished(store: Store
     assert (await store.batches.get(batch.id)).status is S.FINALIZING
 
 
-@pytest.mark.parametrize("target", [S.FAILED, S.FINALIZING, S.VALIDATING])
-async def test_only_three_statuses_are_finishes(store: Store, target: BatchStatus) -> None:
+@pytest.mark.parametrize("target", [S.FINALIZING, S.VALIDATING])
+async def test_only_an_end_is_a_finish(store: Store, target: BatchStatus) -> None:
     batch = await _finalizing(store)
     with pytest.raises(IllegalTransition):
         await finish(store, batch.id, target)
@@ -238,6 +238,44 @@ async def test_a_refused_input_fails_with_its_errors(store: Store) -> None:
     failed = await store.batches.fail(batch.id, errors)
     assert (failed.status, failed.errors) == (S.FAILED, errors)
     assert failed.counts == RequestCounts(0, 0, 0)
+
+
+async def test_a_batch_that_is_stopped_early_fails_with_its_files_and_its_errors(
+    store: Store,
+) -> None:
+    batch = await begun_batch(store)
+    errors = (BatchError("engine_start_failed", "No GPU."),)
+    stopped = await store.batches.stop_early(batch.id, errors)
+    assert (stopped.status, stopped.errors) == (S.FINALIZING, errors)
+    assert stopped.to_wire().errors is None
+    output = new_file()
+    failed = await store.batches.finish(
+        batch.id,
+        target=S.FAILED,
+        errors=errors,
+        output=output,
+        error=None,
+        counts=RequestCounts(10, 4, 0),
+        usage=USAGE,
+    )
+    assert (failed.status, failed.output_file_id) == (S.FAILED, output.id)
+    assert failed.counts == RequestCounts(10, 4, 0)
+    wire = failed.to_wire().errors
+    assert wire is not None
+    assert wire.data == errors
+
+
+async def test_a_batch_that_was_stopped_early_may_still_complete(store: Store) -> None:
+    """Its last chunk was done in the same moment; then there is nothing to report."""
+    batch = await begun_batch(store)
+    await store.batches.stop_early(batch.id, [BatchError("engine_start_failed", "No GPU.")])
+    assert (await finish(store, batch.id, S.COMPLETED)).errors is None
+
+
+async def test_only_a_batch_in_progress_is_stopped_early(store: Store) -> None:
+    waiting = await store.batches.create(new_batch())
+    with pytest.raises(TransitionConflict):
+        await store.batches.stop_early(waiting.id, [])
 
 
 async def test_failing_in_progress_keeps_what_was_counted(store: Store) -> None:
