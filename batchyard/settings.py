@@ -21,6 +21,7 @@ from pydantic_settings import (
 
 from batchyard.errors import SettingsError
 from batchyard.lines import Limits
+from batchyard.machine import Machine, this_machine
 from batchyard.notify.email import check_address
 from batchyard.web.address import AddressGuard
 
@@ -121,6 +122,11 @@ class Settings(BaseSettings):
     engine_slots: list[str] = Field(default_factory=list)
     """The engine slots of this machine, as JSON: the value of ``CUDA_VISIBLE_DEVICES`` of each,
     for example ``["0", "1"]`` or ``["0,1"]``. Empty: one slot, which sees every device."""
+    machine: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """The name of this machine in messages and for its engine slots; unset: its hostname.
+
+    Processes on one host that have the same name share engine slots. Give containers of one host
+    one name if they share GPUs, and different names if each has GPUs of its own."""
     swap_seconds: float = Field(default=300.0, ge=0)
     """How long an engine at least serves before it gives its slot to another model."""
     admission: Literal["off", "refuse"] = "off"
@@ -169,6 +175,11 @@ class Settings(BaseSettings):
         if self.allow_private_urls:
             return None
         return AddressGuard(tuple(self.internal_networks))
+
+    @property
+    def this_machine(self) -> Machine:
+        """The machine that this process runs on."""
+        return this_machine(self.machine)
 
     @property
     def home_folder(self) -> Path:

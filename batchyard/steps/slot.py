@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import socket
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -53,8 +52,9 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
             break
         if time.monotonic() > give_up_at:
             raise NoSlotFree(
-                f"{NO_SLOT} on {socket.gethostname()}: the concurrency limit of the work pool "
-                f"{settings.pool} is higher than the {len(slots)} of BATCHYARD_ENGINE_SLOTS."
+                f"{NO_SLOT} on {settings.this_machine}: the concurrency limit of the work pool "
+                f"{settings.pool} is higher than the {len(slots)} of BATCHYARD_ENGINE_SLOTS, or a "
+                "container of the same host has the same hostname: see BATCHYARD_MACHINE."
             )
         await asyncio.sleep(settings.look_seconds)
     scope = asyncio.timeout(None)
@@ -74,7 +74,7 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
 
 def _slots(services: Services) -> list[EngineSlot]:
     settings = services.settings
-    place = f"slot/{settings.pool}/{socket.gethostname()}"
+    place = f"slot/{settings.pool}/{settings.this_machine.identity}"
     if not settings.engine_slots:
         return [EngineSlot(f"{place}/all", None)]
     return [EngineSlot(f"{place}/{devices}", devices) for devices in settings.engine_slots]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard import machine
+from batchyard import settings as settings_module
 from batchyard.errors import LeaseLost
 from batchyard.steps.slot import NoSlotFree, engine_slot
 from batchyard.store.leases import LeaseRow
@@ -15,6 +18,8 @@ from batchyard.store.leases import LeaseRow
 LEASES = LeaseRow.metadata.tables["leases"]
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.steps.services import Services
@@ -78,6 +83,31 @@ async def test_pools_do_not_share_slots(yard: Yard) -> None:
     other = replace(services, settings=services.settings.model_copy(update={"pool": "h200"}))
     async with engine_slot(services) as one, engine_slot(other) as two:
         assert one.name != two.name
+
+
+async def test_two_machines_with_one_hostname_do_not_share_slots(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cloned images, `localhost`: what differs is the boot id of their kernels."""
+    services = with_slots(yard, "0")
+    async with engine_slot(services) as here:
+        other_boot = tmp_path / "boot_id"
+        other_boot.write_text("c3a1d9b2-1c8f-4f7e-8a77-5b9f2e6d4c22\n")
+        there = partial(machine.this_machine, boot_id=other_boot)
+        monkeypatch.setattr(settings_module, "this_machine", there)
+        async with engine_slot(services) as slot:
+            assert slot.devices == here.devices == "0"
+
+
+async def test_containers_of_one_host_share_slots_by_a_common_name(yard: Yard) -> None:
+    services = with_slots(yard, "0")
+    yard.set(machine="gpu-host")
+    async with engine_slot(yard.services):
+        with pytest.raises(NoSlotFree, match="on gpu-host"):
+            async with engine_slot(yard.services):
+                pass
+        async with engine_slot(services):
+            """A container with a hostname of its own has its own slots."""
 
 
 async def _serve_until_robbed(services: Services) -> None:
