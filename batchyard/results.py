@@ -8,6 +8,7 @@ never got an answer has ``response`` null and ``error`` ``{code, message}``.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
@@ -118,7 +119,7 @@ def not_served(custom_id: str, request_id: str, url: str, served: Iterable[str])
 
 def new_request_id() -> str:
     """``req_`` and 32 hex digits; sent to the engine and written to the file."""
-    return f"req_{next(_RANDOM_HEX)}"
+    return f"req_{next(_RANDOM.hex)}"
 
 
 def _random_hex() -> Iterator[str]:
@@ -129,7 +130,14 @@ def _random_hex() -> Iterator[str]:
             yield digits[start : start + 32]
 
 
-_RANDOM_HEX = _random_hex()
+class _Random(threading.local):
+    """Each thread has its own digits: a generator that two threads resume at once raises."""
+
+    def __init__(self) -> None:
+        self.hex = _random_hex()
+
+
+_RANDOM = _Random()
 
 
 def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
@@ -139,7 +147,7 @@ def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
 def _line_head(custom_id: str) -> bytes:
     """What comes before the answer: with one ``custom_id`` always of the same length."""
     return b'{"id":"batch_req_%s","custom_id":%s,' % (
-        next(_RANDOM_HEX).encode(),
+        next(_RANDOM.hex).encode(),
         _line_safe(msgspec.json.encode(custom_id)),
     )
 

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
+from batchyard.lifecycle import TERMINAL
 from batchyard.steps.deliver import Deliverer
 from batchyard.steps.keeper import AGAIN_AFTER_SECONDS
 from batchyard.store import RunnerKind, RunnerStatus
@@ -50,7 +51,7 @@ class BatchRunner:
         self._flow_run_id = flow_run_id
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended = 0
-        """Batches that this runner is done with."""
+        """Batches that this runner has taken to their end."""
 
     async def serve(self) -> int:
         """Return when idle for ``runner_idle_seconds`` or told to drain; the batches ended."""
@@ -107,13 +108,22 @@ class BatchRunner:
         try:
             async with self._keeper.busy:
                 await self._process(batch_id)
-            self.ended += 1
+            await self._count(batch_id)
         except LeaseLost as error:
             logger.warning("batch.lost %s", error)
         except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
             # Of what is not ours the name alone: its text may hold anything.
             reason = str(error) if isinstance(error, BatchyardError) else type(error).__name__
             logger.warning("batch.put_off batch=%s %s", batch_id, reason)
+            await self._put_off(batch_id)
+
+    async def _count(self, batch_id: str) -> None:
+        """A flow run reports an error of its own as its state: then the batch goes on later."""
+        batch = await self._services.store.batches.get(batch_id)
+        if batch.status in TERMINAL:
+            self.ended += 1
+        else:
+            logger.warning("batch.not_ended batch=%s status=%s", batch_id, batch.status.value)
             await self._put_off(batch_id)
 
     async def _put_off(self, batch_id: str) -> None:

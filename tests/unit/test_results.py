@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,6 +20,9 @@ from batchyard.results import (
     unanswered,
 )
 from batchyard.wire import NO_USAGE, TokenUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def test_a_good_answer_is_an_output_line_with_the_keys_in_order() -> None:
@@ -175,6 +181,28 @@ def test_refusals_count_no_tokens() -> None:
 
 def test_request_ids_are_unique() -> None:
     assert len({new_request_id() for _ in range(1000)}) == 1000
+
+
+@pytest.fixture
+def _threads_take_turns_often() -> Iterator[None]:
+    """Python switches threads as often as it can, not every five milliseconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_threads_take_turns_often")
+def test_threads_make_lines_at_once_and_no_id_twice() -> None:
+    """Two expired batches that are collected at the same time, each in a thread of its own."""
+
+    def ids(name: str) -> list[str]:
+        lines = [unanswered(f"{name}-{n}", NoAnswerCode.EXPIRED).line for n in range(5000)]
+        return [json.loads(line)["id"] for line in lines]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [one for some in threads.map(ids, "abcd") for one in some]
+    assert len(set(found)) == 20_000
 
 
 @pytest.mark.parametrize("custom_id", ["b", "b" * 512, 'quo"te', "\u2028", "\u00e9\U0001f600"])
