@@ -23,6 +23,8 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.peak_memory import forget_peak, peak_mebibytes
+
 ROOT = Path(__file__).parents[1]
 UPLOAD_BYTES = 200 * 1024**2
 PART_BYTES = 1024**2
@@ -70,20 +72,20 @@ def measure() -> ApiLoad:
 
 
 def _measure(url: str, key: str, source: Path, home: Path, pid: int) -> ApiLoad:
-    before = _peak_mebibytes(pid, reset=True)
+    before = forget_peak(pid)
     uploads = sorted(_timed(lambda: _upload(url, key, source)) for _ in range(ROUNDS))
-    upload_growth = _peak_mebibytes(pid) - before
+    upload_growth = peak_mebibytes(pid) - before
     writes = sorted(_timed(lambda: _plain_write(source, home / "copy")) for _ in range(ROUNDS))
     file_id = _upload(url, key, source)["id"]
     batch_ids = [_create(url, key, file_id)["id"] for _ in range(20)]
-    before = _peak_mebibytes(pid, reset=True)
+    before = forget_peak(pid)
     polls = asyncio.run(_poll(url, key, batch_ids))
     return ApiLoad(
         upload_seconds=uploads[ROUNDS // 2],
         write_seconds=writes[ROUNDS // 2],
         upload_growth=upload_growth,
         polls_per_second=polls / POLL_SECONDS,
-        poll_growth=_peak_mebibytes(pid) - before,
+        poll_growth=peak_mebibytes(pid) - before,
     )
 
 
@@ -148,16 +150,6 @@ def _timed(action: Any) -> float:
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
-
-
-def _peak_mebibytes(pid: int, *, reset: bool = False) -> float:
-    if reset:
-        # Linux: the peak is counted from now on.
-        Path(f"/proc/{pid}/clear_refs").write_text("5")
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError("no VmHWM")
 
 
 def _write_source(path: Path) -> Path:

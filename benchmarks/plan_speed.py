@@ -21,6 +21,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.steps.keys import plan_key
 from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
+from benchmarks.peak_memory import forget_peak, peak_mebibytes
 from benchmarks.stub_services import MODEL, fetched_batch, stub_services
 
 ROOT = Path(__file__).parents[1]
@@ -85,11 +86,11 @@ async def plan(requests: int, line_bytes: int, rounds: int) -> Planned:
             seconds, json_seconds, growth, plan_bytes = [], [], 0.0, 0
             for _ in range(rounds):
                 batch_id = await fetched_batch(services, source)
-                before = _peak_mebibytes(reset=True)
+                before = forget_peak()
                 began = time.perf_counter()
                 prepared = await prepare_batch(services, batch_id)
                 seconds.append(time.perf_counter() - began)
-                growth = max(growth, _peak_mebibytes() - before)
+                growth = max(growth, peak_mebibytes() - before)
                 assert prepared is not None
                 assert prepared.plan.requests == requests
                 path = await services.storage.local_path(plan_key(batch_id), folder)
@@ -111,16 +112,6 @@ def _json_seconds(source: Path) -> float:
         for line in file:
             json.loads(line)
     return time.perf_counter() - began
-
-
-def _peak_mebibytes(*, reset: bool = False) -> float:
-    if reset:
-        # Linux: the peak is counted from now on.
-        Path("/proc/self/clear_refs").write_text("5")
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError("no VmHWM")
 
 
 def table(found: list[Planned]) -> str:

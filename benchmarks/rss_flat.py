@@ -8,7 +8,6 @@ A line has about 3,000 bytes; a million of them want 10 GB of disk in the tempor
 from __future__ import annotations
 
 import asyncio
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from batchyard.steps.run import run_chunks
 from benchmarks import inputs
+from benchmarks.peak_memory import forget_peak, peak_mebibytes
 from benchmarks.plot import lines, save
 from benchmarks.stub_services import MODEL, fetched_batch, stub_services
 
@@ -93,7 +93,8 @@ def section() -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
+        forget_peak()
         asyncio.run(_run(int(sys.argv[1])))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(peak_mebibytes())
     else:
         print(table(measure()))
