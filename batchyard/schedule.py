@@ -34,6 +34,8 @@ class ModelWork:
     """The earliest of its batches."""
     served_at: float | None = None
     """When it last had a runner, as far as is known. None: not since it has work."""
+    may_start: bool = True
+    """False: its last runners got nowhere, and the next one has to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,11 @@ class _PoolPlan:
     def starts(self, rates: Mapping[tuple[str, str], Rate]) -> list[str]:
         """The models that get a runner now, one entry for each runner."""
         first = sorted(
-            (work for work in self._work.values() if not self._serving[work.model]),
+            (
+                work
+                for work in self._work.values()
+                if work.may_start and not self._serving[work.model]
+            ),
             # What was swapped out must not take back the place that it has just left.
             key=lambda work: (work.served_at or 0.0, work.deadline, work.model),
         )
@@ -183,7 +189,8 @@ class _PoolPlan:
         growing = [
             work
             for work in self._work.values()
-            if work.free_chunks
+            if work.may_start
+            and work.free_chunks
             and 0
             < self._serving[work.model]
             < min(most, wanted_runners(work, rates.get((work.model, work.pool))))

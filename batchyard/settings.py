@@ -134,6 +134,12 @@ class Settings(BaseSettings):
     quota: QuotaSettings = QuotaSettings()
     flush_seconds: float = Field(default=2.0, gt=0)
     """The longest that a finished line waits to be durable."""
+    runner_start_seconds: float = Field(default=1800.0, gt=0)
+    """How long a runner on a GPU pool may take to begin (a node is added, an image is pulled)
+    before its flow run counts as lost. Until then it counts as started."""
+    give_up_seconds: float = Field(default=900.0, ge=0)
+    """How long every runner of a model must have failed, on whichever machine and with no answer
+    in between, before the model's batches end as ``failed`` with what is finished of them."""
     runner_idle_seconds: float = Field(default=60.0, ge=0)
     """How long a runner keeps its engine warm with nothing to do."""
     request_timeout_seconds: float = Field(default=3600.0, gt=0)

@@ -19,7 +19,6 @@ from batchyard.dispatch import (
     batch_resource,
     tell_status_changes,
 )
-from batchyard.errors import EngineStartFailed, ModelNotFound
 from batchyard.steps.forecast import update_forecasts
 from batchyard.steps.keeper import KEEPER, BatchKeeper
 from batchyard.steps.publish import stop_failed
@@ -61,10 +60,10 @@ async def control(services: Services) -> AsyncIterator[BatchKeeper]:
 async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
     """Start and drain runners, and write forecasts, if it is our turn; whether it was."""
     for given_up in await scheduler.look():
-        is_offered = await scheduler.is_offered(given_up.model)
-        await _fail_batches_of(services, given_up, is_offered=is_offered)
+        await _stop_batches_of(services, given_up)
     if not scheduler.is_acting:
         return False
+    await services.store.batch_schedule.record_waits(scheduler.waits)
     for batch in await update_forecasts(services):
         emit_at_risk(batch)
     return True
@@ -131,9 +130,8 @@ async def _keep_telling(services: Services, api: PrefectApi, owner: str) -> None
         await asyncio.sleep(pause)
 
 
-async def _fail_batches_of(services: Services, given_up: GivenUp, *, is_offered: bool) -> None:
-    """No runner of the model starts, so nothing of these batches can be run."""
-    kind = EngineStartFailed if is_offered else ModelNotFound
-    error = kind(given_up.message)
+async def _stop_batches_of(services: Services, given_up: GivenUp) -> None:
+    """No machine serves the model: its batches end with what is finished of them."""
     for batch_id in await services.store.batches.in_progress_of(given_up.model):
-        await stop_failed(services, batch_id, error)
+        logger.warning("batch.stopped batch=%s %s", batch_id, given_up.error)
+        await stop_failed(services, batch_id, given_up.error)

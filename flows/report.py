@@ -118,6 +118,8 @@ def _expectation(batch: BatchRecord) -> str:
     said = f"Requests answered of {batch.counts.total:,}"
     if batch.paused_at is not None:
         return f"{said}; paused"
+    if batch.wait_reason is not None:
+        return f"{said}; waiting: {batch.wait_reason}"
     if batch.eta_at is None:
         return said
     late = ", after its completion window" if batch.eta_at > batch.expires_at else ""

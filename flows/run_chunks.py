@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,18 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed, State
 
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.engine.vllm import VllmEngine
-from batchyard.errors import BatchyardError, StorageError, StoreError
+from batchyard.errors import (
+    BatchyardError,
+    DispatchFailed,
+    ModelNotFound,
+    SettingsError,
+    StorageError,
+    StoreError,
+)
+from batchyard.steps.defects import defects_as_ours
+from batchyard.steps.machine_pause import MachinePaused, check_machine, record_failure
 from batchyard.steps.run import Runner
 from batchyard.steps.slot import NoSlotFree, engine_slot
 from flows.worker import worker_services
@@ -31,17 +42,32 @@ async def run_chunks(model: str) -> State:
     Args:
         model: The name that request bodies carry; its engine block is named after it.
     """
-    async with worker_services() as services:
-        try:
+    try:
+        async with worker_services() as services:
+            return await _serve_here(services, model)
+    except (StoreError, StorageError, SettingsError, DispatchFailed) as error:
+        # Not of the model's making, and batches can wait until it is put right.
+        return Completed(name=PUT_OFF, message=f"On {socket.gethostname()}: {error}")
+
+
+async def _serve_here(services: Services, model: str) -> State:
+    """Serve the model on this machine; what keeps it from that counts against the machine."""
+    try:
+        await check_machine(services, model)
+        with defects_as_ours("serving chunks"):
             async with _devices_for(services, model):
                 answered = await serve(services, model)
-        except NoSlotFree as error:
-            return Completed(name="NoSlot", message=str(error))
-        except (StoreError, StorageError) as error:
-            # Nothing that another runner could not do: the model is not to blame.
-            return Completed(name="PutOff", message=str(error))
-        except BatchyardError as error:
-            return Failed(message=str(error), data=error)
+    except NoSlotFree as error:
+        return Completed(name=NO_SLOT, message=str(error))
+    except MachinePaused as error:
+        return Completed(name=MACHINE_PAUSED, message=str(error))
+    except ModelNotFound as error:
+        return Completed(name=NO_ENGINE, message=str(error))
+    except (StoreError, StorageError, DispatchFailed):
+        raise
+    except (BatchyardError, OSError, MemoryError) as error:
+        message = await record_failure(services, model, str(flow_run.id), error)
+        return Failed(message=message)
     return Completed(message=f"{answered:,} requests answered")
 
 

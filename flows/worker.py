@@ -8,8 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from httpx import HTTPError
+from prefect.exceptions import PrefectException
+
 import batchyard
-from batchyard.errors import SettingsError
+from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.settings import Settings, read_settings
 from batchyard.steps.services import Services, current_services, open_services
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
@@ -49,7 +52,12 @@ async def worker_services() -> AsyncIterator[Services]:
 
 
 async def engine_from_block(settings: Settings, model: str) -> Engine:
-    """The engine of the block document that is named after the model."""
+    """The engine of the block document that is named after the model.
+
+    Raises :class:`~batchyard.errors.ModelNotFound` where there is none,
+    :class:`~batchyard.errors.SettingsError` for one that cannot be used on this machine, and
+    :class:`~batchyard.errors.DispatchFailed` where Prefect does not answer.
+    """
     name = block_name(model)
     if (vllm := await _load(VllmEngineBlock, name)) is not None:
         _check_model(name, vllm.model, model)
@@ -58,7 +66,7 @@ async def engine_from_block(settings: Settings, model: str) -> Engine:
     if (remote := await _load(RemoteEngineBlock, name)) is not None:
         _check_model(name, remote.model, model)
         return remote.build()
-    raise SettingsError(
+    raise ModelNotFound(
         f"No engine is set up for the model {model}: create a block named {name} of the type "
         f"{VllmEngineBlock.get_block_type_slug()} or {RemoteEngineBlock.get_block_type_slug()}."
     )
@@ -116,6 +124,10 @@ async def _load(block_type: type[B], name: str) -> B | None:
     except ValueError:
         # Prefect says ValueError for a document, and for a type, that nobody has made.
         return None
+    except (HTTPError, PrefectException, OSError) as error:
+        raise DispatchFailed(
+            f"Prefect's API did not give the block {name} ({type(error).__name__})."
+        ) from error
     except RuntimeError as error:
         raise SettingsError(
             f"The fields of the block {block_type.get_block_type_slug()}/{name} are not those of "

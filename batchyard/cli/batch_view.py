@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchyard.lifecycle import STOPPABLE
+from batchyard.lifecycle import STOPPABLE, BatchStatus
 
 if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
-_OURS = ("tenant", "priority", "paused_at", "eta_at", "at_risk_at", "retry_of", "flow_run_id")
+_OURS = (
+    *("tenant", "priority", "paused_at", "eta_at", "at_risk_at", "wait_reason", "retry_of"),
+    "flow_run_id",
+)
 
 
 def batch_object(batch: BatchRecord) -> dict[str, Any]:
@@ -21,9 +24,11 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
 
 
 def status_words(batch: BatchRecord) -> str:
-    """``in_progress``, or ``in_progress, paused`` while there is something left to pause."""
+    """``in_progress``; ``in_progress, paused`` or ``in_progress, waiting`` while it is that too."""
     if batch.paused_at is not None and batch.status in STOPPABLE:
         return f"{batch.status.value}, paused"
+    if batch.wait_reason is not None and batch.status is BatchStatus.IN_PROGRESS:
+        return f"{batch.status.value}, waiting"
     return batch.status.value
 
 

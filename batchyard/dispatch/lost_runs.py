@@ -12,30 +12,35 @@ from batchyard.dispatch.prefect_api import PROCESS_BATCH, RUN_BATCHES, RUN_CHUNK
 from batchyard.store import RunnerKind
 
 if TYPE_CHECKING:
-    from batchyard.dispatch.prefect_api import PrefectApi
+    from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
     from batchyard.store import Store
 
 logger = logging.getLogger(__name__)
 
-_FLOWS = tuple(name.split("/")[0] for name in (RUN_BATCHES, RUN_CHUNKS, PROCESS_BATCH))
-FLOWS = (*_FLOWS, "submit-batch")
+_CONTROL_FLOWS = (*(name.split("/")[0] for name in (RUN_BATCHES, PROCESS_BATCH)), "submit-batch")
 _MESSAGE = "The flow run gives no sign of life: its process is gone."
 
 
 async def bury_lost_runs(
-    api: PrefectApi, store: Store, *, silent_seconds: float, seen: set[str]
+    api: PrefectApi,
+    store: Store,
+    *,
+    silent_seconds: float,
+    start_seconds: float,
+    seen: set[str],
 ) -> list[str]:
     """End the flow runs whose process is gone; the ids of those that were ended.
 
     A process lives while a runner with its flow run gave a heartbeat in the last
-    ``silent_seconds``, or a batch with its flow run is leased. ``seen`` is the caller's, from
-    one look to the next: a run is ended at the second look in a row that misses it, because one
-    that has just retired is about to tell Prefect.
+    ``silent_seconds``, or a batch with its flow run is leased. A runner of chunks may take
+    ``start_seconds`` to begin, unless the worker that took it is gone. ``seen`` is the caller's,
+    from one look to the next: a run is ended at the second look in a row that misses it, because
+    one that has just retired is about to tell Prefect.
 
     Raises :class:`~batchyard.errors.DispatchFailed`, :class:`~batchyard.errors.SettingsError`.
     """
     # Prefect first: a process that announces itself in between is then found alive.
-    late = {run.id: run for run in await api.begun(FLOWS) if run.is_late}
+    late = await _late(api, start_seconds)
     missed = late.keys() - await _living(store, silent_seconds) if late else set()
     buried = sorted(missed & seen)
     seen.clear()
@@ -46,6 +51,20 @@ async def bury_lost_runs(
         seen.discard(flow_run_id)
         logger.warning("flow_run.lost flow_run=%s", flow_run_id)
     return buried
+
+
+async def _late(api: PrefectApi, start_seconds: float) -> dict[str, FlowRun]:
+    late = [run for run in await api.begun(_CONTROL_FLOWS) if run.is_late()]
+    late += [
+        run for run in await api.begun((RUN_CHUNKS,)) if await _is_late(api, run, start_seconds)
+    ]
+    return {run.id: run for run in late}
+
+
+async def _is_late(api: PrefectApi, run: FlowRun, start_seconds: float) -> bool:
+    if run.is_late(pending_seconds=start_seconds):
+        return True
+    return run.is_late() and await api.has_lost_its_worker(run)
 
 
 async def _living(store: Store, silent_seconds: float) -> set[str]:

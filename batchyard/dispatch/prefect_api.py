@@ -36,8 +36,10 @@ _PAGE = 200
 _NEWEST_AMONG = 20
 _ON_ITS_WAY = ("SCHEDULED",)
 _BEGUN = ("PENDING", "RUNNING", "CANCELLING")
-_LATE_SECONDS = {"PENDING": 120.0, "RUNNING": 60.0, "CANCELLING": 120.0}
-"""Who has been in such a state for so long must be in the database, or has no process."""
+_LATE_SECONDS = {"RUNNING": 60.0, "CANCELLING": 120.0}
+"""A flow run that is in such a state for so long is in our database, or has no process."""
+PENDING_SECONDS = 120.0
+"""How long a process on a machine that is there may take to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +48,28 @@ class FlowRun:
 
     id: str
     state: str
+    state_name: str = ""
+    """Prefect's name of the state, for example ``Completed``, or one that a flow gave it."""
     message: str = ""
     state_seconds: float = 0.0
     """How long it has been in this state, by the server's clock, to a second."""
     tags: tuple[str, ...] = ()
     model: str | None = None
     """Its parameter of that name."""
+    pool: str | None = None
+    """The work pool that it was sent to."""
 
     @property
     def has_ended(self) -> bool:
         return self.state not in {*_ON_ITS_WAY, *_BEGUN}
 
-    @property
-    def is_late(self) -> bool:
-        """It has been in its state for so long that its process must be in the database."""
-        return self.state_seconds >= _LATE_SECONDS.get(self.state, float("inf"))
+    def is_late(self, *, pending_seconds: float = PENDING_SECONDS) -> bool:
+        """It has been in its state for so long that its process must be in the database.
+
+        ``pending_seconds`` is how long it may take to begin.
+        """
+        limits = {**_LATE_SECONDS, "PENDING": pending_seconds}
+        return self.state_seconds >= limits.get(self.state, float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +244,30 @@ class PrefectApi:
         limit = (await self._call("GET", f"/work_pools/{pool}")).json.get("concurrency_limit")
         return None if limit is None else int(limit)
 
+    async def has_lost_its_worker(self, run: FlowRun) -> bool:
+        """Whether the worker process that took a pending flow run is surely gone.
+
+        In a pool of type ``process`` a run is the child of its worker: where no worker is online
+        that was there when the run became pending, nothing will come of it. Elsewhere, and where
+        Prefect does not say, the answer is False.
+        """
+        if run.state != "PENDING" or run.pool is None:
+            return False
+        try:
+            if (await self._call("GET", f"/work_pools/{run.pool}")).json.get("type") != "process":
+                return False
+            answer = await self._call("POST", f"/work_pools/{run.pool}/workers/filter", {})
+        except _Missing:
+            return False
+        if answer.at is None:
+            return False
+        pending_since = answer.at.timestamp() - run.state_seconds
+        return not any(
+            worker.get("status") == "ONLINE"
+            and datetime.fromisoformat(worker["created"]).timestamp() <= pending_since
+            for worker in answer.json
+        )
+
     async def offered_models(self) -> list[OfferedModel]:
         """The models of the engine blocks, by name; each once."""
         wanted = {"block_types": {"slug": {"any_": list(ENGINE_BLOCKS)}}}
@@ -316,8 +349,10 @@ def _flow_run(found: Mapping[str, Any], at: datetime | None) -> FlowRun:
     return FlowRun(
         id=str(found["id"]),
         state=str(state.get("type")),
+        state_name=str(state.get("name") or ""),
         message=str(state.get("message") or ""),
         state_seconds=seconds,
         tags=tuple(found.get("tags") or ()),
         model=(found.get("parameters") or {}).get("model"),
+        pool=found.get("work_pool_name"),
     )

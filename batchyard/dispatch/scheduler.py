@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.dispatch.lost_runs import bury_lost_runs
+from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
-from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.dispatch.run_states import NO_SLOT
+from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.schedule import ActiveRunner, ModelWork, Rate, plan_runners
 from batchyard.store import RunnerKind, RunnerStatus
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
+    from batchyard.errors import EngineError
     from batchyard.settings import Settings
     from batchyard.store import RunnerRecord, Store
     from batchyard.store.chunks import ModelDemand
@@ -33,33 +36,16 @@ _LEASE = "scheduler"
 _LEASE_SECONDS = 15.0
 _BURY_SECONDS = 10.0
 """So long a flow run may take to end, once its runner has retired, before it counts as lost."""
-_ENDS_WITHOUT_ANSWER = 3
-"""So many runners in a row may end without one answer before the model is given up."""
-_NO_SLOT = "No engine slot is free"
 _NO_SLOT_SECONDS = 30.0
 """No runner is started in a pool for so long after one found every slot of its machine taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A model that no runner can serve. ``message`` says why, for its batches."""
+    """A model that no machine can serve. ``error`` says why, for its batches."""
 
     model: str
-    message: str
-
-
-@dataclass(slots=True)
-class _Watch:
-    """What was seen of a model since it has work."""
-
-    answered: int
-    chunks: int
-    """Open, like the answers, when a runner last ended."""
-    ends: int = 0
-    """Runners that ended since without an answer."""
-    runs: set[str] = field(default_factory=set)
-    """Flow runs whose end is news."""
-    served_at: float | None = None
+    error: EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +68,7 @@ class RunnerScheduler:
         self._store = store
         self._settings = settings
         self._owner = owner
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, ModelWatch] = {}
         self._troubles: dict[str, str] = {}
         self._suspects: set[str] = set()
         self._buried_at = -math.inf
@@ -93,9 +79,10 @@ class RunnerScheduler:
     async def look(self) -> Sequence[GivenUp]:
         """Start and drain what the moment asks for, if it is our turn.
 
-        Returns the models that no runner can serve: one failed, or three in a row ended without
-        an answer. Each is named once; the caller fails its batches before it looks again, and
-        what has work by then is tried anew. Raises :class:`~batchyard.errors.StoreError`.
+        Returns the models that no machine can serve: every runner failed for the time that the
+        settings give, and none is left or about to begin; or no engine block offers the model,
+        and none ever did. Each is named once; the caller stops its batches before it looks again,
+        and what has work by then is tried anew. Raises :class:`~batchyard.errors.StoreError`.
         """
         self.is_acting = await self._is_ours()
         if not self.is_acting:
@@ -116,12 +103,13 @@ class RunnerScheduler:
         # Prefect may have taken its time.
         if ended is None or not await self._is_ours():
             return ()
-        given_up = self._count_ends(demand, ended, now)
-        runners = _merged(pools, [row for row in rows if row.flow_run_id not in ended])
+        runners = self._merged(pools, [row for row in rows if row.flow_run_id not in ended])
+        active = {runner.model for runner in runners}
+        given_up = await self._count_ends(demand, ended, active, now)
         self._note(runners, pools, rows, now)
         decision = plan_runners(
             self._limits(pools, runners, now),
-            self._work(demand, {entry.model for entry in given_up}),
+            self._work(demand, {entry.model for entry in given_up}, now),
             runners,
             await self._rates(),
             now=now,
@@ -138,12 +126,10 @@ class RunnerScheduler:
         """A look after so long ends the flow runs that the last one missed; None: no such."""
         return _BURY_SECONDS if self._suspects else None
 
-    async def is_offered(self, model: str) -> bool:
-        """Whether some engine block serves the model; True where Prefect does not say."""
-        try:
-            return any(offered.name == model for offered in await self._api.offered_models())
-        except (DispatchFailed, SettingsError):
-            return True
+    @property
+    def waits(self) -> dict[str, str]:
+        """Why models that have work are not served now; models that are served are not named."""
+        return {model: watch.reason for model, watch in self._watches.items() if watch.reason}
 
     async def close(self) -> None:
         """Let somebody else be the scheduler at once."""
@@ -163,6 +149,7 @@ class RunnerScheduler:
                 self._api,
                 self._store,
                 silent_seconds=self._settings.lease_seconds,
+                start_seconds=self._settings.runner_start_seconds,
                 seen=self._suspects,
             )
         except (DispatchFailed, SettingsError) as error:
@@ -208,31 +195,97 @@ class RunnerScheduler:
             for row in await self._store.rates.all()
         }
 
+    def _merged(
+        self, pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord]
+    ) -> list[ActiveRunner]:
+        """Runners, and flow runs that are not yet one, or no longer: each once."""
+        runs = {run.id: (name, run) for name, pool in pools.items() for run in pool.active}
+        merged = []
+        for row in rows:
+            _, run = runs.pop(row.flow_run_id or "", (None, None))
+            is_cancelling = run is not None and run.state == "CANCELLING"
+            merged.append(
+                ActiveRunner(
+                    model=row.model or "",
+                    pool=row.pool,
+                    runner_id=row.id,
+                    is_draining=row.status is RunnerStatus.DRAINING or is_cancelling,
+                    started_at=row.started_at,
+                    ready_at=row.ready_at,
+                )
+            )
+        start_seconds = self._settings.runner_start_seconds
+        merged += [
+            ActiveRunner(
+                model=run.model or "",
+                pool=name,
+                is_draining=run.state == "CANCELLING" or run.is_late(pending_seconds=start_seconds),
+            )
+            for name, run in runs.values()
+        ]
+        return merged
+
     # -- what we remember -------------------------------------------------------------------
 
     def _watch(self, demand: Sequence[ModelDemand]) -> None:
         """A model without work is forgotten: what happens later is not held against it."""
         self._watches = {
-            entry.model: self._watches.get(entry.model) or _Watch(entry.answered, _chunks(entry))
-            for entry in demand
+            entry.model: self._watches.get(entry.model) or ModelWatch.of(entry) for entry in demand
         }
 
-    def _count_ends(
-        self, demand: Sequence[ModelDemand], ended: Mapping[str, FlowRun], now: float
+    async def _count_ends(
+        self,
+        demand: Sequence[ModelDemand],
+        ended: Mapping[str, FlowRun],
+        active: set[str],
+        now: float,
     ) -> list[GivenUp]:
+        """Count the runners that ended. ``active``: models that have one, or are to have one."""
         given_up: list[GivenUp] = []
         for entry in demand:
             watch = self._watches[entry.model]
+            watch.see(entry)
             for flow_run_id in sorted(watch.runs & ended.keys()):
                 watch.runs.discard(flow_run_id)
-                run = ended[flow_run_id]
-                if _NO_SLOT in run.message:
-                    pool = self._settings.pool_of(entry.model)
-                    self._no_slot_until[pool] = now + _NO_SLOT_SECONDS
-                elif message := _reason_to_give_up(watch, entry, run):
-                    given_up.append(GivenUp(entry.model, message))
-                    break
+                await self._count_end(entry.model, ended[flow_run_id], now)
+            if entry.model not in active and (reason := await self._verdict(entry.model, now)):
+                given_up.append(reason)
         return given_up
+
+    async def _count_end(self, model: str, run: FlowRun, now: float) -> None:
+        if NO_SLOT in (run.state_name, run.message):
+            self._no_slot_until[self._settings.pool_of(model)] = now + _NO_SLOT_SECONDS
+            return
+        watch = self._watches[model]
+        watch.count_end(run, await self._store.runners.of_flow_run(run.id), now)
+        logger.warning(
+            "runner.ended model=%s flow_run=%s state=%s %s",
+            model,
+            run.id,
+            run.state_name or run.state,
+            watch.reason,
+        )
+
+    async def _verdict(self, model: str, now: float) -> GivenUp | None:
+        watch = self._watches[model]
+        if watch.is_unknown and not await self._was_served(model):
+            if await self._is_offered(model):
+                return None
+            return GivenUp(model, ModelNotFound(watch.reason))
+        if watch.has_failed_for(self._settings.give_up_seconds, now):
+            return GivenUp(model, EngineStartFailed(watch.verdict(model, now)))
+        return None
+
+    async def _was_served(self, model: str) -> bool:
+        """A model that was served once may be again, though Prefect has forgotten its block."""
+        return any(rate.model == model for rate in await self._store.rates.all())
+
+    async def _is_offered(self, model: str) -> bool:
+        """Whether some engine block serves the model; True where Prefect does not say."""
+        try:
+            return any(offered.name == model for offered in await self._api.offered_models())
+        except (DispatchFailed, SettingsError):
+            return True
 
     def _note(
         self,
@@ -262,7 +315,9 @@ class RunnerScheduler:
 
     # -- what to do -------------------------------------------------------------------------
 
-    def _work(self, demand: Sequence[ModelDemand], given_up: set[str]) -> list[ModelWork]:
+    def _work(
+        self, demand: Sequence[ModelDemand], given_up: set[str], now: float
+    ) -> list[ModelWork]:
         return [
             ModelWork(
                 model=entry.model,
@@ -272,6 +327,7 @@ class RunnerScheduler:
                 remaining_tokens=entry.remaining_tokens,
                 deadline=entry.deadline,
                 served_at=self._watches[entry.model].served_at,
+                may_start=now >= self._watches[entry.model].start_after,
             )
             for entry in demand
             if entry.model not in given_up
@@ -319,54 +375,3 @@ class RunnerScheduler:
             )
             self._watches[model].runs.add(last.id)
             logger.info("runner.started model=%s pool=%s flow_run=%s", model, pool, last.id)
-
-
-def _merged(pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord]) -> list[ActiveRunner]:
-    """Runners, and flow runs that are not yet one, or no longer: each once."""
-    runs = {run.id: (name, run) for name, pool in pools.items() for run in pool.active}
-    merged = []
-    for row in rows:
-        _, run = runs.pop(row.flow_run_id or "", (None, None))
-        is_cancelling = run is not None and run.state == "CANCELLING"
-        merged.append(
-            ActiveRunner(
-                model=row.model or "",
-                pool=row.pool,
-                runner_id=row.id,
-                is_draining=row.status is RunnerStatus.DRAINING or is_cancelling,
-                started_at=row.started_at,
-                ready_at=row.ready_at,
-            )
-        )
-    merged += [
-        ActiveRunner(
-            model=run.model or "",
-            pool=name,
-            is_draining=run.state == "CANCELLING" or run.is_late,
-        )
-        for name, run in runs.values()
-    ]
-    return merged
-
-
-def _reason_to_give_up(watch: _Watch, entry: ModelDemand, run: FlowRun) -> str | None:
-    """Count the end of a runner. An answer since the one before clears the count."""
-    if run.state == "FAILED":
-        return run.message or f"The runner of {entry.model}, flow run {run.id}, failed."
-    # A chunk takes its answers along when it is done.
-    got_somewhere = entry.answered != watch.answered or _chunks(entry) < watch.chunks
-    watch.ends = 0 if got_somewhere else watch.ends + 1
-    watch.answered, watch.chunks = entry.answered, _chunks(entry)
-    how = f"{run.state.lower()} ({run.message or 'no message'})"
-    logger.warning("runner.ended model=%s flow_run=%s %s", entry.model, run.id, how)
-    if watch.ends < _ENDS_WITHOUT_ANSWER:
-        return None
-    return (
-        f"{watch.ends} runners of the model {entry.model} ended one after the other without an "
-        f"answer. The last one, flow run {run.id}, is {how}. "
-        "Do the workers of the GPU pool use the database of this batch?"
-    )
-
-
-def _chunks(entry: ModelDemand) -> int:
-    return entry.free_chunks + entry.leased_chunks

@@ -27,7 +27,7 @@ async def wake_batch_runner(
     last = await api.latest(RUN_BATCHES)
     leaving = {row.flow_run_id for row in rows}
     for run in await api.active(RUN_BATCHES):
-        if run.state != "CANCELLING" and not run.is_late and run.id not in leaving:
+        if run.state != "CANCELLING" and not run.is_late() and run.id not in leaving:
             return run
     return await api.start_after(
         RUN_BATCHES, {}, name="run-batches", last=last.id if last else None

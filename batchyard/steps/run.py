@@ -178,10 +178,15 @@ class Runner:
             model=self.model,
             pool=self.services.settings.pool,
             flow_run_id=self._flow_run_id,
+            machine=self.services.settings.this_machine.identity,
         )
         self._owner = record.id
         self._is_announced = True
-        stack.push_async_callback(runners.retire, record.id)
+
+        async def retire() -> None:
+            await runners.retire(record.id, answered=self.answered)
+
+        stack.push_async_callback(retire)
 
     # -- leases -----------------------------------------------------------------------------
 
@@ -259,7 +264,8 @@ class Runner:
                     chunk.stop(standings[key])
         if not self._is_announced:
             return
-        if await store.runners.heartbeat(self._owner) is RunnerStatus.DRAINING:
+        status = await store.runners.heartbeat(self._owner, answered=self.answered)
+        if status is RunnerStatus.DRAINING:
             self._drain()
         tokens_per_second = self._pace.measured(is_busy=bool(self._running))
         if tokens_per_second is not None:

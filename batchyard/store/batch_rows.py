@@ -105,6 +105,7 @@ class BatchRow(Row, UsageColumns, table=True):
     webhook_location: str | None = Field(sa_type=Sealed)
     notify_email: str | None
     deduplicated_requests: int = Field(default=0, sa_type=BigInteger)
+    wait_reason: str | None
 
 
 BATCHES = BatchRow.metadata.tables["batches"]
@@ -228,6 +229,8 @@ class BatchRecord:
     notify_email: str | None = field(repr=False)
     deduplicated_requests: int
     """That have another one's answer; zero until the end."""
+    wait_reason: str | None
+    """While it is in progress: why no runner serves its model now. None: one does or may soon."""
 
     @classmethod
     def from_row(cls, row: RowMapping | Mapping[str, Any]) -> BatchRecord:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class BatchSchedule:
-    """The only writer of a batch's priority, pause and forecast.
+    """The only writer of a batch's priority, pause, forecast and reason to wait.
 
     Methods that name a batch raise :class:`~batchyard.errors.RecordNotFound` where there is
     none, and :class:`~batchyard.errors.TransitionConflict` where nothing is left to run of it.
@@ -109,6 +109,33 @@ class BatchSchedule:
             ]
 
         return await self._database.write(work)
+
+    async def record_waits(self, reasons: Mapping[str, str]) -> None:
+        """Record why batches in progress wait, by their model; the others wait for nothing."""
+        running = BATCHES.c.status == BatchStatus.IN_PROGRESS
+        known = (
+            select(BATCHES.c.id, BATCHES.c.model, BATCHES.c.wait_reason)
+            .where(running)
+            .order_by(BATCHES.c.id)
+        )
+        one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
+
+        async def read(connection: AsyncConnection) -> list[dict[str, Any]]:
+            return [
+                {"batch_id": batch_id, "new_reason": reasons.get(model)}
+                for batch_id, model, reason in await connection.execute(known)
+                if reasons.get(model) != reason
+            ]
+
+        # Asked every few seconds, and nearly always there is nothing to write.
+        changed = await self._database.read(read)
+        if not changed:
+            return
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(one.values(wait_reason=bindparam("new_reason")), changed)
+
+        await self._database.write(work)
 
     async def _steer(self, batch_id: str, **values: Any) -> BatchRecord:
         async def work(connection: AsyncConnection) -> BatchRecord:

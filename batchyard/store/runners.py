@@ -1,13 +1,13 @@
-"""Runners: the processes that lease batches or chunks. Whether one lives, nothing else."""
+"""Runners: the processes that lease batches or chunks. Whether one lives, and how one failed."""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Double, Index, delete, insert, select, update
+from sqlalchemy import BigInteger, ColumnElement, Double, Index, delete, insert, select, update
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
@@ -15,6 +15,8 @@ from batchyard.store.clock import clock
 from batchyard.store.columns import Row
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -61,7 +63,13 @@ class RunnerRow(Row, table=True):
     ready_at: float | None = Field(sa_type=Double)
     heartbeat_at: float = Field(sa_type=Double)
     status: str
+    machine: str | None
+    failure: str | None
+    answered: int = Field(default=0, sa_type=BigInteger)
 
+
+_FAILURES_COUNTED = 20
+"""Newest runners that are looked at: the pause has long reached its cap then."""
 
 _RUNNERS = RunnerRow.metadata.tables["runners"]
 _HAS_NOT_ENDED: ColumnElement[bool] = _RUNNERS.c.status.in_(
@@ -84,6 +92,24 @@ class RunnerRecord:
     """When its model was loaded; None before that."""
     heartbeat_at: float
     status: RunnerStatus
+    machine: str | None
+    """The identity of the machine that it is on; None: not known."""
+    failure: str | None
+    """Why it could not serve; None: it did not fail, or died before it could say so."""
+    answered: int
+    """Requests that it had answered at its last heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFailures:
+    """Runners of one model that failed on one machine in a row, before any answer.
+
+    ``message`` is the last one's; None: it died without one. ``last_at``: Unix seconds.
+    """
+
+    count: int = 0
+    last_at: float = 0.0
+    message: str | None = None
 
 
 class Runners:
@@ -99,6 +125,7 @@ class Runners:
         pool: str,
         model: str | None = None,
         flow_run_id: str | None = None,
+        machine: str | None = None,
     ) -> RunnerRecord:
         """Announce a runner on the work pool ``pool``; its heartbeat starts now."""
         runner_id = f"runner_{secrets.token_hex(16)}"
@@ -115,6 +142,9 @@ class Runners:
                 ready_at=None,
                 heartbeat_at=now,
                 status=RunnerStatus.LIVE,
+                machine=machine,
+                failure=None,
+                answered=0,
             )
             await connection.execute(insert(_RUNNERS).values(**asdict(record)))
             return record
@@ -127,16 +157,16 @@ class Runners:
             runner_id, _HAS_NOT_ENDED, _RUNNERS.c.ready_at.is_(None), ready_at=clock()
         )
 
-    async def heartbeat(self, runner_id: str) -> RunnerStatus:
+    async def heartbeat(self, runner_id: str, *, answered: int = 0) -> RunnerStatus:
         """Say that the runner lives; the answer is ``LIVE``, or ``DRAINING`` to end it.
 
-        Raises :class:`~batchyard.errors.RecordNotFound` for one that is retired, lost or never
-        was.
+        ``answered`` counts the requests that it has answered so far. Raises
+        :class:`~batchyard.errors.RecordNotFound` for one that is retired, lost or never was.
         """
         statement = (
             update(_RUNNERS)
             .where(_RUNNERS.c.id == runner_id, _HAS_NOT_ENDED)
-            .values(heartbeat_at=clock())
+            .values(heartbeat_at=clock(), answered=answered)
             .returning(_RUNNERS.c.status)
         )
 
@@ -154,9 +184,70 @@ class Runners:
             runner_id, _RUNNERS.c.status == RunnerStatus.LIVE, status=RunnerStatus.DRAINING
         )
 
-    async def retire(self, runner_id: str) -> None:
-        """The runner is done and will not be back; one that has ended stays as it is."""
-        await self._update(runner_id, _HAS_NOT_ENDED, status=RunnerStatus.RETIRED)
+    async def retire(self, runner_id: str, *, answered: int = 0) -> None:
+        """The runner is done and will not be back; one that has ended stays as it is.
+
+        ``answered`` counts the requests that it has answered.
+        """
+        await self._update(
+            runner_id, _HAS_NOT_ENDED, status=RunnerStatus.RETIRED, answered=answered
+        )
+
+    async def fail(
+        self, *, model: str, pool: str, machine: str, flow_run_id: str, message: str
+    ) -> None:
+        """Record that the runner of this flow run could not serve, registered or not."""
+        failed = {"failure": message, "heartbeat_at": clock(), "status": RunnerStatus.RETIRED}
+        registered = (
+            update(_RUNNERS)
+            .where(_RUNNERS.c.flow_run_id == flow_run_id, _RUNNERS.c.kind == RunnerKind.CHUNKS)
+            .values(failed)
+        )
+        row = {
+            "id": f"runner_{secrets.token_hex(16)}",
+            "kind": RunnerKind.CHUNKS,
+            "model": model,
+            "pool": pool,
+            "flow_run_id": flow_run_id,
+            "started_at": clock(),
+            "machine": machine,
+            "answered": 0,
+        }
+
+        async def work(connection: AsyncConnection) -> None:
+            if not (await connection.execute(registered)).rowcount:
+                await connection.execute(insert(_RUNNERS).values(row | failed))
+
+        await self._database.write(work)
+
+    async def failures(self, *, model: str, pool: str, machine: str) -> MachineFailures:
+        """The failures on this machine since a runner of the model last served there."""
+        statement = (
+            select(_RUNNERS)
+            .where(
+                _RUNNERS.c.kind == RunnerKind.CHUNKS,
+                _RUNNERS.c.model == model,
+                _RUNNERS.c.pool == pool,
+                _RUNNERS.c.machine == machine,
+            )
+            .order_by(_RUNNERS.c.started_at.desc(), _RUNNERS.c.id)
+            .limit(_FAILURES_COUNTED)
+        )
+
+        async def work(connection: AsyncConnection) -> list[RunnerRecord]:
+            return [_record(row) for row in (await connection.execute(statement)).mappings()]
+
+        return _failures_in_a_row(await self._database.read(work))
+
+    async def of_flow_run(self, flow_run_id: str) -> RunnerRecord | None:
+        """The runner of this flow run; None where it never registered."""
+        statement = select(_RUNNERS).where(_RUNNERS.c.flow_run_id == flow_run_id)
+
+        async def work(connection: AsyncConnection) -> RunnerRecord | None:
+            row = (await connection.execute(statement)).mappings().first()
+            return None if row is None else _record(row)
+
+        return await self._database.read(work)
 
     async def live(
         self, *, kind: RunnerKind, within_seconds: float, model: str | None = None
@@ -218,6 +309,20 @@ class Runners:
             return (await connection.execute(statement)).rowcount == 1
 
         return await self._database.write(work)
+
+
+def _failures_in_a_row(newest_first: Sequence[RunnerRecord]) -> MachineFailures:
+    found = MachineFailures()
+    for runner in newest_first:
+        has_failed = runner.failure is not None or runner.status is RunnerStatus.LOST
+        if runner.answered or (runner.ready_at is not None and not has_failed):
+            break
+        # What is loading, or was told to end while it was, says nothing.
+        if has_failed and found.count:
+            found = replace(found, count=found.count + 1)
+        elif has_failed:
+            found = MachineFailures(1, runner.heartbeat_at, runner.failure)
+    return found
 
 
 def _record(row: RowMapping) -> RunnerRecord:

@@ -152,6 +152,7 @@ def test_what_is_not_openais_is_under_a_key_of_its_own(alone: Run) -> None:
         "paused_at": None,
         "eta_at": None,
         "at_risk_at": None,
+        "wait_reason": None,
         "retry_of": "batch_0",
         "flow_run_id": None,
     }

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.vllm import VllmEngine
-from batchyard.errors import SettingsError
+from batchyard.errors import ModelNotFound, SettingsError
 from batchyard.settings import Settings, read_settings
 from blocks import RemoteEngineBlock, VllmEngineBlock
 from blocks.engines import block_name
@@ -56,7 +56,7 @@ async def test_a_remote_block_makes_a_client_that_does_not_show_its_key(settings
 
 
 async def test_without_a_block_the_message_says_which_to_make(settings: Settings) -> None:
-    with pytest.raises(SettingsError, match="create a block named org-none"):
+    with pytest.raises(ModelNotFound, match="create a block named org-none"):
         await engine_from_block(settings, "org/None")
 
 

@@ -16,14 +16,14 @@ from aiohttp import web
 from batchyard.dispatch import (
     RUN_BATCHES,
     TAKEN_UP,
-    GivenUp,
     PrefectApi,
     RunnerScheduler,
     bury_lost_runs,
     scheduler,
     wake_batch_runner,
 )
-from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
+from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.settings import Settings
 from batchyard.store import RunnerKind, RunnerRecord, RunnerStatus, open_store
 from batchyard.wire import BatchError, BatchUsage
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 MODEL = "qwen"
 RUN_CHUNKS = "run-chunks/gpu"
 SILENT_SECONDS = 60.0
+START_SECONDS = 1800.0
 
 
 @dataclass
@@ -52,14 +53,25 @@ class SmallPrefect:
     limits: dict[str, int | None] = field(default_factory=lambda: {"gpu": 1})
     runs: list[dict[str, Any]] = field(default_factory=list)
     authorization: str | None = None
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    """Of the pool ``gpu``, which is of the type ``process``."""
+    offered: set[str] = field(default_factory=set)
+    """Models that an engine block names."""
 
     def states(self) -> list[str]:
         return [run["state"]["type"] for run in self.runs]
 
-    def put(self, state: str, message: str = "", *, ago: float = 0.0, run: int = -1) -> str:
+    def put(
+        self, state: str, message: str = "", *, ago: float = 0.0, run: int = -1, name: str = ""
+    ) -> str:
         """A flow run, the newest unless told, has been in ``state`` for ``ago`` seconds; its id."""
         since = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat()
-        self.runs[run]["state"] = {"type": state, "message": message, "timestamp": since}
+        self.runs[run]["state"] = {
+            "type": state,
+            "name": name or state.capitalize(),
+            "message": message,
+            "timestamp": since,
+        }
         return str(self.runs[run]["id"])
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -79,7 +91,16 @@ class SmallPrefect:
             case ["flow_runs", run_id, "set_state"]:
                 return self.set_state(run_id, (await request.json())["state"])
             case ["work_pools", pool] if pool in self.limits:
-                return web.json_response({"name": pool, "concurrency_limit": self.limits[pool]})
+                limit = self.limits[pool]
+                return web.json_response(
+                    {"name": pool, "type": "process", "concurrency_limit": limit}
+                )
+            case ["work_pools", "gpu", "workers", "filter"]:
+                return web.json_response(self.workers)
+            case ["block_documents", "filter"]:
+                created = datetime.now(UTC).isoformat()
+                blocks = [{"data": {"model": name}, "created": created} for name in self.offered]
+                return web.json_response(blocks)
         return web.json_response({"detail": "not found"}, status=404)
 
     def create(self, deployment_id: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +108,7 @@ class SmallPrefect:
             if run["idempotency_key"] == asked["idempotency_key"]:
                 return run
         run = {"id": f"r{len(self.runs) + 1:03}", "deployment_id": deployment_id, **asked}
+        run["work_pool_name"] = deployment_id.partition("--")[2]
         run["created"] = datetime.now(UTC).isoformat()
         run["expected_start_time"] = run["created"]
         self.runs.append(run)
@@ -365,8 +387,19 @@ async def test_a_runner_that_is_leaving_is_followed_by_another(
 # -- lost flow runs -----------------------------------------------------------------------------
 
 
+def worker(status: str, *, ago: float) -> dict[str, Any]:
+    created = datetime.now(UTC) - timedelta(seconds=ago)
+    return {"name": "w", "status": status, "created": created.isoformat()}
+
+
 async def bury(api: PrefectApi, store: Store, seen: set[str]) -> list[str]:
-    return await bury_lost_runs(api, store, silent_seconds=SILENT_SECONDS, seen=seen)
+    return await bury_lost_runs(
+        api,
+        store,
+        silent_seconds=SILENT_SECONDS,
+        start_seconds=START_SECONDS,
+        seen=seen,
+    )
 
 
 @pytest.mark.parametrize(
@@ -374,8 +407,8 @@ async def bury(api: PrefectApi, store: Store, seen: set[str]) -> list[str]:
     [
         ("RUNNING", 61.0, "CRASHED"),
         ("RUNNING", 50.0, None),
-        ("PENDING", 122.0, "CRASHED"),
-        ("PENDING", 110.0, None),
+        ("PENDING", 1802.0, "CRASHED"),
+        ("PENDING", 1790.0, None),
         ("CANCELLING", 122.0, "CANCELLED"),
         ("SCHEDULED", 9999.0, None),
     ],
@@ -383,6 +416,7 @@ async def bury(api: PrefectApi, store: Store, seen: set[str]) -> list[str]:
 async def test_a_flow_run_without_a_process_is_ended_at_the_second_look(
     api: PrefectApi, prefect: SmallPrefect, store: Store, state: str, ago: float, end: str | None
 ) -> None:
+    prefect.workers = [worker("ONLINE", ago=9999)]
     await api.start(RUN_CHUNKS, {}, name=MODEL)
     prefect.put(state, ago=ago)
     seen: set[str] = set()
@@ -390,6 +424,42 @@ async def test_a_flow_run_without_a_process_is_ended_at_the_second_look(
     assert prefect.states() == [state]
     assert await bury(api, store, seen) == (["r001"] if end else [])
     assert prefect.states() == [end or state]
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_lost"),
+    [
+        ([worker("ONLINE", ago=500)], False),
+        ([worker("OFFLINE", ago=500)], True),
+        ([worker("OFFLINE", ago=500), worker("ONLINE", ago=10)], True),
+        ([], True),
+    ],
+)
+async def test_a_pending_runner_is_waited_for_unless_the_worker_that_took_it_is_gone(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    workers: list[dict[str, Any]],
+    is_lost: bool,
+) -> None:
+    await api.start(RUN_CHUNKS, {}, name=MODEL)
+    prefect.put("PENDING", ago=200)
+    prefect.workers = workers
+    seen: set[str] = set()
+    for _ in range(2):
+        await bury(api, store, seen)
+    assert prefect.states() == ["CRASHED" if is_lost else "PENDING"]
+
+
+async def test_a_batch_runner_has_no_image_to_wait_for(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    await api.start(RUN_BATCHES, {}, name="run-batches")
+    prefect.put("PENDING", ago=122)
+    seen: set[str] = set()
+    for _ in range(2):
+        await bury(api, store, seen)
+    assert prefect.states() == ["CRASHED"]
 
 
 @pytest.mark.parametrize("kind", list(RunnerKind))
@@ -575,38 +645,99 @@ async def test_a_place_held_by_no_process_is_freed_and_taken(
 # -- models that cannot be served ---------------------------------------------------------------
 
 
-async def test_a_runner_that_fails_gives_its_model_up_with_its_message_once(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
-) -> None:
-    batch = await begun_batch(store)
-    looking = scheduler_of(api, store, settings)
-    await looking.look()
-    prefect.put("FAILED", "no such model")
-    assert await looking.look() == [GivenUp(MODEL, "no such model")]
-    assert len(prefect.runs) == 1
-    await store.batches.fail(batch.id, [BatchError("server_error", "no such model")])
-    assert not await looking.look()
+@pytest.fixture
+def impatient(settings: Settings) -> Settings:
+    """Settings under which one failure is enough."""
+    return settings.model_copy(update={"give_up_seconds": 0.0})
 
 
-async def test_what_is_submitted_after_a_model_was_given_up_is_tried(
+async def test_one_runner_that_fails_does_not_give_its_model_up(
     api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
     await begun_batch(store)
     looking = scheduler_of(api, store, settings)
+    for _ in range(3):
+        assert not await looking.look()
+        prefect.put("FAILED", "On gpu-c: no GPU")
+    assert not await looking.look()
+    assert looking.waits == {MODEL: "On gpu-c: no GPU"}
+
+
+async def test_a_model_that_nobody_could_serve_for_long_is_given_up_once(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
+) -> None:
+    batch = await begun_batch(store)
+    looking = scheduler_of(api, store, impatient)
     await looking.look()
-    prefect.put("FAILED", "no such model")
+    prefect.put("FAILED", "On gpu-c: no GPU")
+    (given_up,) = await looking.look()
+    assert given_up.model == MODEL
+    assert isinstance(given_up.error, EngineStartFailed)
+    assert "1 runner failed. The last one: On gpu-c: no GPU" in str(given_up.error)
+    assert len(prefect.runs) == 1
+    await store.batches.fail(batch.id, [BatchError("server_error", "no GPU")])
+    assert not await looking.look()
+
+
+async def test_a_machine_that_fails_ends_nothing_while_another_serves(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
+) -> None:
+    prefect.limits["gpu"] = 2
+    await begun_batch(store, chunks=4)
+    looking = scheduler_of(api, store, impatient)
+    await looking.look()
+    assert len(prefect.runs) == 2
+    await announce(prefect, store, run=0)
+    prefect.put("FAILED", "On gpu-c: no GPU", run=1)
+    for _ in range(3):
+        assert not await looking.look()
+
+
+@pytest.mark.parametrize("state", ["SCHEDULED", "PENDING", "RUNNING"])
+async def test_a_model_is_not_given_up_while_a_runner_of_it_begins(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings, state: str
+) -> None:
+    prefect.limits["gpu"] = 2
+    await begun_batch(store, chunks=4)
+    looking = scheduler_of(api, store, impatient)
+    await looking.look()
+    prefect.put(state, run=0)
+    prefect.put("FAILED", "On gpu-c: no GPU", run=1)
+    assert not await looking.look()
+
+
+async def test_a_runner_that_takes_long_to_begin_counts_as_started(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    prefect.workers = [worker("ONLINE", ago=500)]
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("PENDING", ago=300)
+    for _ in range(3):
+        assert not await looking.look()
+    assert prefect.states() == ["PENDING"]
+
+
+async def test_what_is_submitted_after_a_model_was_given_up_is_tried(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, impatient)
+    await looking.look()
+    prefect.put("FAILED", "no GPU")
     await looking.look()
     assert not await looking.look()
     assert prefect.states() == ["FAILED", "SCHEDULED"]
 
 
 async def test_one_model_that_fails_leaves_the_others_running(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
 ) -> None:
     prefect.limits["gpu"] = 2
     await begun_batch(store)
     await begun_batch(store, model="llama")
-    looking = scheduler_of(api, store, settings)
+    looking = scheduler_of(api, store, impatient)
     await looking.look()
     (failed,) = (n for n, run in enumerate(prefect.runs) if run["name"] == MODEL)
     prefect.put("FAILED", "no such model", run=failed)
@@ -614,55 +745,112 @@ async def test_one_model_that_fails_leaves_the_others_running(
     assert len(prefect.runs) == 2
 
 
-@pytest.mark.parametrize("state", ["CRASHED", "CANCELLED", "COMPLETED"])
-async def test_three_runners_in_a_row_without_an_answer_are_enough(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings, state: str
+async def test_a_model_that_fails_lets_another_have_the_place(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
     await begun_batch(store)
     looking = scheduler_of(api, store, settings)
     for _ in range(3):
-        assert not await looking.look()
-        prefect.put(state, "went away")
-    (given_up,) = await looking.look()
-    assert given_up.message.startswith("3 runners of the model qwen ended")
-    assert "(went away)" in given_up.message
-    assert len(prefect.runs) == 3
+        await looking.look()
+        prefect.put("FAILED", "no GPU")
+    await begun_batch(store, model="llama")
+    await looking.look()
+    assert [run["name"] for run in prefect.runs] == [MODEL, MODEL, "llama"]
 
 
-async def test_runners_that_get_somewhere_may_end_as_often_as_they_like(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+@pytest.mark.parametrize("name", [PUT_OFF, MACHINE_PAUSED])
+async def test_a_runner_that_could_not_begin_says_nothing_about_its_model(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings, name: str
 ) -> None:
-    await begun_batch(store, chunks=2)
-    (lease,) = await store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
-    looking = scheduler_of(api, store, settings)
-    for answered in range(1, 8):
+    await begun_batch(store)
+    looking = scheduler_of(api, store, impatient)
+    for _ in range(3):
         assert not await looking.look()
-        await store.chunks.record_progress(lease, completed=answered, failed=0, usage=BatchUsage())
-        prefect.put("CRASHED")
-    assert len(prefect.runs) == 7
-
-
-async def test_a_chunk_that_was_done_at_once_counts_as_progress(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
-) -> None:
-    await begun_batch(store, chunks=8)
-    looking = scheduler_of(api, store, settings)
-    for _ in range(5):
-        assert not await looking.look()
-        (lease,) = await store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
-        await store.chunks.complete(lease, completed=10, failed=0, usage=BatchUsage())
-        prefect.put("CRASHED")
+        prefect.put("COMPLETED", "On gpu-c: no room", name=name)
     assert not await looking.look()
+    assert looking.waits == {MODEL: "On gpu-c: no room"}
 
 
-@pytest.mark.parametrize("state", ["FAILED", "COMPLETED"])
-async def test_that_every_engine_slot_is_taken_is_no_failure(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings, state: str
+async def test_a_model_that_no_block_offers_is_given_up_at_once(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
     await begun_batch(store)
     looking = scheduler_of(api, store, settings)
     await looking.look()
-    prefect.put(state, "No engine slot is free on this machine.")
+    prefect.put("COMPLETED", "create a block named qwen", name=NO_ENGINE)
+    (given_up,) = await looking.look()
+    assert isinstance(given_up.error, ModelNotFound)
+    assert "create a block named qwen" in str(given_up.error)
+
+
+async def test_a_model_that_was_served_before_waits_for_its_block(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
+) -> None:
+    """Prefect has lost its database, and its blocks are not made again yet."""
+    await store.rates.record(MODEL, "gpu", load_seconds=3.0)
+    await begun_batch(store)
+    looking = scheduler_of(api, store, impatient)
+    for _ in range(3):
+        assert not await looking.look()
+        prefect.put("COMPLETED", "create a block named qwen", name=NO_ENGINE)
+    assert not await looking.look()
+    assert looking.waits == {MODEL: "create a block named qwen"}
+
+
+async def test_a_block_that_was_made_meanwhile_is_tried(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("COMPLETED", "create a block named qwen", name=NO_ENGINE)
+    prefect.offered.add(MODEL)
+    assert not await looking.look()
+    assert prefect.states() == ["COMPLETED", "SCHEDULED"]
+
+
+async def test_the_machine_of_a_runner_that_was_killed_is_named(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    await store.runners.register(
+        kind=RunnerKind.CHUNKS,
+        pool="gpu",
+        model=MODEL,
+        flow_run_id=prefect.put("RUNNING"),
+        machine="gpu-c@0123",
+    )
+    await looking.look()
+    prefect.put("CRASHED", "killed")
+    await looking.look()
+    assert looking.waits == {MODEL: "on gpu-c: killed"}
+
+
+async def test_an_answer_clears_what_failed_before(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
+) -> None:
+    await begun_batch(store, chunks=2)
+    (lease,) = await store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
+    patient = impatient.model_copy(update={"give_up_seconds": 60.0})
+    looking = scheduler_of(api, store, patient)
+    await looking.look()
+    prefect.put("FAILED", "no GPU")
+    await looking.look()
+    assert looking.waits == {MODEL: "no GPU"}
+    await store.chunks.record_progress(lease, completed=1, failed=0, usage=BatchUsage())
+    await looking.look()
+    assert looking.waits == {}
+
+
+async def test_that_every_engine_slot_is_taken_is_no_failure(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, impatient)
+    await looking.look()
+    prefect.put("COMPLETED", "No engine slot is free on this machine.", name=NO_SLOT)
     for _ in range(5):
         assert not await looking.look()
     assert len(prefect.runs) == 1  # it is tried again after a while

@@ -162,3 +162,18 @@ async def test_the_last_forecast_stays_when_a_batch_stops(store: Store) -> None:
 async def _claimed(store: Store) -> str:
     [lease] = await store.chunks.claim(model=MODEL, owner="r", lease_seconds=60)
     return lease.batch_id
+
+
+async def test_batches_in_progress_say_why_they_wait(store: Store) -> None:
+    waiting, served = [await begun_batch(store, model=model) for model in (MODEL, "llama")]
+    await store.batch_schedule.record_waits({MODEL: "On gpu-c: no GPU"})
+    assert (await store.batches.get(waiting.id)).wait_reason == "On gpu-c: no GPU"
+    assert (await store.batches.get(served.id)).wait_reason is None
+    await store.batch_schedule.record_waits({})
+    assert (await store.batches.get(waiting.id)).wait_reason is None
+
+
+async def test_only_batches_in_progress_wait(store: Store) -> None:
+    batch = await batch_in(store, S.FINALIZING)
+    await store.batch_schedule.record_waits({str(batch.model): "On gpu-c: no GPU"})
+    assert (await store.batches.get(batch.id)).wait_reason is None

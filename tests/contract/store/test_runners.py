@@ -51,6 +51,67 @@ async def test_live_runners_are_listed_by_model_the_oldest_first(store: Store) -
     assert len(await live(store)) == 3
 
 
+async def fail_on(store: Store, machine: str, flow_run_id: str = "run-1") -> None:
+    await store.runners.fail(
+        model=MODEL, pool="gpu", machine=machine, flow_run_id=flow_run_id, message="no GPU"
+    )
+
+
+async def failures_on(store: Store, machine: str) -> int:
+    found = await store.runners.failures(model=MODEL, pool="gpu", machine=machine)
+    return found.count
+
+
+async def on(store: Store, machine: str, flow_run_id: str) -> RunnerRecord:
+    return await store.runners.register(
+        kind=RunnerKind.CHUNKS, pool="gpu", model=MODEL, flow_run_id=flow_run_id, machine=machine
+    )
+
+
+async def test_failures_count_against_their_machine(store: Store) -> None:
+    for number in range(3):
+        await fail_on(store, "gpu-c", f"run-{number}")
+    found = await store.runners.failures(model=MODEL, pool="gpu", machine="gpu-c")
+    assert (found.count, found.message) == (3, "no GPU")
+    assert abs(found.last_at - await store.database.now()) < 10
+    assert await failures_on(store, "gpu-b") == 0
+
+
+async def test_a_runner_that_failed_counts_once_whether_it_had_registered_or_not(
+    store: Store,
+) -> None:
+    runner = await on(store, "gpu-c", "run-1")
+    await store.runners.retire(runner.id)
+    await fail_on(store, "gpu-c", "run-1")
+    assert await failures_on(store, "gpu-c") == 1
+
+
+async def test_a_runner_that_died_before_its_model_was_loaded_is_a_failure(store: Store) -> None:
+    await on(store, "gpu-c", "run-1")
+    await asyncio.sleep(0.05)
+    await store.runners.lose(0.01)
+    assert await failures_on(store, "gpu-c") == 1
+
+
+async def test_a_runner_that_answered_ends_the_row_of_failures(store: Store) -> None:
+    await fail_on(store, "gpu-c", "run-1")
+    runner = await on(store, "gpu-c", "run-2")
+    await store.runners.ready(runner.id)
+    await store.runners.heartbeat(runner.id, answered=1)
+    await asyncio.sleep(0.05)
+    await store.runners.lose(0.01)
+    assert await failures_on(store, "gpu-c") == 0
+    await fail_on(store, "gpu-c", "run-3")
+    assert await failures_on(store, "gpu-c") == 1
+
+
+async def test_a_runner_that_was_told_to_end_while_it_loaded_says_nothing(store: Store) -> None:
+    await fail_on(store, "gpu-c", "run-1")
+    runner = await on(store, "gpu-c", "run-2")
+    await store.runners.retire(runner.id)
+    assert await failures_on(store, "gpu-c") == 1
+
+
 async def test_a_runner_becomes_ready_once(store: Store) -> None:
     runner = await register(store)
     await store.runners.ready(runner.id)

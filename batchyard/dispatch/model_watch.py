@@ -1,0 +1,106 @@
+"""What the ends of a model's runners mean: when to start the next one, and when to give up.
+
+Pure. One runner that fails says little about its model: another machine may serve it, and what was
+wrong may be put right. So a model is given up only after a time in which every runner failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF
+
+if TYPE_CHECKING:
+    from batchyard.dispatch.prefect_api import FlowRun
+    from batchyard.store import RunnerRecord
+    from batchyard.store.chunks import ModelDemand
+
+_LONGEST_PAUSE_SECONDS = 60.0
+"""Between two starts of runners that get nowhere; after the first of them there is no pause."""
+_NEUTRAL = frozenset({PUT_OFF, MACHINE_PAUSED, NO_ENGINE})
+
+
+@dataclass(slots=True)
+class ModelWatch:
+    """What was seen of a model since it has work. Times are Unix seconds."""
+
+    answered: int
+    chunks: int
+    """Open, like the answers, at the last look."""
+    runs: set[str] = field(default_factory=set)
+    """Flow runs whose end is news."""
+    served_at: float | None = None
+    """When it last had a runner."""
+    idle_ends: int = 0
+    """Runners that ended in a row without an answer of theirs, for whatever reason."""
+    start_after: float = 0.0
+    """No runner is started before this moment."""
+    failures: int = 0
+    """Runners that failed since the model's last answer."""
+    failing_since: float | None = None
+    """When the first of them did."""
+    is_unknown: bool = False
+    """The last runner found no engine block that offers the model."""
+    reason: str = ""
+    """What kept the last runner from serving; empty: nothing."""
+
+    @classmethod
+    def of(cls, entry: ModelDemand) -> ModelWatch:
+        return cls(entry.answered, _chunks(entry))
+
+    def see(self, entry: ModelDemand) -> None:
+        """Compare with the last look: a model that is answered is not failing."""
+        # A chunk takes its answers along when it is done.
+        got_somewhere = entry.answered != self.answered or _chunks(entry) < self.chunks
+        self.answered, self.chunks = entry.answered, _chunks(entry)
+        if got_somewhere:
+            self.failures = 0
+            self.failing_since = None
+            self.is_unknown = False
+            self.reason = ""
+
+    def count_end(self, run: FlowRun, runner: RunnerRecord | None, now: float) -> None:
+        """Count the end of a runner that nobody asked to end."""
+        if runner is not None and runner.answered:
+            self.idle_ends = 0
+            return
+        self.reason = _reason(run, runner)
+        self.is_unknown = run.state_name == NO_ENGINE
+        # Paced for the machine's sake: the answers of other machines change nothing about it.
+        self.idle_ends += 1
+        self.start_after = now + min(2.0 ** (self.idle_ends - 1) - 1.0, _LONGEST_PAUSE_SECONDS)
+        if run.state_name not in _NEUTRAL and run.state != "CANCELLED":
+            self.failures += 1
+            if self.failing_since is None:
+                self.failing_since = now
+
+    def has_failed_for(self, seconds: float, now: float) -> bool:
+        """Whether runners have failed for so long, with no answer in between."""
+        return self.failing_since is not None and now - self.failing_since >= seconds
+
+    def verdict(self, model: str, now: float) -> str:
+        """Why the model is given up, for its batches."""
+        minutes = (now - (self.failing_since or now)) / 60
+        runners = "1 runner" if self.failures == 1 else f"{self.failures} runners"
+        return (
+            f"No machine could serve the model {model} for {minutes:.0f} min; {runners} failed. "
+            f"The last one: {self.reason}"
+        )
+
+
+def _reason(run: FlowRun, runner: RunnerRecord | None) -> str:
+    where = ""
+    if run.state == "CRASHED" and runner is not None and runner.machine:
+        # Those that end by themselves say where they were.
+        where = f"on {runner.machine.partition('@')[0]}: "
+    if run.state == "COMPLETED" and run.state_name not in _NEUTRAL:
+        return (
+            f"{where}it ended without an answer ({run.message or 'no message'}). "
+            "Do the workers of the GPU pool use the database of this batch?"
+        )
+    return f"{where}{run.message or f'flow run {run.id} is {run.state.lower()}'}"
+
+
+def _chunks(entry: ModelDemand) -> int:
+    return entry.free_chunks + entry.leased_chunks

@@ -1,0 +1,17 @@
+"""The names of final states that runners of chunks and the scheduler agree on.
+
+Each is the name of a ``Completed`` state: the runner is not to blame, and neither is its model.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+NO_SLOT: Final = "NoSlot"
+"""Other engines have every engine slot of the machine."""
+PUT_OFF: Final = "PutOff"
+"""The database, the object store or this machine's disk could not be used for now."""
+MACHINE_PAUSED: Final = "MachinePaused"
+"""Runners of the model failed on this machine before, and the next try there is not due yet."""
+NO_ENGINE: Final = "NoEngine"
+"""No engine block offers the model."""

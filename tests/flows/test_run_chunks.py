@@ -1,0 +1,99 @@
+"""run-chunks: what keeps a runner from serving costs its machine a pause, and no batch its end."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF
+from batchyard.engine.stub import StubEngine
+from batchyard.errors import ModelNotFound, SettingsError
+from batchyard.settings import read_settings
+from batchyard.steps import services as services_module
+from batchyard.steps.services import open_services
+from batchyard.store import open_store
+from flows.run_chunks import run_chunks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from prefect.states import State
+
+    from batchyard.engine.base import Engine
+    from batchyard.storage.bucket import S3Credentials
+    from tests.flows.conftest import OpenYard
+
+MODEL = "stub-model"
+
+
+async def run() -> State:
+    state: State = await run_chunks(MODEL, return_state=True)
+    return state
+
+
+async def test_an_engine_that_does_not_start_pauses_its_machine(open_yard: OpenYard) -> None:
+    engine = StubEngine(start_failures=9)
+    async with open_yard(engine, runners="pool", machine="gpu-c"):
+        first, second = await run(), await run()
+    assert first.is_failed()
+    assert str(first.message).startswith("On gpu-c: ")
+    assert (second.is_completed(), second.name) == (True, MACHINE_PAUSED)
+    assert engine.starts == 1
+
+
+async def test_an_engine_that_starts_serves(open_yard: OpenYard) -> None:
+    async with open_yard(runners="pool", runner_idle_seconds=0):
+        state = await run()
+    assert (state.name, state.message) == ("Completed", "0 requests answered")
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (ModelNotFound("create a block"), NO_ENGINE),
+        (SettingsError("no weights there"), "Failed"),
+        (MemoryError(), "Failed"),
+        (KeyError("prompt"), "Failed"),
+    ],
+)
+async def test_what_keeps_an_engine_from_being_made_is_named(
+    tmp_path: Path, error: Exception, name: str
+) -> None:
+    async def engine_for(_: str) -> Engine:
+        raise error
+
+    async def s3_credentials() -> S3Credentials:
+        raise AssertionError("not asked for")
+
+    settings = read_settings(home=tmp_path / "home", machine="gpu-c")
+    async with open_services(settings, engine_for=engine_for, s3_credentials=s3_credentials):
+        state = await run()
+    assert state.name == name
+    assert "prompt" not in str(state.message)
+    if name == "Failed":
+        assert str(state.message).startswith("On gpu-c: ")
+
+
+async def test_newer_tables_put_the_runner_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_HOME", str(tmp_path))
+    async with open_store(f"sqlite:///{tmp_path}/batchyard.db", migrate=True):
+        pass
+    with sqlite3.connect(tmp_path / "batchyard.db") as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    state = await run()
+    assert (state.is_completed(), state.name) == (True, PUT_OFF)
+    assert "newer than this version" in str(state.message)
+
+
+async def test_a_home_without_room_puts_the_runner_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_HOME", str(tmp_path))
+    monkeypatch.setattr(services_module, "_LEAST_ROOM_BYTES", 2**62)
+    state = await run()
+    assert (state.is_completed(), state.name) == (True, PUT_OFF)
+    assert "has no room" in str(state.message)
