@@ -96,6 +96,12 @@ def unanswered(custom_id: str, code: NoAnswerCode, reason: str = "") -> ResultLi
     return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", _line_safe(error)))
 
 
+def unprocessed(custom_id: str, message: str) -> ResultLine:
+    """The line of a request that Batchyard itself could not process; ``message`` says why."""
+    error = msgspec.json.encode({"code": NoAnswerCode.SERVER_ERROR.value, "message": message})
+    return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", _line_safe(error)))
+
+
 def copied(result: ResultLine, source_id: str, custom_id: str) -> ResultLine:
     """The line of a request that takes the ``result`` of ``source_id``, which asked the same.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -23,16 +24,24 @@ from batchyard.errors import (
     StoreError,
 )
 from batchyard.steps.defects import defects_as_ours
+from batchyard.steps.log_words import describe
 from batchyard.steps.machine_pause import MachinePaused, check_machine, record_failure
 from batchyard.steps.run import Runner
 from batchyard.steps.slot import NoSlotFree, engine_slot
 from flows.worker import worker_services
-from tasks.run_chunk import RUNNER, run_chunk
+from tasks.run_chunk import WORK, run_chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from batchyard.steps.chunk import ChunkTally
     from batchyard.steps.services import Services
+    from batchyard.store import ChunkLease
+
+logger = logging.getLogger(__name__)
+
+_RECORD_SECONDS = 30.0
+"""For Prefect to record the last chunks, which are done."""
 
 
 @flow(name="run-chunks", flow_run_name="{model}", persist_result=False)
@@ -90,21 +99,39 @@ async def serve(services: Services, model: str, *, batch_id: str | None = None) 
     With ``batch_id``: those of this batch alone, to its last.
     """
     runner = Runner(services, model, batch_id=batch_id, flow_run_id=str(flow_run.id))
+    async with runner, _Records() as records:
+        return await runner.serve(records.begin)
+
+
+class _Records:
+    """The task run of each chunk. Prefect may fail to record a chunk; the chunk runs all the same.
+
+    At the end of the block whatever is still to be recorded gets a little time.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._tasks and kind is None:
+            await asyncio.wait(self._tasks, timeout=_RECORD_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def begin(self, lease: ChunkLease, work: asyncio.Task[ChunkTally | None]) -> None:
+        task = asyncio.create_task(_record(lease, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _record(lease: ChunkLease, work: asyncio.Task[ChunkTally | None]) -> None:
+    WORK.set(work)
     try:
-        async with runner:
-            RUNNER.set(runner)
-            async with asyncio.TaskGroup() as chunks:
-                async for lease in runner.leases():
-                    chunks.create_task(run_chunk(lease.batch_id, lease.index))
-    except BaseExceptionGroup as group:
-        # One reason is enough: the first chunk's end ended the others.
-        ours = group.subgroup(BatchyardError)
-        if ours is None:
-            raise
-        raise _first(ours) from None
-    return runner.answered
-
-
-def _first(group: BaseExceptionGroup[BatchyardError]) -> BatchyardError:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+        await run_chunk(lease.batch_id, lease.index)
+    except Exception as error:  # noqa: BLE001 - Prefect's and its HTTP client's: no chunk's matter
+        logger.warning("chunk.not_recorded chunk=%s %s", lease.key, describe(error))

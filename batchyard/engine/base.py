@@ -38,6 +38,8 @@ class NoAnswer(StrEnum):
     ABORTED = "aborted"
     """The caller's :class:`Abort` ended it."""
     CONNECTION_LOST = "connection_lost"
+    FAILED = "failed"
+    """Our own code failed as it sent the request or read its answer; ``reason`` says how."""
     TIMEOUT = "timeout"
 
 
@@ -53,6 +55,8 @@ class EngineAnswer:
     body: bytes = b""
     retry_after_seconds: float | None = None
     no_answer: NoAnswer | None = None
+    reason: str = ""
+    """The name of an exception's type, never its text: that may quote the request."""
 
 
 @dataclass(frozen=True, slots=True)

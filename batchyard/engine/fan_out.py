@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from batchyard.engine.base import Abort, EngineAnswer, NoAnswer
+from batchyard.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from batchyard.engine.base import EngineRequest
 
     Answer = Callable[[EngineRequest], Coroutine[Any, Any, EngineAnswer]]
+
+logger = logging.getLogger(__name__)
 
 TURN_REQUESTS = 64
 """After so many admissions the others get their turn, whether or not the caller ever waits."""
@@ -26,8 +30,9 @@ async def answer_concurrently(
 ) -> AsyncGenerator[EngineAnswer, None]:
     """Run ``answer`` for each request as ``requests`` yields it; an abort cancels its own.
 
-    What ``requests`` or ``answer`` raises is raised here, and ends everything that still runs;
-    so does closing the iterator.
+    An :class:`~batchyard.errors.EngineError` from ``answer`` is raised here, and ends everything
+    that still runs; so does whatever ``requests`` raises, and closing the iterator. Any other
+    exception is the answer to its own request, ``NoAnswer.FAILED``.
     """
     tasks = _Tasks(answer)
     admission = asyncio.create_task(tasks.admit(requests))
@@ -89,7 +94,14 @@ class _Tasks:
 
 
 def _answer_of(tag: int, task: asyncio.Task[EngineAnswer]) -> EngineAnswer:
-    # A cancellation that nobody asked for is a failure, which result() raises.
     if task.cancelled() and task.cancelling():
         return EngineAnswer(tag, None, no_answer=NoAnswer.ABORTED)
-    return task.result()
+    try:
+        return task.result()
+    except EngineError:
+        raise
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is one request's
+        # A cancellation here is one that nobody asked for.
+        reason = type(error).__name__
+        logger.warning("request.failed tag=%s %s", tag, reason)
+        return EngineAnswer(tag, None, no_answer=NoAnswer.FAILED, reason=reason)

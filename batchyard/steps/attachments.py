@@ -7,15 +7,22 @@ server does wrong is its own line's error. Engines get the bytes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
 import msgspec
 
-from batchyard.errors import LocationRefused, ObjectTooLarge, StorageError, StorageUnavailable
+from batchyard.errors import (
+    EngineError,
+    LocationRefused,
+    ObjectTooLarge,
+    StorageError,
+    StorageUnavailable,
+)
 from batchyard.forms import is_data_url, make_form, named_by_url, read_data_url
-from batchyard.results import NoAnswerCode, unanswered
+from batchyard.results import NoAnswerCode, unanswered, unprocessed
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.download import download
 from batchyard.storage.web import WebAccess
@@ -24,6 +31,8 @@ if TYPE_CHECKING:
     from batchyard.forms import AttachedFile, Form
     from batchyard.steps.window import Window, WindowRequest
     from batchyard.web.address import AddressGuard
+
+logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 25 * 1024**2
 """OpenAI's limit for audio."""
@@ -115,6 +124,13 @@ class Attachments:
         except StorageError as error:
             code = NoAnswerCode.FILE_UNAVAILABLE
             request.deliver(request.ordinal, unanswered(request.custom_id, code, f"{error}."))
+        except EngineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only
+            reason = type(error).__name__
+            logger.warning("attachment.failed ordinal=%s %s", request.ordinal, reason)
+            message = f"Batchyard could not attach the file that this line names ({reason})."
+            request.deliver(request.ordinal, unprocessed(request.custom_id, message))
         finally:
             room.give_back(held_bytes)
 

@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from batchyard.framing import parse_envelope
 from batchyard.results import copied
+from batchyard.steps.line_reader import read_custom_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,8 +39,7 @@ class _Answered:
 class Copies:
     """Those whose answer is there and whose lines are not. One task at a time takes them."""
 
-    def __init__(self, input_path: Path) -> None:
-        self._input_path = input_path
+    def __init__(self) -> None:
         self._answered: deque[_Answered] = deque()
         self.count = 0
         self.size_bytes = 0
@@ -52,11 +51,11 @@ class Copies:
         self.count += len(records)
         self.size_bytes += len(records) * len(result.line)
 
-    async def take_some(self) -> list[tuple[int, ResultLine]]:
+    async def take_some(self, input_path: Path) -> list[tuple[int, ResultLine]]:
         """A few finished lines with their ordinals; they are the caller's from here on."""
         taken = self._next()
         records = [record for _, record in taken]
-        custom_ids = await asyncio.to_thread(_read_custom_ids, self._input_path, records)
+        custom_ids = await asyncio.to_thread(_custom_ids, input_path, records)
         # Nothing is awaited from here to the caller: no line is lost to a cancellation.
         self._forget(len(taken))
         return [
@@ -90,14 +89,9 @@ class Copies:
                 self._answered.popleft()
 
 
-def _read_custom_ids(path: Path, records: Iterable[Any]) -> list[str]:
+def _custom_ids(path: Path, records: Iterable[Any]) -> list[str]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return [
-            parse_envelope(
-                os.pread(descriptor, int(record["length"]), int(record["offset"]))
-            ).custom_id
-            for record in records
-        ]
+        return read_custom_ids(descriptor, records)
     finally:
         os.close(descriptor)

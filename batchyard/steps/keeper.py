@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from batchyard.errors import LeaseLost, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.steps.log_words import describe
 from batchyard.store import BatchLease
 
 if TYPE_CHECKING:
@@ -210,17 +211,17 @@ class BatchKeeper:
             await asyncio.sleep(lease_seconds / 3)
             try:
                 await self.services.store.batch_leases.renew(self.owner, lease_seconds)
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001 - without renewals every batch is lost
                 # There is another try before they end.
-                logger.warning("leases.not_renewed owner=%s %s", self.owner, error)
+                logger.warning("leases.not_renewed owner=%s %s", self.owner, describe(error))
 
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(self.services.settings.poll_seconds)
             try:
                 await self._look()
-            except StoreError as error:
-                logger.warning("batches.not_seen owner=%s %s", self.owner, error)
+            except Exception as error:  # noqa: BLE001 - every batch here waits for the next look
+                logger.warning("batches.not_seen owner=%s %s", self.owner, describe(error))
 
     async def _look(self) -> None:
         # Before the database is asked: what is claimed meanwhile is not in its answer.

@@ -1,4 +1,4 @@
-"""Patience: our own database or object store is away or full, and will be back."""
+"""Patience: our own database or object store is away, full or closed to us, and will be back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from batchyard.errors import StorageFull, StorageUnavailable, StoreUnavailable
+from batchyard.errors import AccessDenied, StorageFull, StorageUnavailable, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PASSING: Final = (StoreUnavailable, StorageUnavailable, StorageFull)
+PASSING: Final = (StoreUnavailable, StorageUnavailable, StorageFull, AccessDenied)
+"""They say something about this machine, or about all, and nothing about one chunk or batch."""
 PAUSE_SECONDS: Final = 2.0
 
 
@@ -28,6 +29,6 @@ async def patiently(call: Callable[[], Awaitable[T]], what: str) -> T:
     while True:
         try:
             return await call()
-        except _PASSING as error:
+        except PASSING as error:
             logger.warning("waiting for=%s %s", what, error)
             await asyncio.sleep(PAUSE_SECONDS)

@@ -6,6 +6,9 @@ import math
 import random
 from dataclasses import dataclass
 
+_MOST_DOUBLINGS = 64
+"""Many more would not fit into a float."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -20,7 +23,8 @@ class RetryPolicy:
     longest_pause_seconds: float = 30.0
 
     def pause_seconds(self, attempt: int, asked_seconds: float | None) -> float:
-        backoff = min(math.ldexp(self.first_pause_seconds, attempt - 1), self.longest_pause_seconds)
-        if asked_seconds is not None:
+        doublings = min(attempt - 1, _MOST_DOUBLINGS)
+        backoff = min(math.ldexp(self.first_pause_seconds, doublings), self.longest_pause_seconds)
+        if asked_seconds is not None and math.isfinite(asked_seconds):
             return min(max(asked_seconds, backoff), self.longest_pause_seconds)
         return backoff * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret

@@ -7,30 +7,50 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from batchyard.errors import LeaseLost, RecordNotFound, StoreError
+from batchyard.errors import (
+    BatchyardError,
+    LeaseLost,
+    ObjectNotFound,
+    RecordNotFound,
+    StorageError,
+    StoreError,
+)
 from batchyard.lifecycle import BatchStatus
+from batchyard.steps.admission import Admission
 from batchyard.steps.chunk import ChunkRun
+from batchyard.steps.inputs import Inputs
 from batchyard.steps.keys import file_key, plan_key
-from batchyard.steps.patience import patiently
+from batchyard.steps.log_words import describe
+from batchyard.steps.patience import PASSING, patiently
+from batchyard.steps.publish import fail_batch
 from batchyard.steps.retry_policy import RetryPolicy
 from batchyard.steps.services import Progress
+from batchyard.steps.suspects import LAST_LEVEL, level_of, runs_alone
 from batchyard.steps.window import Window
 from batchyard.store import RunnerKind, RunnerStatus, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from batchyard.engine.base import Engine, StartProgress
     from batchyard.steps.chunk import ChunkTally
     from batchyard.steps.services import Services
     from batchyard.store import ChunkLease, LeaseKey
 
+    _Return = Callable[[], Awaitable[object]]
+    """Ends a lease, one way or another."""
+    _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
+
 logger = logging.getLogger(__name__)
 
+_MOST_REFUSALS = 10
+"""A database that refuses so many claims in a row will not take any."""
+PUT_OFF_SECONDS = 30.0
+"""A batch that this machine cannot run is left to others for so long."""
 _PACE_SECONDS = 5.0
 """A rate is measured over so much busy time."""
 
@@ -41,9 +61,10 @@ class Runner:
     Use::
 
         async with Runner(services, model) as runner:
-            async with asyncio.TaskGroup() as group:
-                async for lease in runner.leases():
-                    group.create_task(runner.run(lease))
+            answered = await runner.serve()
+
+    An error in a chunk ends that chunk and nothing else: :meth:`run` raises nothing. What ends
+    the runner is the loss of its engine for good.
 
     ``batch_id`` restricts it to one batch; it then ends with the batch's last chunk. Otherwise
     it is known to everybody, and ends after ``runner_idle_seconds`` without work or when it is
@@ -74,11 +95,19 @@ class Runner:
         self._window: Window
         self._held: dict[tuple[str, int], ChunkLease] = {}
         self._running: dict[LeaseKey, ChunkRun] = {}
-        self._inputs: dict[str, asyncio.Task[Path]] = {}
-        # Held by the one chunk that is being admitted: chunks enter the window in their order,
-        # and none is leased before there is room for its first request.
-        self._admission = asyncio.Lock()
+        self._inputs = Inputs(services)
+        self._turn = asyncio.Lock()
+        """Held by the one chunk that is being admitted, see :mod:`batchyard.steps.admission`."""
+        self._slow: Counter[str] = Counter()
+        self._put_off: dict[str, float] = {}
+        """Batches that cannot be run on this machine for now, and until when."""
+        self._owed: dict[LeaseKey, _Return] = {}
+        """What could not be given back yet."""
+        self._is_making_room = False
+        """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
         self._copying = asyncio.Lock()
+        settings = services.settings
+        self._retry = RetryPolicy(settings.request_attempts, settings.retry_pause_seconds)
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
@@ -92,6 +121,7 @@ class Runner:
                 counts = (await self.services.store.batches.get(self.batch_id)).counts
                 self._answered_before = counts.completed + counts.failed
                 self._total = counts.total
+            stack.push_async_callback(self._inputs.close)
             await stack.enter_async_context(self._leases_kept())
             stack.push_async_callback(self._engine.stop)
             self.services.on_progress(Progress(self.batch_id or "", "loading"))
@@ -101,7 +131,7 @@ class Runner:
                     self._engine,
                     timeout_seconds=settings.request_timeout_seconds,
                     hang_seconds=settings.hang_seconds,
-                    retry=RetryPolicy(settings.request_attempts, settings.retry_pause_seconds),
+                    retry=self._retry,
                     on_restart=self._show_start,
                 )
             )
@@ -112,59 +142,92 @@ class Runner:
     async def __aexit__(self, *error: object) -> None:
         await self._closing.aclose()
 
+    async def serve(self, on_begin: _Begin | None = None) -> int:
+        """Claim and run chunks until there is nothing left to do; the requests answered.
+
+        ``on_begin`` gets each chunk that is begun, and the task that runs it. Raises
+        :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the database
+        says when it goes on to refuse; what is finished is durable then.
+        """
+        try:
+            async with asyncio.TaskGroup() as chunks:
+                async for lease in self.leases():
+                    work = chunks.create_task(self.run(lease.batch_id, lease.index))
+                    if on_begin is not None:
+                        on_begin(lease, work)
+        except BaseExceptionGroup as group:
+            # From leases(); it has ended the chunks, which raise nothing themselves.
+            raise group.exceptions[0] from None
+        # Chunks that the engine has left end in silence, and leases() may have ended before.
+        self._window.check()
+        return self.answered
+
     async def leases(self) -> AsyncIterator[ChunkLease]:
-        """Claim chunks, the most urgent first, each as the one before is wholly in the window."""
+        """Claim chunks, the most urgent first, each as the one before is wholly in the window.
+
+        Raises :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the
+        database says when it goes on to refuse.
+        """
         idle_since = time.monotonic()
+        refusals = 0
         while True:
-            await self._admission.acquire()
+            await self._turn.acquire()
             self._window.check()
-            lease = None if self._is_draining else await patiently(self._claim, "chunks")
+            try:
+                lease = await patiently(self._next, "chunks")
+                refusals = 0
+            except StoreError as error:
+                refusals += 1
+                if refusals == _MOST_REFUSALS:
+                    raise
+                logger.warning("chunks.not_claimed runner=%s %s", self._owner, error)
+                lease = None
             if lease is not None:
                 self._held[lease.batch_id, lease.index] = lease
                 yield lease
                 idle_since = time.monotonic()
                 continue
-            self._admission.release()
+            self._turn.release()
             if self._held:
                 idle_since = time.monotonic()
-            if await patiently(partial(self._is_over, idle_since), "what is left"):
+            if not refusals and await patiently(partial(self._is_over, idle_since), "the rest"):
                 return
             await asyncio.sleep(self.services.settings.poll_seconds)
 
     async def run(self, batch_id: str, index: int) -> ChunkTally | None:
         """Run a chunk that :meth:`leases` has handed out, to its last durable line.
 
-        None when it was given back before its end, or lost to another runner: whoever has it
-        next runs what is missing.
+        None when it was given back before its end, for whatever reason, or lost to another
+        runner: whoever has it next runs what is missing.
         """
-        lease = self._held[batch_id, index]
-        admitting = True
-
-        def admitted() -> None:
-            nonlocal admitting
-            admitting = False
-            self._admission.release()
-
+        lease = self._held.get((batch_id, index))
+        if lease is None:
+            return None
+        admission = Admission(self._turn, batch_id, self._slow)
+        chunk = ChunkRun(
+            services=self.services,
+            lease=lease,
+            window=self._window,
+            admission=admission,
+            fetch_input=partial(self._inputs.path, batch_id),
+            plan_key=plan_key(batch_id),
+            on_answer=self._count_answer,
+            turn=self._copying,
+        )
+        self._running[lease.key] = chunk
+        tally = None
         try:
-            chunk = ChunkRun(
-                services=self.services,
-                lease=lease,
-                window=self._window,
-                input_path=await self._input_path(batch_id),
-                plan_key=plan_key(batch_id),
-                on_admitted=admitted,
-                on_answer=self._count_answer,
-                turn=self._copying,
-            )
-            self._running[lease.key] = chunk
             tally = await chunk.run()
         except LeaseLost as error:
             logger.warning("chunk.lost %s", error)
-            tally = None
+        except Exception as error:  # noqa: BLE001 - other chunks run here, of other tenants
+            if self._window.has_ended:
+                # leases() raises it; the chunk is given back as the runner ends.
+                return None
+            await self._give_back_after(error, lease)
         finally:
-            self._running.pop(lease.key, None)
-            if admitting:
-                self._admission.release()
+            del self._running[lease.key]
+            admission.leave()
         # What was lost may have been claimed here again meanwhile, under another epoch.
         if self._held.get((batch_id, index)) is lease:
             del self._held[batch_id, index]
@@ -182,22 +245,103 @@ class Runner:
         )
         self._owner = record.id
         self._is_announced = True
+        stack.push_async_callback(self._retire)
 
-        async def retire() -> None:
-            await runners.retire(record.id, answered=self.answered)
-
-        stack.push_async_callback(retire)
+    async def _retire(self) -> None:
+        try:
+            await self.services.store.runners.retire(self._owner, answered=self.answered)
+        except StoreError as error:
+            # The reconciler marks it as lost. What ends the runner must be raised, not this.
+            logger.warning("runner.not_retired runner=%s %s", self._owner, error)
 
     # -- leases -----------------------------------------------------------------------------
 
+    async def _next(self) -> ChunkLease | None:
+        """A chunk that may start now, if there is one."""
+        must_empty = self._is_making_room or any(map(runs_alone, self._held.values()))
+        if self._is_draining or (must_empty and self._held):
+            return None
+        lease = await self._claim()
+        self._is_making_room = False
+        if lease is None or not self._held or not runs_alone(lease):
+            return lease
+        # Not kept: a death of this runner meanwhile would count against it.
+        self._is_making_room = True
+        await self._give_back(lease.key, partial(self.services.store.chunks.release, lease))
+        return None
+
     async def _claim(self) -> ChunkLease | None:
+        now = time.monotonic()
+        self._put_off = {batch: until for batch, until in self._put_off.items() if until > now}
         claimed = await self.services.store.chunks.claim(
             model=self.model,
             owner=self._owner,
             lease_seconds=self.services.settings.lease_seconds,
             batch_id=self.batch_id,
+            without=self._put_off.keys() | self._slow.keys(),
         )
         return claimed[0] if claimed else None
+
+    async def _give_back_after(self, error: Exception, lease: ChunkLease) -> None:
+        """The error ends the chunk here: it is tried again, by this runner or another."""
+        self._inputs.forget(lease.batch_id)
+        chunks = self.services.store.chunks
+        if await self._is_passing(error, lease):
+            logger.warning("chunk.put_off chunk=%s %s", lease.key, describe(error))
+            self._put_off[lease.batch_id] = time.monotonic() + PUT_OFF_SECONDS
+            await self._give_back(lease.key, partial(chunks.release, lease))
+            return
+        logger.warning(
+            "chunk.struck chunk=%s strikes=%d %s", lease.key, lease.strikes + 1, describe(error)
+        )
+        logger.debug("chunk.struck chunk=%s", lease.key, exc_info=error)
+        if level_of(lease) >= LAST_LEVEL:
+            await self._give_back(lease.key, partial(self._fail_batch, error, lease))
+        else:
+            pause = self._retry.pause_seconds(lease.strikes + 1, None)
+            await self._give_back(lease.key, partial(chunks.strike, lease, pause_seconds=pause))
+
+    async def _is_passing(self, error: Exception, lease: ChunkLease) -> bool:
+        """Whether the error is about this machine, or everything, and not about the chunk."""
+        if isinstance(error, PASSING):
+            return True
+        if not isinstance(error, ObjectNotFound) or self.batch_id is not None:
+            return False
+        # A machine with the wrong folder finds neither of the batch's objects.
+        try:
+            batch = await self.services.store.batches.get(lease.batch_id)
+            keys = (plan_key(batch.id), file_key(batch.input_file_id))
+            return not any([await self._has(key) for key in keys])
+        except RecordNotFound:
+            return False
+        except (StoreError, StorageError):
+            return True
+
+    async def _has(self, key: str) -> bool:
+        try:
+            await self.services.storage.size(key)
+        except ObjectNotFound:
+            return False
+        return True
+
+    async def _fail_batch(self, error: Exception, lease: ChunkLease) -> None:
+        """Not even error lines could be written for the chunk: nothing of it can be read."""
+        if not isinstance(error, BatchyardError):
+            error = BatchyardError(f"Chunk {lease.index} cannot be run: {describe(error)}.")
+        await fail_batch(self.services, lease.batch_id, error)
+        await self.services.store.chunks.release(lease)
+
+    async def _give_back(self, key: LeaseKey, call: _Return) -> None:
+        """``call`` ends the lease; what the database refuses is tried again at the next look."""
+        try:
+            await call()
+        except LeaseLost as error:
+            logger.warning("chunk.lost %s", error)
+        except Exception as error:  # noqa: BLE001 - to be tried again, whatever it is
+            logger.warning("chunk.not_given_back chunk=%s %s", key, describe(error))
+            self._owed[key] = call
+            return
+        self._owed.pop(key, None)
 
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:
@@ -225,8 +369,10 @@ class Runner:
                 task.cancel()
             await asyncio.wait(background)
             for lease in self._held.values():
-                with contextlib.suppress(LeaseLost):
-                    await self.services.store.chunks.release(lease)
+                release = partial(self.services.store.chunks.release, lease)
+                # One that fails ends by itself, when it is not renewed any more.
+                await self._give_back(lease.key, release)
+            await self._pay_back()
 
     async def _keep_leases(self) -> None:
         """Renew every lease that is held, in one statement."""
@@ -235,23 +381,27 @@ class Runner:
             await asyncio.sleep(settings.lease_seconds / 3)
             try:
                 await store.chunks.renew(self._owner, settings.lease_seconds)
-            except StoreError as error:
-                # There is another try before the leases end; to stop here would lose them all.
-                logger.warning("leases.not_renewed runner=%s %s", self._owner, error)
+            except Exception as error:  # noqa: BLE001 - to stop here would lose them all
+                # There is another try before the leases end.
+                logger.warning("leases.not_renewed runner=%s %s", self._owner, describe(error))
 
     async def _keep_looking(self) -> None:
         """See what has become of what is held, tell that this runner lives, and how fast it is."""
         while True:
             await asyncio.sleep(self.services.settings.look_seconds)
-            try:
-                await self._look()
-            except RecordNotFound:
-                # It was silent for so long that it was taken for dead: another has its place.
-                self._drain()
-            except StoreError as error:
-                logger.warning("runner.not_seen runner=%s %s", self._owner, error)
+            for part in (self._look, self._tell, self._pay_back):
+                try:
+                    await part()
+                except Exception as error:  # noqa: BLE001 - the next look may go better
+                    logger.warning("runner.not_seen runner=%s %s", self._owner, describe(error))
+
+    async def _pay_back(self) -> None:
+        """Give back what the database would not take before."""
+        for key, call in list(self._owed.items()):
+            await self._give_back(key, call)
 
     async def _look(self) -> None:
+        """Tell chunks that are not wanted any more."""
         store = self.services.store
         # Before the database is asked: what is claimed meanwhile is not in its answer.
         running = list(self._running.items())
@@ -262,9 +412,17 @@ class Runner:
                     chunk.lose()
                 else:
                     chunk.stop(standings[key])
+
+    async def _tell(self) -> None:
+        """Tell that this runner lives, and how fast it is."""
         if not self._is_announced:
             return
-        status = await store.runners.heartbeat(self._owner, answered=self.answered)
+        store = self.services.store
+        try:
+            status = await store.runners.heartbeat(self._owner, answered=self.answered)
+        except RecordNotFound:
+            # It was silent for so long that it was taken for dead: another has its place.
+            status = RunnerStatus.DRAINING
         if status is RunnerStatus.DRAINING:
             self._drain()
         tokens_per_second = self._pace.measured(is_busy=bool(self._running))
@@ -290,20 +448,7 @@ class Runner:
                 load_seconds=time.monotonic() - began,
             )
 
-    # -- what chunks need -------------------------------------------------------------------
-
-    async def _input_path(self, batch_id: str) -> Path:
-        """The batch's input as a local file, fetched once however many chunks ask."""
-        if batch_id not in self._inputs:
-            self._inputs[batch_id] = asyncio.create_task(self._fetch_input(batch_id))
-        return await self._inputs[batch_id]
-
-    async def _fetch_input(self, batch_id: str) -> Path:
-        batch = await patiently(lambda: self.services.store.batches.get(batch_id), "a batch")
-        key = file_key(batch.input_file_id)
-        return await patiently(
-            lambda: self.services.storage.local_path(key, self.services.spool), "the input"
-        )
+    # -- what it shows ----------------------------------------------------------------------
 
     def _count_answer(self, tokens: float) -> None:
         self.answered += 1
@@ -347,7 +492,4 @@ class _Pace:
 async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:
     """Serve a model's chunks until there is nothing left to do; the requests answered."""
     async with Runner(services, model, batch_id=batch_id) as runner:
-        async with asyncio.TaskGroup() as group:
-            async for lease in runner.leases():
-                group.create_task(runner.run(lease.batch_id, lease.index))
-        return runner.answered
+        return await runner.serve()

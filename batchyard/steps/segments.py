@@ -9,7 +9,7 @@ S3, which cannot append. When two epochs hold the same line, the earlier one win
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from batchyard.results import Outcome, ResultLine
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Ordinal, outcome (and whether it is a copy), five token counts, line length.
 _HEADER = struct.Struct("<IBIIIIII")
 _IS_COPY = 0x80
+_MOST_TOKENS = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,15 @@ class SegmentEntry:
     is_copy: bool
     position: int
     length: int
+
+
+def storable(result: ResultLine) -> ResultLine:
+    """The same, with token counts that a segment can hold: an engine may say anything."""
+    usage = result.usage
+    if min(usage) >= 0 and max(usage) <= _MOST_TOKENS:
+        return result
+    bounded = TokenUsage(*(min(max(count, 0), _MOST_TOKENS) for count in usage))
+    return replace(result, usage=bounded)
 
 
 def encode_entry(ordinal: int, result: ResultLine) -> bytes:

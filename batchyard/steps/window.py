@@ -18,11 +18,19 @@ from typing import TYPE_CHECKING
 
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.engine.routes import is_served
-from batchyard.errors import EngineError, EngineLost
+from batchyard.errors import EngineLost
 from batchyard.lines import REQUIRED_FIELDS
-from batchyard.results import NoAnswerCode, answered, new_request_id, not_served, unanswered
+from batchyard.results import (
+    NoAnswerCode,
+    answered,
+    new_request_id,
+    not_served,
+    unanswered,
+    unprocessed,
+)
 from batchyard.steps.attachments import FileRoom
 from batchyard.steps.hang_watch import HangWatch
+from batchyard.steps.log_words import describe
 from batchyard.steps.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
@@ -60,6 +68,8 @@ class WindowRequest:
     attempts: int = 0
     strikes: int = 0
     is_suspect: bool = False
+    fail: Callable[[Exception], None] | None = None
+    """Takes what ``deliver`` raised: the request has left the window and has no result."""
 
 
 @dataclass(slots=True)
@@ -73,6 +83,9 @@ class _Departure:
 
 class Window:
     """Use as an async context manager around everything that submits; the engine is started.
+
+    Any other exception out of its stream counts as the engine's death: nobody knows what it has
+    done to the requests in flight. What one request's ``deliver`` raises is its owner's matter.
 
     When the engine dies, whatever was in flight is suspect and runs again in ever smaller
     company, until a request that dies alone gives itself away. Nobody else pays for it. An
@@ -163,7 +176,7 @@ class Window:
         A second call may add ``abort`` to one that still waits. The owner submits nothing more,
         and cancels whoever waits in :meth:`submit` for it, at the latest as soon as this returns.
         """
-        if self._has_ended:
+        if self.has_ended:
             return
         for request in [one for one in self._queue if one.owner == owner]:
             self._leave(request)
@@ -188,8 +201,12 @@ class Window:
     def check(self) -> None:
         """Raise the :class:`EngineError` that ended the window, if one has."""
         task = self._pump_task
-        if task is not None and task.done() and not task.cancelled() and task.exception():
-            raise EngineLost(f"The engine was given up: {task.exception()}") from task.exception()
+        if task is None or not task.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            raise EngineLost("The window is closed.")
+        raise EngineLost(f"The engine was given up: {describe(error)}") from error
 
     async def _missing_endpoints(self) -> frozenset[str]:
         """The endpoints that the engine says it does not have; none if it says nothing."""
@@ -197,6 +214,9 @@ class Window:
             routes = await self._engine.routes()
         except EngineLost:
             # Whoever dies now dies again, or is started again: that is seen to below.
+            routes = None
+        except Exception as error:  # noqa: BLE001 - a list that cannot be read is no list
+            logger.warning("engine.routes_not_read %s", type(error).__name__)
             routes = None
         if routes is None:
             return frozenset()
@@ -208,7 +228,8 @@ class Window:
         await asyncio.wait([self._pump_task])
 
     @property
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
+        """Whether it takes no more requests, for whatever reason."""
         return self._pump_task is not None and self._pump_task.done()
 
     def _end(self) -> None:
@@ -225,7 +246,7 @@ class Window:
                 pause = math.ldexp(0.05, self._deaths_without_answer)
                 await asyncio.sleep(min(pause, _LONGEST_RESTART_PAUSE_SECONDS))
                 await self._engine.start(self._on_restart)
-        except EngineError:
+        except Exception:
             # Submitters wait for slots that nobody would free.
             for _ in range(self.size):
                 self._slots.release()
@@ -241,14 +262,14 @@ class Window:
             async with contextlib.aclosing(answers):
                 async for answer in answers:
                     self._settle(answer)
-        except EngineLost as error:
-            self._take_back()
+        except Exception as error:
+            self._take_back(error)
             if self._is_closing:
                 return True
             self._deaths_without_answer += 1
             if self._deaths_without_answer >= _DEATHS_WITHOUT_ANSWER:
                 raise
-            logger.warning("engine lost, starting it again: %s", error)
+            logger.warning("engine lost, starting it again: %s", describe(error))
             return False
         finally:
             self._is_streaming = False
@@ -289,7 +310,9 @@ class Window:
         self._feed_wake.set()
 
     def _settle(self, answer: EngineAnswer) -> None:
-        request = self._in_flight.pop(answer.tag)
+        request = self._in_flight.pop(answer.tag, None)
+        if request is None:
+            raise EngineLost(f"it answered request {answer.tag}, which it does not have")
         self._feed_wake.set()
         is_aborted = answer.no_answer is NoAnswer.ABORTED
         if answer.status is not None:
@@ -320,7 +343,7 @@ class Window:
         del self._pausing[request]
         self._enqueue(request)
 
-    def _take_back(self) -> None:
+    def _take_back(self, error: Exception) -> None:
         """The engine died: what was in flight goes in front of the queue, in smaller company."""
         in_flight = list(self._in_flight.values())
         self._in_flight.clear()
@@ -336,7 +359,7 @@ class Window:
             # Whoever withdraws was company all the same.
             request.strikes += len(in_flight) == 1
             if request.strikes >= _STRIKES:
-                self._leave(request, unanswered(request.custom_id, NoAnswerCode.ENGINE_CRASH))
+                self._leave(request, _given_up(request, error))
                 continue
             self._suspects += not request.is_suspect
             request.is_suspect = True
@@ -361,13 +384,21 @@ class Window:
         self._slots.release()
         self.file_room.give_back(request.file_bytes)
         if result is not None:
-            request.deliver(request.ordinal, result)
+            self._deliver(request, result)
         departure = self._departures.get(request.owner)
         if departure is not None:
             departure.in_flight -= 1
             if not departure.in_flight:
                 departure.is_over.set()
             self._forget_if_gone(request.owner)
+
+    def _deliver(self, request: WindowRequest, result: ResultLine) -> None:
+        try:
+            request.deliver(request.ordinal, result)
+        except Exception as error:  # noqa: BLE001 - other owners' requests are on the same stream
+            logger.warning("result.not_taken owner=%s %s", request.owner, type(error).__name__)
+            if request.fail is not None:
+                request.fail(error)
 
     def _forget_if_gone(self, owner: Hashable) -> None:
         # Not before withdraw() goes on: a submission that waits for a slot may get one of those
@@ -385,7 +416,27 @@ def _is_retriable(answer: EngineAnswer) -> bool:
 
 def _result(request: WindowRequest, answer: EngineAnswer) -> ResultLine:
     if answer.status is not None:
-        return answered(request.custom_id, request.request_id, answer.status, answer.body)
+        try:
+            return answered(request.custom_id, request.request_id, answer.status, answer.body)
+        except Exception as error:  # noqa: BLE001 - an answer may hold anything
+            reason = type(error).__name__
+            logger.warning("answer.not_read request_id=%s %s", request.request_id, reason)
+            return unprocessed(
+                request.custom_id, f"Batchyard could not read the engine's answer ({reason})."
+            )
+    if answer.no_answer is NoAnswer.FAILED:
+        return unprocessed(
+            request.custom_id, f"Batchyard could not send this request ({answer.reason})."
+        )
     timed_out = answer.no_answer is NoAnswer.TIMEOUT
     code = NoAnswerCode.TIMEOUT if timed_out else NoAnswerCode.SERVER_ERROR
     return unanswered(request.custom_id, code)
+
+
+def _given_up(request: WindowRequest, error: Exception) -> ResultLine:
+    if isinstance(error, EngineLost):
+        return unanswered(request.custom_id, NoAnswerCode.ENGINE_CRASH)
+    return unprocessed(
+        request.custom_id,
+        f"Batchyard failed each time that it ran this request ({type(error).__name__}).",
+    )

@@ -65,7 +65,17 @@ class ChunkRow(Row, UsageColumns, table=True):
     lease_expires_at: float | None = Field(sa_type=Double)
     completed: int = Field(default=0, sa_type=BigInteger)
     failed: int = Field(default=0, sa_type=BigInteger)
+    strikes: int = 0
+    deaths: int = 0
+    not_before: float | None = Field(default=None, sa_type=Double)
 
+
+ALONE_DEATHS = 2
+"""After so many owners in a row that vanished without progress, a chunk runs alone: one lost
+machine takes all that it runs with it, and says nothing about any of it."""
+SINGLE_STRIKES = 4
+SINGLE_DEATHS = 5
+"""From here on a chunk runs one request at a time; see :mod:`batchyard.steps.suspects`."""
 
 CHUNKS = ChunkRow.metadata.tables["chunks"]
 
@@ -88,6 +98,32 @@ def is_free() -> ColumnElement[bool]:
     """Nobody works on the chunk: it is pending, or its lease has run out."""
     is_pending = CHUNKS.c.status == ChunkStatus.PENDING
     return and_(IS_OPEN, or_(is_pending, CHUNKS.c.lease_expires_at <= clock()))
+
+
+def is_due() -> ColumnElement[bool]:
+    """The chunk is not in the pause that follows an error in it."""
+    return or_(CHUNKS.c.not_before.is_(None), CHUNKS.c.not_before <= clock())
+
+
+def deaths_after_expiry() -> ColumnElement[int]:
+    """The new value of ``deaths`` when a chunk is taken from an owner that did not release it."""
+    return case((IS_LEASED, CHUNKS.c.deaths + 1), else_=CHUNKS.c.deaths)
+
+
+def after_progress() -> dict[str, ColumnElement[int]]:
+    """The new values of ``strikes`` and ``deaths`` when more of a chunk's lines are durable.
+
+    A chunk that is suspected of nothing yet starts again at zero. One that runs in small company
+    keeps its size; one that was about to lose a line gets all its tries for the next line.
+    """
+    return {
+        "strikes": _settled(CHUNKS.c.strikes, free_below=2, at_most=SINGLE_STRIKES),
+        "deaths": _settled(CHUNKS.c.deaths, free_below=ALONE_DEATHS, at_most=SINGLE_DEATHS),
+    }
+
+
+def _settled(count: ColumnElement[int], *, free_below: int, at_most: int) -> ColumnElement[int]:
+    return case((count < free_below, 0), (count > at_most, at_most), else_=count)
 
 
 def remaining_tokens() -> ColumnElement[Any]:
@@ -125,6 +161,12 @@ class ChunkRecord:
     lease_expires_at: float | None
     completed: int
     failed: int
+    strikes: int
+    """Errors in the chunk since it last made progress, each of which ended a lease."""
+    deaths: int
+    """Owners in a row that vanished, their lease not released, without progress of the chunk."""
+    not_before: float | None
+    """Nobody leases it before; the pause after an error."""
     usage: BatchUsage
 
 

@@ -23,6 +23,9 @@ from batchyard.store.chunk_rows import (
     ChunkRecord,
     ChunkStatus,
     ChunkSummary,
+    after_progress,
+    deaths_after_expiry,
+    is_due,
     is_free,
     remaining_tokens,
     summarise,
@@ -32,6 +35,8 @@ from batchyard.store.columns import USAGE_COLUMNS, usage_from, usage_values
 from batchyard.store.tenants import TENANTS, served
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from sqlalchemy import ColumnElement, RowMapping, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -61,6 +66,9 @@ class ChunkLease:
     first_record: int
     request_count: int
     token_estimate: int
+    strikes: int
+    deaths: int
+    """See :class:`~batchyard.store.chunk_rows.ChunkRecord`."""
 
     @property
     def key(self) -> LeaseKey:
@@ -105,19 +113,23 @@ class Chunks:
         owner: str,
         lease_seconds: float,
         batch_id: str | None = None,
+        without: Collection[str] = (),
         limit: int = 1,
     ) -> list[ChunkLease]:
         """Lease up to ``limit`` chunks of ``model``, of one batch or of whichever comes first.
 
         Batches go by urgency class (how long until the deadline), within a class tenants take
         turns, and each tenant's own go by priority, deadline and age; their chunks by number.
-        An empty list: nothing is free. Nothing is leased of a batch that is paused or overdue.
+        An empty list: nothing is free. Nothing is leased of a batch that is paused or overdue, or
+        in ``without``. An owner whose lease ran out counts as a death of the chunk.
         """
 
         async def work(connection: AsyncConnection) -> list[ChunkLease]:
             leases: list[ChunkLease] = []
             tenants: set[str] = set()
-            candidates = await connection.execute(batches_with_free_chunks(model, batch_id))
+            candidates = await connection.execute(
+                batches_with_free_chunks(model, batch_id, without)
+            )
             for candidate, tenant in candidates.all():
                 free = free_chunks(candidate, model, limit - len(leases))
                 leased = await _lease(connection, candidate, free, owner, lease_seconds)
@@ -156,13 +168,22 @@ class Chunks:
         return await self._database.write(work)
 
     async def record_progress(
-        self, lease: ChunkLease, *, completed: int, failed: int, usage: BatchUsage
+        self,
+        lease: ChunkLease,
+        *,
+        completed: int,
+        failed: int,
+        usage: BatchUsage,
+        clears: bool = True,
     ) -> None:
         """Record the requests and tokens of the whole chunk so far, earlier epochs included.
 
+        ``clears``: requests have run since the last time, so the chunk is less of a suspect.
         Raises :class:`~batchyard.errors.LeaseLost`.
         """
-        progress = {"completed": completed, "failed": failed, **usage_values(usage)}
+        progress: dict[str, Any] = {"completed": completed, "failed": failed, **usage_values(usage)}
+        if clears:
+            progress |= after_progress()
         await self._update_leased(lease, progress)
 
     async def complete(
@@ -183,6 +204,22 @@ class Chunks:
         """Give the chunk back, with its progress. Raises :class:`~batchyard.errors.LeaseLost`."""
         await self._update_leased(
             lease, {"status": ChunkStatus.PENDING, "owner": None, "lease_expires_at": None}
+        )
+
+    async def strike(self, lease: ChunkLease, *, pause_seconds: float) -> None:
+        """Give the chunk back after an error in it; nobody leases it for ``pause_seconds``.
+
+        Raises :class:`~batchyard.errors.LeaseLost`.
+        """
+        await self._update_leased(
+            lease,
+            {
+                "status": ChunkStatus.PENDING,
+                "owner": None,
+                "lease_expires_at": None,
+                "strikes": CHUNKS.c.strikes + 1,
+                "not_before": clock() + pause_seconds,
+            },
         )
 
     async def summary(self, batch_id: str) -> ChunkSummary:
@@ -274,7 +311,12 @@ class Chunks:
         statement = (
             update(CHUNKS)
             .where(key.in_(select(abandoned.c.batch_id, abandoned.c.index)))
-            .values(status=ChunkStatus.PENDING, owner=None, lease_expires_at=None)
+            .values(
+                status=ChunkStatus.PENDING,
+                owner=None,
+                lease_expires_at=None,
+                deaths=deaths_after_expiry(),
+            )
             .returning(CHUNKS.c.index)
         )
 
@@ -330,9 +372,11 @@ def _urgency() -> ColumnElement[int]:
     return case(*classes, else_=len(URGENCY_SECONDS))
 
 
-def batches_with_free_chunks(model: str, batch_id: str | None) -> Select[Any]:
+def batches_with_free_chunks(
+    model: str, batch_id: str | None, without: Collection[str] = ()
+) -> Select[Any]:
     free = select(CHUNKS.c.index).where(
-        CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, is_free()
+        CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, is_free(), is_due()
     )
     statement = (
         select(BATCHES.c.id, BATCHES.c.tenant)
@@ -341,6 +385,8 @@ def batches_with_free_chunks(model: str, batch_id: str | None) -> Select[Any]:
     )
     if batch_id is not None:
         statement = statement.where(BATCHES.c.id == batch_id)
+    if without:
+        statement = statement.where(BATCHES.c.id.not_in(without))
     return statement.order_by(
         _urgency(),
         func.coalesce(TENANTS.c.served_at, 0.0),
@@ -357,7 +403,7 @@ def free_chunks(batch_id: str, model: str, limit: int) -> Select[Any]:
     """Chunks to lease. On PostgreSQL two claimers never wait for each other's rows."""
     return (
         select(CHUNKS.c.index)
-        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, is_free())
+        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, is_free(), is_due())
         .order_by(CHUNKS.c.index)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -380,6 +426,7 @@ async def _lease(
         .values(
             status=ChunkStatus.LEASED,
             epoch=CHUNKS.c.epoch + 1,
+            deaths=deaths_after_expiry(),
             owner=owner,
             lease_expires_at=clock() + lease_seconds,
         )

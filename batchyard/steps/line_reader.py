@@ -1,0 +1,71 @@
+"""Request lines of a local input file, where the plan says that they are.
+
+A line that cannot be read is that line's own failure. A file that is shorter than its plan says
+fails the chunk: another copy of the file may be whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from batchyard.errors import ObjectChanged
+from batchyard.framing import Envelope, parse_envelope
+from batchyard.lines import REQUIRED_FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableLine:
+    """A line that the runner cannot take apart, and the ``custom_id`` that it has all the same."""
+
+    custom_id: str
+    reason: str
+    """Without a word of the line."""
+
+
+def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
+    """The request of a plan record. Raises :class:`~batchyard.errors.ObjectChanged`."""
+    data = _read(descriptor, record)
+    try:
+        envelope = parse_envelope(data)
+        # An engine's connection carries any other URL as what it is not.
+        if envelope.url in REQUIRED_FIELDS:
+            return envelope
+        reason = "its url is no endpoint that a batch may name"
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only
+        reason = type(error).__name__
+    logger.warning("line.not_read ordinal=%s %s", record["ordinal"], reason)
+    return UnreadableLine(
+        _custom_id_of(data), f"Batchyard could not read this line of the input ({reason})."
+    )
+
+
+def read_custom_ids(descriptor: int, records: Iterable[Any]) -> list[str]:
+    """Raises :class:`~batchyard.errors.ObjectChanged`."""
+    return [read_envelope(descriptor, record).custom_id for record in records]
+
+
+def _read(descriptor: int, record: Any) -> bytes:
+    length = int(record["length"])
+    data = os.pread(descriptor, length, int(record["offset"]))
+    if len(data) < length:
+        raise ObjectChanged("The input is shorter than it was when its batch was planned.")
+    return data
+
+
+def _custom_id_of(data: bytes) -> str:
+    """As readers of JSON see it: of several keys the last. Empty where there is none."""
+    try:
+        custom_id = msgspec.json.decode(data)["custom_id"]
+        return custom_id if isinstance(custom_id, str) else ""
+    except Exception:  # noqa: BLE001 - the line is broken; that is known already
+        return ""
