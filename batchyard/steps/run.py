@@ -26,7 +26,7 @@ from batchyard.steps.inputs import Inputs
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.log_words import describe
 from batchyard.steps.patience import PASSING, patiently
-from batchyard.steps.publish import fail_batch
+from batchyard.steps.publish import stop_failed
 from batchyard.steps.retry_policy import RetryPolicy
 from batchyard.steps.services import Progress
 from batchyard.steps.suspects import LAST_LEVEL, level_of, runs_alone
@@ -328,7 +328,7 @@ class Runner:
         """Not even error lines could be written for the chunk: nothing of it can be read."""
         if not isinstance(error, BatchyardError):
             error = BatchyardError(f"Chunk {lease.index} cannot be run: {describe(error)}.")
-        await fail_batch(self.services, lease.batch_id, error)
+        await stop_failed(self.services, lease.batch_id, error)
         await self.services.store.chunks.release(lease)
 
     async def _give_back(self, key: LeaseKey, call: _Return) -> None:

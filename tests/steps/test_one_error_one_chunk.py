@@ -5,39 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
-from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.base import EngineAnswer
 from batchyard.engine.stub import StubEngine
-from batchyard.errors import (
-    AccessDenied,
-    EngineLost,
-    ObjectNotFound,
-    StorageFull,
-    StorageUnavailable,
-    StoreError,
-    StoreUnavailable,
-)
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps import admission, patience, run
 from batchyard.steps.keeper import BatchKeeper
-from batchyard.steps.keys import file_key, plan_key
+from batchyard.steps.keys import file_key
 from batchyard.steps.process import bare_steps, process
 from batchyard.steps.segments import put_bytes, read_object
-from batchyard.storage.local import LocalStorage
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
-    from pathlib import Path
+    from collections.abc import AsyncIterator
 
-    from batchyard.engine.base import Abort, EngineRequest
-    from batchyard.storage.base import StoredObject
     from batchyard.store import BatchRecord
 
 SOON_SECONDS = 30.0
