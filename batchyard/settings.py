@@ -11,7 +11,14 @@ import socket
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, IPvAnyNetwork, SecretStr, ValidationError, model_validator
+from pydantic import (
+    Field,
+    IPvAnyNetwork,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -131,6 +138,12 @@ class Settings(BaseSettings):
     """How long an engine at least serves before it gives its slot to another model."""
     admission: Literal["off", "refuse"] = "off"
     """``refuse``: a batch that by forecast would not be done within its window is refused."""
+    cache_shared_by: Literal["tenant", "all"] = "tenant"
+    """Who shares what engines have cached of prompts: each ``tenant`` its own, so that
+    ``cached_tokens`` and speed tell nothing of others' prompts, or ``all`` tenants."""
+    cache_groups: dict[str, list[str]] = Field(default_factory=dict)
+    """Tenants that share their caches, as JSON, under the name of their group:
+    ``{"search": ["alice", "bob"]}``. The others have their own."""
     quota: QuotaSettings = QuotaSettings()
     flush_seconds: float = Field(default=2.0, gt=0)
     """The longest that a finished line waits to be durable."""
@@ -170,6 +183,24 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @field_validator("cache_groups")
+    @classmethod
+    def _check_groups(cls, groups: dict[str, list[str]]) -> dict[str, list[str]]:
+        members = [tenant for tenants in groups.values() for tenant in set(tenants)]
+        twice = sorted({tenant for tenant in members if members.count(tenant) > 1})
+        if twice:
+            raise ValueError(f"a tenant can be in one group only: {', '.join(twice)}")
+        return groups
+
+    def cache_scope(self, tenant: str) -> str | None:
+        """Whose cache the tenant's requests use, as a name; None: the one of all."""
+        if self.cache_shared_by == "all":
+            return None
+        for group, tenants in self.cache_groups.items():
+            if tenant in tenants:
+                return f"group:{group}"
+        return f"tenant:{tenant}"
 
     def pool_of(self, model: str) -> str:
         """The work pool whose workers run the model's engines."""

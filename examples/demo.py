@@ -39,7 +39,7 @@ INPUTS = ("two-requests", "mixed", "embeddings")
 
 
 async def main() -> int:
-    settings = read_settings(runners="inline")
+    settings = read_settings(runners="inline", cache_shared_by="all")
     python = engine_python(settings)
     chat = WarmEngine(
         VllmEngine(

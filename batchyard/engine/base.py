@@ -23,6 +23,9 @@ class EngineRequest:
     """Sent as ``X-Request-Id``, so that our files and the engine's log can be joined."""
     content_type: str = "application/json"
     """Without a space in it."""
+    cache_salt: str | None = None
+    """Only requests with the same salt share what the engine has cached of prompts; None: those
+    without one. It is made of letters, digits, ``-`` and ``_``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,22 @@ class StartProgress:
     """0 to 1 where it is known."""
 
 
+class Gate(Protocol):
+    """Whether an engine that others use has room for a request of ours."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may be sent now."""
+        ...
+
+    async def watch(self, on_open: Callable[[], None], has_requests: Callable[[], bool]) -> None:
+        """Observe the engine until cancelled; ``on_open`` is called while there is room.
+
+        ``has_requests`` says whether any wait here. Raises nothing.
+        """
+        ...
+
+
 class Engine(Protocol):
     """One inference server, ours to start and stop or somebody else's to talk to."""
 
@@ -76,7 +95,17 @@ class Engine(Protocol):
 
     @property
     def max_num_seqs(self) -> int:
-        """How many sequences the engine runs at once; the runner keeps twice as many in flight."""
+        """How many sequences the engine runs at once."""
+        ...
+
+    @property
+    def window_size(self) -> int:
+        """How many requests a runner keeps in flight. Known once ``start`` has returned."""
+        ...
+
+    @property
+    def gate(self) -> Gate | None:
+        """What a request waits for before it is sent; None where nobody else uses the engine."""
         ...
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:

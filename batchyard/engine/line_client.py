@@ -114,7 +114,12 @@ class _Outgoing:
         if isinstance(request, Abort):
             return line_stream.abort_frame(request.tag)
         frame = line_stream.request_frame(
-            request.tag, request.url, request.body, request.request_id, request.content_type
+            request.tag,
+            request.url,
+            request.body,
+            request.request_id,
+            request.content_type,
+            request.cache_salt,
         )
         self.count += 1
         return frame

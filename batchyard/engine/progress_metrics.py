@@ -12,6 +12,8 @@ _PROGRESS = re.compile(
 )
 _REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([-+.e\d]+)$", re.MULTILINE)
 
+_WAITING = re.compile(r"^vllm:num_requests_waiting\{.*\} ([-+.e\d]+)$", re.MULTILINE)
+
 
 def work_done_of(metrics: str) -> float | None:
     """A number that changes with the progress of any request; None if these are not vLLM's."""
@@ -21,6 +23,11 @@ def work_done_of(metrics: str) -> float | None:
 def requests_of(metrics: str) -> float | None:
     """How many requests run or wait; None if these are not vLLM's."""
     return _sum(_REQUESTS, metrics)
+
+
+def waiting_of(metrics: str) -> float | None:
+    """How many requests wait for a place; None if these are not vLLM's."""
+    return _sum(_WAITING, metrics)
 
 
 def _sum(pattern: re.Pattern[str], metrics: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING
@@ -10,10 +11,13 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from batchyard.engine import seats
 from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress
 from batchyard.engine.fan_out import answer_concurrently
+from batchyard.engine.middleware.cache_salt import FIELD, spliced
 from batchyard.engine.progress_metrics import requests_of, work_done_of
-from batchyard.engine.routes import post_routes
+from batchyard.engine.queue_gate import QueueGate
+from batchyard.engine.routes import post_routes, routes_with_field
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from batchyard.web.retry_after import retry_after_seconds
 
@@ -31,9 +35,12 @@ class RemoteEngine:
     """A server reached by URL; ``start`` looks whether it is there, ``stop`` only lets go.
 
     ``base_url`` is ``http://``, ``https://`` or ``unix:///path.sock``, with or without the
-    ``/v1`` that request URLs begin with. ``max_num_seqs`` is how much the server runs at once,
-    which it cannot tell us. A request whose connection breaks is answered ``CONNECTION_LOST``;
-    a server that cannot be connected to is :class:`~batchyard.errors.EngineLost`.
+    ``/v1`` that request URLs begin with. ``max_num_seqs`` is how much the server runs at once;
+    None: it is asked. Unless we have it to ourselves (``exclusive``), a batch takes a quarter of
+    that, and nothing is sent while the server's queue is not empty. ``takes_cache_salt`` None: by
+    the server's own ``/openapi.json``. A request whose connection breaks is answered
+    ``CONNECTION_LOST``; a server that cannot be connected to is
+    :class:`~batchyard.errors.EngineLost`.
 
     Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these.
     """
@@ -44,22 +51,37 @@ class RemoteEngine:
         model: str,
         *,
         api_key: str | None = None,
-        max_num_seqs: int = 256,
+        max_num_seqs: int | None = None,
+        exclusive: bool = False,
+        takes_cache_salt: bool | None = None,
         connect_timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
     ) -> None:
         self.model = model
-        self._max_num_seqs = max_num_seqs
+        self._given_seats = max_num_seqs
+        self._seats = max_num_seqs or (seats.UNKNOWN_EXCLUSIVE if exclusive else seats.UNKNOWN)
+        self._exclusive = exclusive
+        self._takes_cache_salt = takes_cache_salt
+        self._salted_urls: asyncio.Task[frozenset[str]] | None = None
         self._address, self._socket_path = _parse(base_url)
         self._api_key = api_key
         self._connect_timeout_seconds = connect_timeout_seconds
         self._session: aiohttp.ClientSession | None = None
+        self._gate = None if exclusive else QueueGate(self._where, lambda: self._get("/metrics"))
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self._where!r}, {self.model!r})"
 
     @property
     def max_num_seqs(self) -> int:
-        return self._max_num_seqs
+        return self._seats
+
+    @property
+    def window_size(self) -> int:
+        return seats.window_size(self._seats, exclusive=self._exclusive)
+
+    @property
+    def gate(self) -> QueueGate | None:
+        return self._gate
 
     @property
     def _where(self) -> str:
@@ -71,6 +93,7 @@ class RemoteEngine:
         self._session = self._new_session()
         try:
             models = await self._probe()
+            await self._ask_for_seats()
         except BaseException:
             await self.stop()
             raise
@@ -80,6 +103,9 @@ class RemoteEngine:
             on_progress(StartProgress("ready", 1.0))
 
     async def stop(self) -> None:
+        asked, self._salted_urls = self._salted_urls, None
+        if asked is not None:
+            asked.cancel()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -134,17 +160,20 @@ class RemoteEngine:
         request: EngineRequest,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - it is aiohttp's
     ) -> EngineAnswer:
+        body = request.body
+        if request.cache_salt is not None and await self._is_salted(request):
+            body = spliced(body, request.cache_salt)
         try:
             async with session.post(
                 self._address + request.url,
-                data=request.body,
+                data=body,
                 headers={"Content-Type": request.content_type, "X-Request-Id": request.request_id},
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                body = await response.read()
+                answer = await response.read()
                 retry_after = retry_after_seconds(response.headers.get("Retry-After"))
-                return EngineAnswer(request.tag, response.status, body, retry_after)
+                return EngineAnswer(request.tag, response.status, answer, retry_after)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Nothing was sent: it is not this request that failed.
             raise self._lost(error) from error
@@ -152,6 +181,49 @@ class RemoteEngine:
             return EngineAnswer(request.tag, None, no_answer=NoAnswer.TIMEOUT)
         except (aiohttp.ClientError, OSError):
             return EngineAnswer(request.tag, None, no_answer=NoAnswer.CONNECTION_LOST)
+
+    async def _is_salted(self, request: EngineRequest) -> bool:
+        """Whether the server takes a salt for this request. Others may refuse unknown fields."""
+        if request.content_type != "application/json":
+            return False
+        if self._takes_cache_salt is not None:
+            return self._takes_cache_salt
+        if self._salted_urls is None:
+            self._salted_urls = asyncio.create_task(self._ask_for_salted_urls())
+        return request.url in await asyncio.shield(self._salted_urls)
+
+    async def _ask_for_salted_urls(self) -> frozenset[str]:
+        status, body = await self._get("/openapi.json")
+        if status >= 500:
+            raise EngineLost(f"the engine at {self._where} has no routes (HTTP {status})")
+        urls = routes_with_field(body, FIELD) if status == 200 else frozenset()
+        if not urls:
+            logger.warning(
+                "engine.cache_shared server=%s It does not say that it takes %s: tenants share "
+                "what it has cached of prompts.",
+                self._where,
+                FIELD,
+            )
+        return urls
+
+    async def _ask_for_seats(self) -> None:
+        """vLLM tells in its development mode; a server that does not is taken to be small."""
+        if self._given_seats is not None:
+            return
+        told = None
+        with contextlib.suppress(EngineLost):
+            status, body = await self._get("/server_info?config_format=json")
+            told = seats.seats_of(body) if status == 200 else None
+        if told is not None:
+            self._seats = told
+        elif not self._exclusive:
+            logger.warning(
+                "engine.seats_unknown server=%s It does not tell how many requests it runs at "
+                "once: the batch keeps %d in flight. Give its max_num_seqs, or say that nobody "
+                "else uses it.",
+                self._where,
+                self.window_size,
+            )
 
     async def _probe(self) -> set[str] | None:
         """The models that the server lists; None if it has no such list."""

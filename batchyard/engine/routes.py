@@ -1,4 +1,4 @@
-"""Which endpoints a server serves, from its own OpenAPI description."""
+"""Which endpoints a server serves and what they take, from its own OpenAPI description."""
 
 from __future__ import annotations
 
@@ -24,6 +24,37 @@ def post_routes(openapi: bytes) -> frozenset[str] | None:
     return posts if any(path.startswith("/v1/") for path in posts) else None
 
 
+def routes_with_field(openapi: bytes, field: str) -> frozenset[str]:
+    """The paths that take POST with a JSON object that may have ``field``."""
+    try:
+        document = msgspec.json.decode(openapi, type=_Document)
+    except msgspec.MsgspecError:
+        return frozenset()
+    return frozenset(
+        path
+        for path, methods in document.paths.items()
+        if _has_field(_body_schema(methods), field, document.components, _MOST_NESTING)
+    )
+
+
+def _body_schema(methods: Any) -> Any:
+    found = methods
+    for key in ("post", "requestBody", "content", "application/json", "schema"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _has_field(schema: Any, field: str, components: Any, depth: int) -> bool:
+    if not isinstance(schema, dict) or depth == 0:
+        return False
+    if field in (schema.get("properties") or ()):
+        return True
+    inner = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key) or ()]
+    name = str(schema.get("$ref", "")).removeprefix("#/components/schemas/")
+    inner.append((components.get("schemas") or {}).get(name))
+    return any(_has_field(each, field, components, depth - 1) for each in inner)
+
+
 def is_served(url: str, routes: Iterable[str]) -> bool:
     """Whether one of ``routes`` may take ``url``; ``{name}`` in a route stands for anything."""
     return any(
@@ -36,5 +67,9 @@ def is_served(url: str, routes: Iterable[str]) -> bool:
 _BRACES = re.compile(r"\\\{.*?\\\}")
 
 
+_MOST_NESTING = 6
+
+
 class _Document(msgspec.Struct):
     paths: dict[str, dict[str, Any]] = {}
+    components: dict[str, Any] = {}

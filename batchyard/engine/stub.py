@@ -104,6 +104,16 @@ class StubEngine:
         return self._max_num_seqs
 
     @property
+    def window_size(self) -> int:
+        """Twice what it runs at once: its next step is always full, a crash loses little."""
+        return 2 * self.max_num_seqs
+
+    @property
+    def gate(self) -> None:
+        """None: it is ours."""
+        return None
+
+    @property
     def is_alive(self) -> bool:
         return not self._death.is_set()
 

@@ -108,6 +108,16 @@ class VllmEngine:
         own = self._options.number("max-num-seqs") or self._device().max_num_seqs
         return own * (self._options.number("data-parallel-size") or 1)
 
+    @property
+    def window_size(self) -> int:
+        """Twice what it runs at once: its next step is always full, a crash loses little."""
+        return 2 * self.max_num_seqs
+
+    @property
+    def gate(self) -> None:
+        """None: it is ours."""
+        return None
+
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start the engine and return once it answers."""
         await self.stop()

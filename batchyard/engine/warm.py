@@ -11,7 +11,14 @@ from batchyard.errors import EngineLost
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
 
-    from batchyard.engine.base import Abort, Engine, EngineAnswer, EngineRequest, StartProgress
+    from batchyard.engine.base import (
+        Abort,
+        Engine,
+        EngineAnswer,
+        EngineRequest,
+        Gate,
+        StartProgress,
+    )
 
 
 class WarmEngine:
@@ -30,6 +37,14 @@ class WarmEngine:
     @property
     def max_num_seqs(self) -> int:
         return self._engine.max_num_seqs
+
+    @property
+    def window_size(self) -> int:
+        return self._engine.window_size
+
+    @property
+    def gate(self) -> Gate | None:
+        return self._engine.gate
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         async with self._starting:

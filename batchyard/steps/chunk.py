@@ -82,7 +82,8 @@ class ChunkRun:
     """The life of one leased chunk in one runner.
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
-    ``fetch_input`` gives the batch's input as a local file. ``on_answer`` gets the tokens of each
+    ``fetch_input`` gives the batch's input as a local file, ``find_salt`` what its requests carry
+    as :class:`~batchyard.engine.base.EngineRequest` says. ``on_answer`` gets the tokens of each
     answered request, by the plan's estimate. Whoever holds ``turn`` makes lines of copies: all
     chunks at once would fill the memory with them.
     """
@@ -92,11 +93,13 @@ class ChunkRun:
     window: Window
     admission: Admission
     fetch_input: Callable[[], Awaitable[Path]]
+    find_salt: Callable[[], Awaitable[str | None]]
     plan_key: str
     on_answer: Callable[[float], None]
     turn: asyncio.Lock
     tally: ChunkTally = field(default_factory=ChunkTally)
     _input_path: Path = field(init=False)
+    _cache_salt: str | None = None
     _copies: Copies = field(default_factory=Copies)
     _admitted: int = 0
     """Requests of the chunk that are finished or in the window, copies included."""
@@ -244,6 +247,7 @@ class ChunkRun:
         start = lease.first_record * RECORD.itemsize
         stop = start + lease.request_count * RECORD.itemsize
         self._input_path = await self.fetch_input()
+        self._cache_salt = await self.find_salt()
         packed = await read_object(storage, self.plan_key, start=start, stop=stop)
         if len(packed) != stop - start:
             raise ObjectChanged(f"The plan of {lease.batch_id} is shorter than it was.")
@@ -282,6 +286,7 @@ class ChunkRun:
                     self._deliver,
                     owner=self.lease.key,
                     fail=self._fail,
+                    cache_salt=self._cache_salt,
                 )
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)

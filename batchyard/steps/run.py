@@ -21,6 +21,7 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.admission import Admission
+from batchyard.steps.cache_isolation import CacheIsolation
 from batchyard.steps.chunk import ChunkRun
 from batchyard.steps.inputs import Inputs
 from batchyard.steps.keys import file_key, plan_key
@@ -96,6 +97,7 @@ class Runner:
         self._held: dict[tuple[str, int], ChunkLease] = {}
         self._running: dict[LeaseKey, ChunkRun] = {}
         self._inputs = Inputs(services)
+        self._isolation = CacheIsolation(services)
         self._turn = asyncio.Lock()
         """Held by the one chunk that is being admitted, see :mod:`batchyard.steps.admission`."""
         self._slow: Counter[str] = Counter()
@@ -210,6 +212,7 @@ class Runner:
             window=self._window,
             admission=admission,
             fetch_input=partial(self._inputs.path, batch_id),
+            find_salt=partial(self._isolation.salt_of, batch_id),
             plan_key=plan_key(batch_id),
             on_answer=self._count_answer,
             turn=self._copying,

@@ -62,6 +62,7 @@ class WindowRequest:
     deliver: Callable[[int, ResultLine], None]
     owner: Hashable
     content_type: str = "application/json"
+    cache_salt: str | None = None
     file_bytes: int = 0
     """What it holds of the window's room for files, and gives back as it leaves."""
     request_id: str = ""
@@ -101,10 +102,11 @@ class Window:
         retry: RetryPolicy | None = None,
         on_restart: Callable[[StartProgress], None] | None = None,
     ) -> None:
-        self.size = 2 * engine.max_num_seqs
-        """Requests in flight: the engine's next step is always full, a crash loses little."""
+        self.size = engine.window_size
+        """Requests in flight, at most."""
         self.file_room = FileRoom()
         self._engine = engine
+        self._gate = engine.gate
         self._not_served: frozenset[str] = frozenset()
         self._timeout_seconds = timeout_seconds
         self._hang_seconds = hang_seconds
@@ -127,11 +129,15 @@ class Window:
         self._is_closing = False
         self._deaths_without_answer = 0
         self._pump_task: asyncio.Task[None] | None = None
+        self._gate_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
         self._not_served = await self._missing_endpoints()
         self._pump_task = asyncio.create_task(self._pump(), name="window")
         self._pump_task.add_done_callback(lambda _: self._end())
+        if self._gate is not None:
+            watch = self._gate.watch(self._feed_wake.set, lambda: bool(self._queue))
+            self._gate_task = asyncio.create_task(watch, name="gate")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -143,6 +149,9 @@ class Window:
             self._is_closing = True
             self._feed_wake.set()
         await asyncio.wait([self._pump_task])
+        if self._gate_task is not None:
+            self._gate_task.cancel()
+            await asyncio.wait([self._gate_task])
 
     async def submit(self, request: WindowRequest) -> None:
         """Wait for a slot and send the request. Raises what ended the window, if it has ended.
@@ -292,18 +301,28 @@ class Window:
                 yield Abort(self._aborts.popleft())
             elif self._is_closing:
                 return
-            elif self._queue and len(self._in_flight) < self._limit:
+            elif self._queue and self._has_room:
                 # A request that is taken from the queue must be in flight at once, where a death
                 # or a withdrawal finds it.
                 tag, request = next(self._tags), self._queue.popleft()
                 self._in_flight[tag] = request
                 request.request_id = new_request_id()
                 yield EngineRequest(
-                    tag, request.url, request.body, request.request_id, request.content_type
+                    tag,
+                    request.url,
+                    request.body,
+                    request.request_id,
+                    request.content_type,
+                    request.cache_salt,
                 )
             else:
                 self._feed_wake.clear()
                 await self._feed_wake.wait()
+
+    @property
+    def _has_room(self) -> bool:
+        is_open = self._gate is None or self._gate.is_open
+        return is_open and len(self._in_flight) < self._limit
 
     def _enqueue(self, request: WindowRequest) -> None:
         self._queue.append(request)

@@ -10,6 +10,7 @@ from batchyard.store.api_keys import ApiKeys
 from batchyard.store.batch_leases import BatchLeases
 from batchyard.store.batch_schedule import BatchSchedule
 from batchyard.store.batches import Batches
+from batchyard.store.cache_salts import CacheSalts
 from batchyard.store.chunks import Chunks
 from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.deliveries import Deliveries
@@ -44,6 +45,7 @@ class Store:
     leases: Leases
     rates: Rates
     tenants: Tenants
+    cache_salts: CacheSalts
     idempotency: Idempotency
     webhook_endpoints: WebhookEndpoints
     deliveries: Deliveries
@@ -87,6 +89,7 @@ async def open_store(
             leases=Leases(database),
             rates=Rates(database),
             tenants=Tenants(database),
+            cache_salts=CacheSalts(database),
             idempotency=Idempotency(database),
             webhook_endpoints=WebhookEndpoints(database),
             deliveries=Deliveries(database),

@@ -47,3 +47,9 @@ def test_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert "BATCHYARD_SMTP__PORT" in str(failure.value)
     assert "canary-5" not in str(failure.value)
+
+
+def test_a_tenant_in_two_cache_groups_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHYARD_CACHE_GROUPS", '{"x": ["alice", "alice"], "y": ["bob", "alice"]}')
+    with pytest.raises(SettingsError, match=r"BATCHYARD_CACHE_GROUPS: .*one group only: alice"):
+        read_settings()

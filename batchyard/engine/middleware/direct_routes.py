@@ -6,6 +6,9 @@ is what the handler's model accepts goes to the handler at once, with the same a
 the same exception handlers; everything else (another route, a body that is refused, a form)
 takes the usual way, and is answered as it always was.
 
+Here a request gets its cache salt as well, from ``line_stream``: on the straight way as a field
+of what the handler is given, on the usual way within its body.
+
 Loaded by vLLM inside the engine's own process, as ``line_stream`` is, and by nobody else: of what
 is installed there it imports what the server itself is made of.
 """
@@ -17,6 +20,14 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.requests import Request
+
+if TYPE_CHECKING or __package__:
+    from batchyard.engine.middleware.cache_salt import FIELD, combined, spliced
+    from batchyard.engine.middleware.line_stream import SALT_KEY
+else:
+    # In the engine's process, where this folder is on the path and Batchyard is not.
+    from cache_salt import FIELD, combined, spliced
+    from line_stream import SALT_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -60,17 +71,25 @@ class DirectRoutes:
             # The routes are complete when the first request comes, and not before.
             self._routes = self._look_up(scope)
         route = self._routes.get(scope["path"])
-        if route is None or dict(scope["headers"]).get(b"content-type") != _JSON:
+        salt = scope.get(SALT_KEY)
+        is_json = dict(scope["headers"]).get(b"content-type") == _JSON
+        if not is_json or (route is None and salt is None):
             await self._app(scope, receive, send)
             return
         body = await _whole_body(receive)
         if body is None:
+            return
+        if route is None:
+            body = body if salt is None else spliced(body, salt)
+            await self._app(*_replaced(scope, body, receive), send)
             return
         try:
             parsed = route.model.model_validate(json.loads(body))
         except Exception:  # noqa: BLE001 - the usual way finds it again, and words the refusal
             await self._app(scope, _again(body, receive), send)
             return
+        if salt is not None and hasattr(parsed, FIELD):
+            setattr(parsed, FIELD, combined(salt, getattr(parsed, FIELD)))
         await self._direct({**scope, "batchyard.call": (route, parsed)}, receive, send)
 
     def _look_up(self, scope: Scope) -> dict[str, _Route]:
@@ -141,6 +160,15 @@ async def _whole_body(receive: Receive) -> bytes | None:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def _replaced(scope: Scope, body: bytes, receive: Receive) -> tuple[Scope, Receive]:
+    """The same request with another body."""
+    headers = [
+        (name, b"%d" % len(body) if name == b"content-length" else value)
+        for name, value in scope["headers"]
+    ]
+    return {**scope, "headers": headers}, _again(body, receive)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

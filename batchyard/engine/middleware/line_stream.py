@@ -9,7 +9,8 @@ the application below, so it meets the same routes, validation and error handler
 its own would, and its answer goes back as soon as it is there. Both directions are frames, a
 header line and a body of exactly ``LENGTH`` bytes::
 
-    request   TAG URL LENGTH REQUEST_ID CONTENT_TYPE\\n body    (without the last word: JSON)
+    request   TAG URL LENGTH REQUEST_ID CONTENT_TYPE CACHE_SALT\\n body
+              (without the last word: no salt; without the last two: JSON)
     abort     TAG - 0 -\\n
     answer    TAG STATUS LENGTH RETRY_AFTER\\n body       (RETRY_AFTER is ``-`` where there is none)
 
@@ -48,6 +49,9 @@ ABORTED: Final = 3
 """The client's abort ended the request."""
 
 JSON: Final = "application/json"
+SALT_KEY: Final = "batchyard.cache_salt"
+"""Of the scope: the salt that ``direct_routes`` gives to the request; None or absent: none."""
+MOST_WORDS: Final = 6
 ABORT_URL: Final = "-"
 """In place of a URL: the frame aborts the request in flight that has its tag."""
 
@@ -63,7 +67,12 @@ class FrameError(ValueError):
 
 
 def request_frame(
-    tag: int, url: str, body: bytes, request_id: str, content_type: str = JSON
+    tag: int,
+    url: str,
+    body: bytes,
+    request_id: str,
+    content_type: str = JSON,
+    cache_salt: str | None = None,
 ) -> bytes:
     """One request. Raises :class:`FrameError` for any word with a space in it."""
     if url == ABORT_URL:
@@ -71,8 +80,12 @@ def request_frame(
     if not (_is_word(url) and _is_word(request_id) and _is_word(content_type)):
         raise FrameError("the words of a header must be printable ASCII without spaces")
     words = [str(tag), url, str(len(body)), request_id]
-    if content_type != JSON:
+    if content_type != JSON or cache_salt is not None:
         words.append(content_type)
+    if cache_salt is not None:
+        if not _is_word(cache_salt):
+            raise FrameError("the words of a header must be printable ASCII without spaces")
+        words.append(cache_salt)
     return b"%b\n%b" % (" ".join(words).encode(), body)
 
 
@@ -97,7 +110,7 @@ def _is_number(word: bytes) -> bool:
 class FrameParser:
     """Cuts a stream of bytes, however it is sliced, into frames of four words.
 
-    ``most_words`` 5: a frame may have one more.
+    ``most_words`` 6: a frame may have two more.
     """
 
     def __init__(self, most_words: int = 4) -> None:
@@ -189,7 +202,7 @@ class _Stream:
 
     async def _read(self) -> None:
         """Admit requests as they arrive; return when the client is gone."""
-        frames = FrameParser(most_words=5)
+        frames = FrameParser(MOST_WORDS)
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -206,10 +219,11 @@ class _Stream:
                 self._wake.set()
 
     def _admit(self, words: list[bytes], body: bytes) -> None:
-        tag, (url, _, request_id, *content_type) = int(words[0]), words[1:]
+        tag, (url, _, request_id, *more) = int(words[0]), words[1:]
         replay = _Replay(self, tag, body)
         self._in_flight[tag] = replay
-        scope = self._scope_of(url, request_id, len(body), *content_type)
+        scope = self._scope_of(url, request_id, len(body), *more[:1])
+        scope[SALT_KEY] = more[1].decode() if more[1:] else None
         replay.start(scope, self._timeout_seconds)
 
     def _abort(self, tag: int) -> None:

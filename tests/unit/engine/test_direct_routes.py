@@ -12,7 +12,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
+from batchyard.engine.middleware.cache_salt import combined
 from batchyard.engine.middleware.direct_routes import DirectRoutes
+from batchyard.engine.middleware.line_stream import SALT_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -31,6 +33,10 @@ def validate_json_request(raw_request: Request) -> None:
 
 async def another_check(raw_request: Request) -> None:
     raise HTTPException(403, "not for you")
+
+
+class SaltedBody(Body):
+    cache_salt: str | None = None
 
 
 class Marked(Exception):
@@ -85,6 +91,18 @@ def make_app() -> FastAPI:
         ways.append(way(raw_request))
         return JSONResponse({"more": more})
 
+    @app.post("/salted", dependencies=[Depends(validate_json_request)])
+    async def salted(request: SaltedBody, raw_request: Request) -> JSONResponse:
+        ways.append(way(raw_request))
+        return JSONResponse(request.model_dump())
+
+    @app.post("/salted-query")
+    async def salted_query(
+        request: SaltedBody, raw_request: Request, more: Annotated[int, Query()] = 1
+    ) -> JSONResponse:
+        ways.append(way(raw_request))
+        return JSONResponse(request.model_dump())
+
     app.add_middleware(CORSMiddleware, allow_origins=["*"])
     app.add_middleware(Stamp)
     app.add_middleware(DirectRoutes)
@@ -92,9 +110,17 @@ def make_app() -> FastAPI:
 
 
 async def post(
-    app: FastAPI, path: str, content: bytes, content_type: str = "application/json"
+    app: FastAPI,
+    path: str,
+    content: bytes,
+    content_type: str = "application/json",
+    *,
+    salt: str | None = None,
 ) -> httpx.Response:
-    transport = httpx.ASGITransport(app)
+    async def as_from_a_line(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        await app({**scope, SALT_KEY: salt}, receive, send)
+
+    transport = httpx.ASGITransport(as_from_a_line)
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
         return await client.post(path, content=content, headers={"content-type": content_type})
 
@@ -166,3 +192,38 @@ async def test_an_operators_own_middleware_is_kept() -> None:
 
 async def test_a_route_that_is_not_there_is_not_found() -> None:
     assert (await post(make_app(), "/nowhere", BODY)).status_code == 404
+
+
+@pytest.mark.parametrize(("path", "way"), [("/salted", "direct"), ("/salted-query", "usual")])
+async def test_a_lines_cache_salt_reaches_the_handler_on_either_way(path: str, way: str) -> None:
+    app = make_app()
+
+    answer = await post(app, path, BODY, salt="s")
+
+    assert answer.json() == {"text": "é\U0001f600", "number": 7, "cache_salt": "s"}
+    assert app.state.ways == [way]
+
+
+@pytest.mark.parametrize("path", ["/salted", "/salted-query"])
+async def test_a_body_cannot_get_around_the_salt(path: str) -> None:
+    body = b'{"text": "", "cache_salt": "a", "cache_salt": "another tenant\'s"}'
+
+    answer = await post(make_app(), path, body, salt="s")
+
+    assert answer.json()["cache_salt"] == combined("s", "another tenant's")
+
+
+async def test_without_a_salt_a_body_keeps_its_own() -> None:
+    body = b'{"text": "", "cache_salt": "mine"}'
+
+    for path in ("/salted", "/salted-query"):
+        assert (await post(make_app(), path, body)).json()["cache_salt"] == "mine"
+
+
+async def test_a_handler_without_the_field_is_called_as_ever() -> None:
+    app = make_app()
+
+    answer = await post(app, "/echo", BODY, salt="s")
+
+    assert answer.json() == {"text": "é\U0001f600", "number": 7, "path": "/echo"}
+    assert app.state.ways == ["direct"]

@@ -21,6 +21,7 @@ from batchyard.engine.middleware import line_stream
 from batchyard.engine.middleware.line_stream import (
     ABORTED,
     ENGINE_DEAD,
+    MOST_WORDS,
     TIMED_OUT,
     FrameError,
     FrameParser,
@@ -119,6 +120,20 @@ def test_a_content_type_other_than_json_is_a_fifth_word() -> None:
 def test_a_content_type_that_would_break_the_header_is_refused(content_type: str) -> None:
     with pytest.raises(FrameError):
         request_frame(1, "/v1", b"", "x", content_type)
+
+
+def test_a_cache_salt_comes_last() -> None:
+    """Behind the content type, which is then always there."""
+    frame = request_frame(1, "/v1", b"body", "x", cache_salt="s-1")
+
+    words = [b"1", b"/v1", b"4", b"x", b"application/json", b"s-1"]
+    assert list(FrameParser(MOST_WORDS).feed(frame)) == [(words, b"body")]
+
+
+@pytest.mark.parametrize("salt", ["", "a b", "a\nb", "é"])
+def test_a_salt_that_is_no_word_is_refused(salt: str) -> None:
+    with pytest.raises(FrameError):
+        request_frame(1, "/v1", b"", "x", cache_salt=salt)
 
 
 def test_an_abort_frame_is_a_request_without_a_url() -> None:
