@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr, field_validator
@@ -73,12 +73,29 @@ class RemoteEngineBlock(Block):
     model: str = Field(description=_MODEL)
     base_url: str = Field(description="For example http://10.0.0.5:8000/v1.")
     api_key: SecretStr = Field(default=SecretStr(""), description="Sent as a Bearer token.")
-    max_num_seqs: int = Field(default=256, ge=1, description="Requests that it runs at once.")
+    max_num_seqs: int = Field(
+        default=0,
+        ge=0,
+        description="Requests that it runs at once. 0: it is asked, and taken to be small if it "
+        "does not tell.",
+    )
+    exclusive: bool = Field(
+        default=False,
+        description="Nobody else uses the server: batches may fill it. Otherwise they take a "
+        "quarter of its places, and wait while its queue is not empty.",
+    )
+    cache_salt: Literal["ask", "always", "never"] = Field(
+        default="ask",
+        description="Whether requests carry their tenant's cache_salt, which vLLM takes and "
+        "other servers may refuse. ask: if the server's /openapi.json names it.",
+    )
 
     def build(self) -> RemoteEngine:
         return RemoteEngine(
             self.base_url,
             self.model,
             api_key=self.api_key.get_secret_value() or None,
-            max_num_seqs=self.max_num_seqs,
+            max_num_seqs=self.max_num_seqs or None,
+            exclusive=self.exclusive,
+            takes_cache_salt={"ask": None, "always": True, "never": False}[self.cache_salt],
         )

@@ -27,10 +27,26 @@ class EngineChoice:
     weights: str
     options: tuple[str, ...]
     url: str | None
+    seats: int | None = None
+    exclusive: bool = False
 
     @classmethod
-    def of(cls, model: str | None, options: Sequence[str], url: str | None) -> EngineChoice:
+    def of(
+        cls,
+        model: str | None,
+        options: Sequence[str],
+        url: str | None,
+        *,
+        seats: int | None = None,
+        exclusive: bool = False,
+    ) -> EngineChoice:
         """Raises :class:`~batchyard.errors.RequestRefused` for what cannot be meant."""
+        if url is None and (seats is not None or exclusive):
+            raise _refused(
+                "--engine-seats and --exclusive are for a server that runs already: give its "
+                "--engine-url, or leave them out.",
+                "engine options",
+            )
         if url is not None and options:
             raise _refused(
                 f"{shlex.join(options)} would have no effect: the server at --engine-url runs "
@@ -38,7 +54,7 @@ class EngineChoice:
                 "engine options",
             )
         if url is not None:
-            return cls((model,) if model else (), "", (), url)
+            return cls((model,) if model else (), "", (), url, seats, exclusive)
         model = model or EngineOptions(options).value("model")
         if not model:
             raise _refused("Say which model to load: --model.", "model")
@@ -47,6 +63,11 @@ class EngineChoice:
                 f"--model {model} does not exist: give a folder, or a name on the hub.", "model"
             )
         return cls(served_names(model, options), model, tuple(options), None)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may use the engine at the same time."""
+        return self.url is not None and not self.exclusive
 
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
@@ -58,7 +79,13 @@ class EngineChoice:
         name = self.models[0] if self.models else model
         if self.url is not None:
             api_key = os.environ.get("BATCHYARD_ENGINE_API_KEY")
-            return RemoteEngine(self.url, name, api_key=api_key)
+            return RemoteEngine(
+                self.url,
+                name,
+                api_key=api_key,
+                max_num_seqs=self.seats,
+                exclusive=self.exclusive,
+            )
         return VllmEngine(
             name,
             self.options,

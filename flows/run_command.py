@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
     from flows.own_prefect import OwnPrefect
 
+SHARED = (
+    "batchyard: others may use the server at --engine-url, so this batch takes a quarter of its "
+    "places and waits while its queue is not empty. If nobody else uses it: --exclusive."
+)
+
 
 def register(app: typer.Typer) -> None:
     """Add the command; the entry point of the group ``batchyard.commands``."""
@@ -51,6 +56,21 @@ def run(
             "Its key: BATCHYARD_ENGINE_API_KEY."
         ),
     ] = None,
+    engine_seats: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many requests the server at --engine-url runs at once, its max_num_seqs. "
+            "The batch takes a quarter of them. Default: the server is asked.",
+        ),
+    ] = None,
+    exclusive: Annotated[
+        bool,
+        typer.Option(
+            "--exclusive",
+            help="Nobody else uses the server at --engine-url: the batch may fill it.",
+        ),
+    ] = False,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
     metadata: Annotated[list[str] | None, options.METADATA] = None,
@@ -69,7 +89,13 @@ def run(
     own_prefect = prepare_prefect()
     for name in ctx.meta["left_out"]:
         typer.echo(f"batchyard: {name} has no meaning here and is left out.", err=True)
-    choice = EngineChoice.of(model, ctx.meta["engine_options"], engine_url)
+    choice = EngineChoice.of(
+        model,
+        ctx.meta["engine_options"],
+        engine_url,
+        seats=engine_seats,
+        exclusive=exclusive,
+    )
     what: BatchRequest | str
     if resume is not None:
         what = resume
@@ -89,8 +115,11 @@ def run(
             notify_email=notify_email,
             deduplicate=deduplicate,
         )
-    settings = read_settings(runners="inline")
+    # One operator's own file: nothing is hidden from anybody in the engine's cache.
+    settings = read_settings(runners="inline", cache_shared_by="all")
     choice.make(settings, "")  # what is wrong with it shows before anything is read
+    if choice.is_shared:
+        typer.echo(SHARED, err=True)
     sys.exit(run_stoppable(lambda: _run(settings, choice, own_prefect, what)))
 
 

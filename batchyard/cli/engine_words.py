@@ -23,9 +23,10 @@ _LONG = frozenset(
         *("--help", "--input-file", "--output-file", "--errors", "--model", "--engine-url"),
         *("--endpoint", "--completion-window", "--metadata", "--resume"),
         *("--webhook-url", "--notify-email", "--deduplicate"),
+        *("--engine-seats", "--exclusive"),
     }
 )
-_FLAGS = frozenset({"-h", "--help", "--enable-metrics", "--deduplicate"})
+_FLAGS = frozenset({"-h", "--help", "--enable-metrics", "--deduplicate", "--exclusive"})
 _RUN_BATCH_ALONE = frozenset({"--output-tmp-dir", "--enable-metrics", "--url"})
 """Options of `vllm run-batch` that `vllm serve` refuses, and that mean nothing here."""
 

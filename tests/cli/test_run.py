@@ -92,7 +92,8 @@ def test_in_a_pipe_each_phase_is_a_line(terminal: Terminal, engine_url: str) -> 
         "run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url
     )
     assert "\x1b" not in ended.stderr
-    said = ended.stderr.splitlines()
+    shared, *said = ended.stderr.splitlines()
+    assert "--exclusive" in shared
     titles = [line for line in said[: said.index("Publishing files")] if not line.startswith("✓")]
     assert titles == [
         "Connecting to Prefect",

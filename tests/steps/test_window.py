@@ -624,3 +624,86 @@ async def test_time_in_which_nobody_could_look_does_not_count() -> None:
     assert not watching.done()
     async with asyncio.timeout(SOON_SECONDS):
         await watching
+
+
+class Gated(StubEngine):
+    """A stub that others use: its gate is opened and closed by the test."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.is_open = False
+        self.on_open: Callable[[], None] = lambda: None
+        self.is_watched = False
+
+    @property
+    def gate(self) -> Gated:  # type: ignore[override]
+        return self
+
+    async def watch(
+        self,
+        on_open: Callable[[], None],
+        has_requests: Callable[[], bool],  # noqa: ARG002 - the protocol's
+    ) -> None:
+        self.on_open, self.is_watched = on_open, True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_watched = False
+
+    def turn(self, *, is_open: bool) -> None:
+        self.is_open = is_open
+        if is_open:
+            self.on_open()
+
+
+async def test_nothing_is_sent_to_an_engine_of_others_while_its_gate_is_closed() -> None:
+    engine = Gated(max_num_seqs=2, latency=latency_of)
+    async with opened(engine) as window:
+        owner = Owner(window, "a")
+        await owner.submit("x", "while", "x")
+        await asyncio.sleep(0.05)
+        assert engine.executed == 0
+        engine.turn(is_open=True)
+        await owner.has(3)
+        engine.turn(is_open=False)
+        await owner.submit("y")
+        await asyncio.sleep(0.05)
+        assert engine.executed == 3
+        engine.turn(is_open=True)
+        await owner.has(4)
+    assert not engine.is_watched
+
+
+async def test_a_request_that_waits_for_the_gate_is_neither_hung_nor_suspect() -> None:
+    """The watch sees no request in flight; what waits can be withdrawn at once."""
+    engine = Gated(max_num_seqs=2, latency=latency_of)
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        owner = Owner(window, "a")
+        await owner.submit("x", "x")
+        await asyncio.sleep(3 * HANG_SECONDS)
+        assert engine.starts == 1
+        await owner.withdraw(abort=False)
+        engine.turn(is_open=True)
+        other = Owner(window, "b")
+        await other.submit("x")
+        await other.has(1)
+    assert (engine.executed, owner.results) == (1, {})
+
+
+async def test_what_is_in_flight_goes_on_while_the_gate_is_closed() -> None:
+    engine = Gated(max_num_seqs=2, latency=latency_of)
+    engine.is_open = True
+    async with opened(engine) as window:
+        owner = Owner(window, "a")
+        await owner.submit("while")
+        await until(lambda: engine.running == 1)
+        engine.turn(is_open=False)
+        await owner.has(1)
+
+
+async def test_a_window_that_ends_behind_a_closed_gate_ends_at_once() -> None:
+    engine = Gated(max_num_seqs=2, latency=latency_of)
+    async with asyncio.timeout(SOON_SECONDS):
+        async with opened(engine) as window:
+            await Owner(window, "a").submit("x")
+    assert not engine.is_watched

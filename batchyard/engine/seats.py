@@ -1,0 +1,46 @@
+"""How many requests a server runs at once, and how many of these places a batch may take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+SHARE: Final = 4
+"""On a server that others use a batch takes one place of so many."""
+UNKNOWN: Final = 32
+"""For a server that others use and that does not tell: fewer than vLLM has by default."""
+UNKNOWN_EXCLUSIVE: Final = 256
+"""For a server that nobody else uses and that does not tell: a queue there harms nobody."""
+
+
+def window_size(seats: int, *, exclusive: bool) -> int:
+    """Requests in flight: where nobody else waits, the next step of the engine is always full."""
+    return 2 * seats if exclusive else max(1, seats // SHARE)
+
+
+def seats_of(server_info: bytes) -> int | None:
+    """From vLLM's ``/server_info?config_format=json``, for all its ranks; None: unknown."""
+    try:
+        config = msgspec.json.decode(server_info, type=_ServerInfo).vllm_config
+    except msgspec.MsgspecError:
+        return None
+    seats = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
+    return seats if seats > 0 else None
+
+
+class _SchedulerConfig(msgspec.Struct):
+    max_num_seqs: int
+
+
+class _ParallelConfig(msgspec.Struct):
+    data_parallel_size: int = 1
+
+
+class _VllmConfig(msgspec.Struct):
+    scheduler_config: _SchedulerConfig
+    parallel_config: _ParallelConfig = msgspec.field(default_factory=_ParallelConfig)
+
+
+class _ServerInfo(msgspec.Struct):
+    vllm_config: _VllmConfig

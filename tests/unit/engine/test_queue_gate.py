@@ -1,0 +1,159 @@
+"""The gate to a server that others use: what opens it, and what closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.engine import queue_gate
+from batchyard.engine.queue_gate import QueueGate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+SOON_SECONDS = 5.0
+
+
+def waiting(count: float) -> tuple[int, bytes]:
+    lines = [
+        f'vllm:num_requests_waiting{{engine="0",model_name="m"}} {count}',
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7.0',
+        'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
+    ]
+    return 200, "\n".join(lines).encode()
+
+
+class Server:
+    """Its answer to a look at its metrics; an exception is raised."""
+
+    def __init__(self, says: tuple[int, bytes] | Exception) -> None:
+        self.says = says
+        self.looks = 0
+
+    async def metrics(self) -> tuple[int, bytes]:
+        self.looks += 1
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_gate, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(queue_gate, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(queue_gate, "TOLD_AFTER_SECONDS", 0.05)
+
+
+@contextlib.asynccontextmanager
+async def watched(
+    server: Server, *, has_requests: bool = True, on_open: Callable[[], None] = lambda: None
+) -> AsyncIterator[QueueGate]:
+    gate = QueueGate("http://engine", server.metrics)
+    task = asyncio.create_task(gate.watch(on_open, lambda: has_requests))
+    try:
+        yield gate
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def looked(server: Server, times: int = 3) -> None:
+    target = server.looks + times
+    async with asyncio.timeout(SOON_SECONDS):
+        while server.looks < target:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        while not is_so():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
+
+
+def test_nothing_is_sent_before_the_first_look() -> None:
+    assert not QueueGate("http://engine", Server(waiting(0)).metrics).is_open
+
+
+async def test_it_is_open_while_the_queue_is_empty_and_closed_while_it_is_not() -> None:
+    server, calls = Server(waiting(0)), []
+    async with watched(server, on_open=lambda: calls.append(1)) as gate:
+        await until(lambda: gate.is_open)
+        server.says = waiting(2)
+        await until(lambda: not gate.is_open)
+        called = len(calls)
+        await looked(server)
+        assert len(calls) == called > 0
+        server.says = waiting(0)
+        await until(lambda: gate.is_open and len(calls) > called)
+
+
+@pytest.mark.parametrize("failure", [OSError("gone"), TimeoutError(), (503, b""), (404, b"")])
+async def test_a_server_that_can_no_longer_be_observed_gets_nothing_new(
+    failure: tuple[int, bytes] | Exception,
+) -> None:
+    """Not at the first failed look: an observation holds for a while."""
+    server = Server(waiting(0))
+    async with watched(server) as gate:
+        await until(lambda: gate.is_open)
+        server.says = failure
+        await looked(server)
+        assert gate.is_open
+        await until(lambda: not gate.is_open)
+        server.says = waiting(0)
+        await until(lambda: gate.is_open)
+
+
+async def test_a_look_that_gets_no_answer_closes_it_too() -> None:
+    server = Server(waiting(0))
+    async with watched(server) as gate:
+        await until(lambda: gate.is_open)
+
+        async def never() -> tuple[int, bytes]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        gate._read_metrics = never
+        await until(lambda: not gate.is_open)
+
+
+@pytest.mark.parametrize("says", [(404, b""), (401, b""), (200, b"<html>"), (200, b"")])
+async def test_a_server_without_such_metrics_is_open(says: tuple[int, bytes]) -> None:
+    async with watched(Server(says)) as gate:
+        await until(lambda: gate.is_open)
+        await asyncio.sleep(0.3)
+        assert gate.is_open
+
+
+async def test_a_server_that_was_never_observed_is_closed() -> None:
+    server = Server(OSError("gone"))
+    async with watched(server) as gate:
+        await looked(server)
+        assert not gate.is_open
+
+
+async def test_a_pause_is_logged_once_and_so_is_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    server = Server(waiting(5))
+    async with watched(server) as gate:
+        await until(lambda: "engine.waits" in caplog.text)
+        await looked(server, 10)
+        server.says = waiting(0)
+        await until(lambda: gate.is_open and "engine.admits" in caplog.text)
+    (told, _) = [record.getMessage() for record in caplog.records if "engine." in record.message]
+    assert "http://engine: 5 requests wait in its queue" in told
+
+
+async def test_a_pause_that_nobody_waits_for_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server(waiting(5))
+    async with watched(server, has_requests=False):
+        await looked(server, 20)
+    assert "engine.waits" not in caplog.text

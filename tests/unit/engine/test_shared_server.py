@@ -1,0 +1,228 @@
+"""A server that others use as well: how much of it a batch takes, and what separates tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+
+from batchyard.engine.base import EngineRequest
+from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.routes import routes_with_field
+from batchyard.engine.seats import seats_of
+from batchyard.errors import EngineLost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"model": "m", "messages": []}'
+SALTED_CHAT = {
+    "paths": {
+        CHAT: {
+            "post": {
+                "requestBody": {
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/C"}}}
+                }
+            }
+        }
+    },
+    "components": {"schemas": {"C": {"properties": {"model": {}, "cache_salt": {}}}}},
+}
+INFO = {"vllm_config": {"scheduler_config": {"max_num_seqs": 32}}}
+
+
+class Server:
+    """Answers ``pages`` by path, everything else with 404, and keeps what is posted."""
+
+    def __init__(self, pages: dict[str, Any]) -> None:
+        self.pages = pages
+        self.bodies: list[bytes] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        if request.method == "POST":
+            self.bodies.append(await request.read())
+            return web.json_response({})
+        page = self.pages.get(request.path)
+        if isinstance(page, int):
+            return web.Response(status=page)
+        return web.json_response(page, status=404 if page is None else 200)
+
+
+@contextlib.asynccontextmanager
+async def served(**pages: Any) -> AsyncIterator[Server]:
+    server = Server({f"/{name.replace('_json', '.json')}": page for name, page in pages.items()})
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def started(url: str, **options: Any) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(url, "m", **options)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def send(engine: RemoteEngine, *requests: EngineRequest) -> list[int | None]:
+    async def each() -> AsyncIterator[EngineRequest]:
+        for request in requests:
+            yield request
+
+    return [answer.status async for answer in engine.stream(each(), timeout_seconds=5)]
+
+
+def salted(tag: int = 1, *, content_type: str = "application/json") -> EngineRequest:
+    return EngineRequest(tag, CHAT, BODY, f"r{tag}", content_type, cache_salt="s")
+
+
+# -- seats ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "window"),
+    [
+        ({}, 8),
+        ({"max_num_seqs": 32}, 8),
+        ({"max_num_seqs": 256}, 64),
+        ({"max_num_seqs": 3}, 1),
+        ({"exclusive": True}, 512),
+        ({"exclusive": True, "max_num_seqs": 32}, 64),
+    ],
+)
+async def test_a_batch_takes_a_quarter_unless_it_has_the_server_to_itself(
+    options: dict[str, Any], window: int
+) -> None:
+    async with served() as server, started(server.url, **options) as engine:
+        assert engine.window_size == window
+        assert (engine.gate is None) == bool(options.get("exclusive"))
+
+
+async def test_a_server_in_development_mode_is_asked_for_its_seats() -> None:
+    ranks = {"vllm_config": {**INFO["vllm_config"], "parallel_config": {"data_parallel_size": 3}}}
+    async with served(server_info=ranks) as server:
+        async with started(server.url) as engine:
+            assert (engine.max_num_seqs, engine.window_size) == (96, 24)
+        async with started(server.url, exclusive=True) as engine:
+            assert engine.window_size == 192
+        async with started(server.url, max_num_seqs=16) as engine:
+            assert engine.window_size == 4
+
+
+async def test_a_server_that_does_not_tell_is_taken_to_be_small_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served() as server, started(server.url):
+        pass
+    (said,) = [one.getMessage() for one in caplog.records if "seats_unknown" in one.message]
+    assert "keeps 8 in flight. Give its max_num_seqs" in said
+
+
+@pytest.mark.parametrize(
+    "page",
+    [b"", b"[]", b"{}", b'{"vllm_config": "text"}', json.dumps(INFO).replace("32", "0").encode()],
+)
+def test_what_is_no_server_info_tells_nothing(page: bytes) -> None:
+    assert seats_of(page) is None
+
+
+# -- cache salts ----------------------------------------------------------------------------
+
+
+async def test_a_server_that_names_the_field_gets_the_salt() -> None:
+    async with served(openapi_json=SALTED_CHAT) as server, started(server.url) as engine:
+        assert await send(engine, salted(1), salted(2)) == [200, 200]
+    assert [json.loads(body)["cache_salt"] for body in server.bodies] == ["s", "s"]
+
+
+@pytest.mark.parametrize("pages", [{}, {"openapi_json": {"paths": {CHAT: {"post": {}}}}}])
+async def test_a_server_that_does_not_name_it_gets_the_bytes_as_they_are(
+    pages: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the operator is told once that tenants share its cache."""
+    async with served(**pages) as server, started(server.url) as engine:
+        await send(engine, salted(1), salted(2))
+    assert server.bodies == [BODY, BODY]
+    assert sum("engine.cache_shared" in record.message for record in caplog.records) == 1
+
+
+async def test_the_operator_decides_where_the_server_does_not_say() -> None:
+    async with served() as server, started(server.url, takes_cache_salt=True) as engine:
+        await send(engine, salted())
+    assert json.loads(server.bodies[0])["cache_salt"] == "s"
+    async with (
+        served(openapi_json=SALTED_CHAT) as server,
+        started(server.url, takes_cache_salt=False) as engine,
+    ):
+        await send(engine, salted())
+    assert server.bodies == [BODY]
+
+
+async def test_without_a_salt_nothing_is_asked_and_nothing_added() -> None:
+    async with served(openapi_json=500) as server, started(server.url) as engine:
+        assert await send(engine, EngineRequest(1, CHAT, BODY, "r")) == [200]
+    assert server.bodies == [BODY]
+
+
+async def test_a_request_that_must_have_a_salt_is_not_sent_before_that_is_known() -> None:
+    async with served(openapi_json=503) as server, started(server.url) as engine:
+        with pytest.raises(EngineLost):
+            await send(engine, salted())
+        server.pages["/openapi.json"] = SALTED_CHAT
+        await engine.start()
+        assert await send(engine, salted()) == [200]
+    assert [json.loads(body)["cache_salt"] for body in server.bodies] == ["s"]
+
+
+async def test_a_form_is_left_as_it_is() -> None:
+    async with served(openapi_json=SALTED_CHAT) as server, started(server.url) as engine:
+        await send(engine, salted(content_type="multipart/form-data;boundary=b"))
+    assert server.bodies == [BODY]
+
+
+def test_a_field_is_found_in_a_choice_of_bodies() -> None:
+    schemas = {
+        "A": {"properties": {"input": {}}},
+        "B": {"allOf": [{"$ref": "#/components/schemas/Base"}]},
+        "Base": {"properties": {"cache_salt": {}}},
+        "Loop": {"anyOf": [{"$ref": "#/components/schemas/Loop"}]},
+    }
+
+    def path(*names: str) -> dict[str, Any]:
+        schema = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
+        return {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
+
+    paths = {"/a": path("A"), "/ab": path("A", "B"), "/loop": path("Loop"), "/get": {"get": {}}}
+    document = json.dumps({"paths": paths, "components": {"schemas": schemas}}).encode()
+    assert routes_with_field(document, "cache_salt") == {"/ab"}
+    assert routes_with_field(b"<html>", "cache_salt") == frozenset()
+
+
+# -- the gate -------------------------------------------------------------------------------
+
+
+async def test_the_gate_of_a_started_engine_reads_the_servers_metrics() -> None:
+    async with served() as server, started(server.url) as engine:
+        gate = engine.gate
+        assert gate is not None
+        opened = asyncio.Event()
+        task = asyncio.create_task(gate.watch(opened.set, lambda: True))
+        await asyncio.wait_for(opened.wait(), 5)
+        task.cancel()
+        await asyncio.wait([task])
+        assert gate.is_open
