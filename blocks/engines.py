@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING, Literal
 
@@ -20,11 +19,6 @@ _MODEL = (
     "The name that request bodies carry. The block's own name is the same in lower case, with "
     "hyphens: org/Model-3.1-8B is org-model-3-1-8b."
 )
-
-
-def block_name(model: str) -> str:
-    """The document's name for a model: ``org/Model-3.1-8B`` is ``org-model-3-1-8b``."""
-    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
 
 
 class VllmEngineBlock(Block):

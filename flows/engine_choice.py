@@ -64,16 +64,11 @@ class EngineChoice:
             )
         return cls(served_names(model, options), model, tuple(options), None)
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether others may use the engine at the same time."""
-        return self.url is not None and not self.exclusive
-
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
+        from batchyard.dispatch import block_name  # noqa: PLC0415
         from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415 - `--help` stays quick
         from batchyard.engine.vllm import VllmEngine  # noqa: PLC0415
-        from blocks.engines import block_name  # noqa: PLC0415
         from flows.worker import engine_log, engine_python  # noqa: PLC0415
 
         name = self.models[0] if self.models else model

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
     from flows.own_prefect import OwnPrefect
 
-SHARED = (
-    "batchyard: others may use the server at --engine-url, so this batch takes a quarter of its "
-    "places and waits while its queue is not empty. If nobody else uses it: --exclusive."
-)
-
 
 def register(app: typer.Typer) -> None:
     """Add the command; the entry point of the group ``batchyard.commands``."""
@@ -118,8 +113,6 @@ def run(
     # One operator's own file: nothing is hidden from anybody in the engine's cache.
     settings = read_settings(runners="inline", cache_shared_by="all")
     choice.make(settings, "")  # what is wrong with it shows before anything is read
-    if choice.is_shared:
-        typer.echo(SHARED, err=True)
     sys.exit(run_stoppable(lambda: _run(settings, choice, own_prefect, what)))
 
 

@@ -12,11 +12,11 @@ from httpx import HTTPError
 from prefect.exceptions import PrefectException
 
 import batchyard
+from batchyard.dispatch import OfferedModels, block_name
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.settings import Settings, read_settings
 from batchyard.steps.services import Services, current_services, open_services
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
-from blocks.engines import block_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -46,7 +46,10 @@ async def worker_services() -> AsyncIterator[Services]:
         return await engine_from_block(settings, model)
 
     async with open_services(
-        settings, engine_for=engine_for, s3_credentials=s3_credentials_from_block
+        settings,
+        engine_for=engine_for,
+        s3_credentials=s3_credentials_from_block,
+        why_not_offered=OfferedModels().why_not,
     ) as services:
         yield services
 

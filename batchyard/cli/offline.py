@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from batchyard.dispatch import OfferedModels
 from batchyard.errors import SettingsError
 from batchyard.settings import read_settings
 from batchyard.steps.services import open_services
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def offline_services() -> AsyncIterator[Services]:
     async with open_services(
-        read_settings(), engine_for=_no_engine, s3_credentials=_no_credentials
+        read_settings(),
+        engine_for=_no_engine,
+        s3_credentials=_no_credentials,
+        why_not_offered=OfferedModels().why_not,
     ) as services:
         yield services
 

@@ -2,10 +2,12 @@
 
 It speaks HTTP, so that a process that only has to wake a runner never imports Prefect.
 ``prefect_api`` asks, ``lost_runs`` ends what has no process any more, ``wake`` starts the runner
-of batches, ``scheduler`` the runners of chunks; ``status_events`` says what becomes of batches.
+of batches, ``scheduler`` the runners of chunks; ``status_events`` says what becomes of batches;
+``offered`` says which models there are.
 """
 
 from batchyard.dispatch.lost_runs import bury_lost_runs
+from batchyard.dispatch.offered import OfferedModels, block_name
 from batchyard.dispatch.prefect_api import (
     PROCESS_BATCH,
     RUN_BATCHES,
@@ -27,9 +29,11 @@ __all__ = [
     "FlowRun",
     "GivenUp",
     "OfferedModel",
+    "OfferedModels",
     "PrefectApi",
     "RunnerScheduler",
     "batch_resource",
+    "block_name",
     "bury_lost_runs",
     "tell_status_changes",
     "wake_batch_runner",

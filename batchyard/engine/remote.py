@@ -199,8 +199,8 @@ class RemoteEngine:
         urls = routes_with_field(body, FIELD) if status == 200 else frozenset()
         if not urls:
             logger.warning(
-                "engine.cache_shared server=%s It does not say that it takes %s: tenants share "
-                "what it has cached of prompts.",
+                "engine.cache_shared server=%s does not say that it takes %s: tenants share what "
+                "it has cached of prompts.",
                 self._where,
                 FIELD,
             )
@@ -218,9 +218,9 @@ class RemoteEngine:
             self._seats = told
         elif not self._exclusive:
             logger.warning(
-                "engine.seats_unknown server=%s It does not tell how many requests it runs at "
-                "once: the batch keeps %d in flight. Give its max_num_seqs, or say that nobody "
-                "else uses it.",
+                "engine.seats_unknown server=%s does not tell how many requests it runs at once, "
+                "and others may use it: the batch keeps %d in flight. Set max_num_seqs of the "
+                "block or --engine-seats, or, if nobody else uses it, exclusive.",
                 self._where,
                 self.window_size,
             )

@@ -7,11 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from batchyard.errors import RequestRefused
+from batchyard.errors import ModelNotFound, RequestRefused
 from batchyard.forecast import OpenWork
 from batchyard.lines import REQUIRED_FIELDS
 from batchyard.notify.email import check_address
 from batchyard.steps.forecast import check_window
+from batchyard.steps.offered import check_offered
 from batchyard.steps.webhooks import check_webhook_url
 from batchyard.storage.location import LocalFile, check_output, parse_location
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, Quota
@@ -130,6 +131,7 @@ async def accept_batch(
         notify_email=request.notify_email,
     )
     if len(request.models) == 1:
+        await _check_model(services, request.models[0])
         await _check_backlog(services, batch, request.models[0])
     return await services.store.batches.create(
         batch,
@@ -139,6 +141,13 @@ async def accept_batch(
         lease_seconds=services.settings.lease_seconds,
         idempotency=idempotency,
     )
+
+
+async def _check_model(services: Services, model: str) -> None:
+    try:
+        await check_offered(services, model)
+    except ModelNotFound as error:
+        raise RequestRefused(str(error), param="model", code=error.code) from None
 
 
 async def _check_backlog(services: Services, batch: NewBatch, model: str) -> None:

@@ -17,6 +17,7 @@ from batchyard.steps.create import default_quota
 from batchyard.steps.defects import defects_as_ours
 from batchyard.steps.forecast import check_window
 from batchyard.steps.keys import file_key, plan_key
+from batchyard.steps.offered import check_offered
 from batchyard.steps.services import Progress
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewChunk
@@ -43,7 +44,8 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
 
     None when the batch is past validation already. Raises
     :class:`~batchyard.errors.InputRefused` with every (capped) error of the file,
-    :class:`~batchyard.errors.QuotaExceeded` and :class:`~batchyard.errors.WindowUnattainable`.
+    :class:`~batchyard.errors.ModelNotFound`, :class:`~batchyard.errors.QuotaExceeded` and
+    :class:`~batchyard.errors.WindowUnattainable`.
     """
     batch = await services.store.batches.get(batch_id)
     if batch.status is not BatchStatus.VALIDATING:
@@ -57,6 +59,7 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
             defects_as_ours("validating and planning the input"),
         ):
             prepared = await asyncio.to_thread(_prepare, services, batch, input_path, folder)
+        await check_offered(services, prepared.model)
         await check_window(services, _open_work(batch, prepared), batch.completion_window)
         await services.storage.put(plan_key(batch_id), _file_parts(folder / "plan"))
     finally:

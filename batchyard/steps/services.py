@@ -47,6 +47,11 @@ def ignore_progress(_: Progress) -> None:
     """For those who do not watch."""
 
 
+async def nothing_is_known(_: str) -> str | None:
+    """For those who have an engine of their own, or none to ask."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """The truth (``store``), the bytes (``storage``), inference, and this machine's folders."""
@@ -61,6 +66,8 @@ class Services:
     s3_credentials: Callable[[], Awaitable[S3Credentials]]
     """For locations that users write as ``s3://bucket/key``."""
     on_progress: Callable[[Progress], None] = ignore_progress
+    why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known
+    """Why no engine serves a model; None: one does, or nobody can say."""
 
     async def s3_for(self, location: Location) -> S3Credentials | None:
         """The credentials that reading or writing ``location`` needs; most need none."""
@@ -78,6 +85,7 @@ async def open_services(
     engine_for: Callable[[str], Awaitable[Engine]],
     s3_credentials: Callable[[], Awaitable[S3Credentials]],
     on_progress: Callable[[Progress], None] = ignore_progress,
+    why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known,
 ) -> AsyncIterator[Services]:
     """Open the database, the object store and a scratch folder; close them at the end.
 
@@ -94,7 +102,14 @@ async def open_services(
     try:
         async with open_store(database_url, keys=keys, migrate=True) as store:
             services = Services(
-                settings, store, storage, spool, engine_for, s3_credentials, on_progress
+                settings,
+                store,
+                storage,
+                spool,
+                engine_for,
+                s3_credentials,
+                on_progress,
+                why_not_offered,
             )
             token = _CURRENT.set(services)
             try:

@@ -89,11 +89,10 @@ def test_who_is_to_be_told_of_the_end_is_told(terminal: Terminal, engine_url: st
 def test_in_a_pipe_each_phase_is_a_line(terminal: Terminal, engine_url: str) -> None:
     """No control characters, none of Prefect's log, and the number of requests at the end."""
     ended = terminal.batchyard(
-        "run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url, "--exclusive")
     )
     assert "\x1b" not in ended.stderr
-    shared, *said = ended.stderr.splitlines()
-    assert "--exclusive" in shared
+    said = ended.stderr.splitlines()
     titles = [line for line in said[: said.index("Publishing files")] if not line.startswith("✓")]
     assert titles == [
         "Connecting to Prefect",
@@ -293,6 +292,25 @@ def test_options_of_run_batch_that_mean_nothing_here_are_left_out(
     assert ended.status == 0, ended.stderr
     assert "--enable-metrics has no meaning here and is left out." in ended.stderr
     assert ids(terminal.read("out.jsonl")) == ALL
+
+
+def test_a_server_that_others_use_is_asked_for_few_places_and_that_is_said(
+    here: Run, engine_url: str
+) -> None:
+    """With the number of its places, or without other users, there is nothing to say."""
+    words = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url)
+    assert "keeps 8 in flight" in here(*words).stderr
+    for more in (("--engine-seats", "32"), ("--exclusive",)):
+        assert "in flight" not in here(*words, *more).stderr
+
+
+@pytest.mark.parametrize("more", [("--engine-seats", "32"), ("--exclusive",)])
+def test_an_engine_of_our_own_has_no_places_to_share(
+    here: Run, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    ended = here("run", "-i", "in.jsonl", "-o", "out.jsonl", "--model", str(tmp_path), *more)
+    assert ended.status != 0
+    assert "--engine-url" in ended.stderr
 
 
 # -- what the tests above look with ---------------------------------------------------------------

@@ -99,7 +99,7 @@ class Deployment:
         await self.save_block(
             model,
             f"RemoteEngineBlock(model={model!r}, base_url={url!r}, api_key={API_KEY!r}, "
-            f"max_num_seqs={engine.max_num_seqs})",
+            f"max_num_seqs={engine.max_num_seqs}, exclusive=True)",
         )
         return engine
 

@@ -10,12 +10,12 @@ from prefect import get_client
 from prefect.client.schemas.actions import BlockDocumentUpdate
 from pydantic import ValidationError
 
+from batchyard.dispatch import block_name
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.vllm import VllmEngine
 from batchyard.errors import ModelNotFound, SettingsError
 from batchyard.settings import Settings, read_settings
 from blocks import RemoteEngineBlock, VllmEngineBlock
-from blocks.engines import block_name
 from flows.worker import engine_from_block
 
 if TYPE_CHECKING:

@@ -130,7 +130,7 @@ async def test_a_server_that_does_not_tell_is_taken_to_be_small_and_that_is_said
     async with served() as server, started(server.url):
         pass
     (said,) = [one.getMessage() for one in caplog.records if "seats_unknown" in one.message]
-    assert "keeps 8 in flight. Give its max_num_seqs" in said
+    assert "keeps 8 in flight. Set max_num_seqs of the block or --engine-seats" in said
 
 
 @pytest.mark.parametrize(

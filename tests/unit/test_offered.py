@@ -1,0 +1,63 @@
+"""Which models Prefect's engine blocks offer, and what happens while nobody can say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.dispatch import OfferedModels, block_name
+from tests.api import small_prefect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.api.small_prefect import SmallPrefect
+
+
+@pytest.fixture
+def prefect(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallPrefect]:
+    with small_prefect.serving() as served:
+        monkeypatch.setenv("PREFECT_API_URL", served.url)
+        yield served
+
+
+async def test_the_reason_names_the_model_and_the_block_to_make(prefect: SmallPrefect) -> None:
+    prefect.models = ["a"]
+    why = await OfferedModels().why_not("org/B.1")
+    assert why is not None
+    assert "org/B.1 is not offered" in why
+    assert f"named {block_name('org/B.1')} " in why
+
+
+async def test_prefect_is_asked_again_only_for_what_it_did_not_offer(
+    prefect: SmallPrefect,
+) -> None:
+    prefect.models = ["a"]
+    offered = OfferedModels()
+    assert [await offered.why_not("a") for _ in range(3)] == [None] * 3
+    assert len(prefect.asked) == 1
+    assert await offered.why_not("b") is not None
+    prefect.models = ["a", "b"]
+    assert await offered.why_not("b") is None
+    assert len(prefect.asked) == 3
+
+
+@pytest.mark.parametrize("status", [404, 401, 500])
+async def test_while_prefect_does_not_say_every_model_is_accepted(
+    prefect: SmallPrefect, status: int
+) -> None:
+    prefect.status = status
+    assert await OfferedModels().why_not("a") is None
+
+
+async def test_without_a_prefect_every_model_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    assert await OfferedModels().why_not("a") is None
+
+
+async def test_a_hostile_name_is_shown_short_and_printable(prefect: SmallPrefect) -> None:
+    why = await OfferedModels().why_not("\x1b[2J\n" + "x" * 10_000_000)
+    assert why is not None
+    assert why.isprintable()
+    assert len(why) < 500
