@@ -138,6 +138,9 @@ class Settings(BaseSettings):
     """How long an engine at least serves before it gives its slot to another model."""
     admission: Literal["off", "refuse"] = "off"
     """``refuse``: a batch that by forecast would not be done within its window is refused."""
+    tenant: str | None = Field(default=None, min_length=1)
+    """The tenant of every batch that `submit-batch` creates here, to be set in the job variables
+    of a deployment; unset: the flow's parameter of that name decides."""
     cache_shared_by: Literal["tenant", "all"] = "tenant"
     """Who shares what engines have cached of prompts: each ``tenant`` its own, so that
     ``cached_tokens`` and speed tell nothing of others' prompts, or ``all`` tenants."""

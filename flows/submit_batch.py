@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from prefect import flow
 from prefect.states import Failed, State
@@ -11,12 +11,15 @@ from pydantic import Field
 
 from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.lines import REQUIRED_FIELDS
-from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, create_batch
 from batchyard.storage.location import LocalFile, WebUrl, parse_location
 from flows.cancel import cancel_its_batch
 from flows.control import control
 from flows.process_batch import take_to_its_end
 from flows.worker import worker_services
+
+if TYPE_CHECKING:
+    from batchyard.settings import Settings
 
 # The server checks these before it records a flow run, the UI while the form is filled in.
 _NO_SECRET = {"pattern": r"^(?![Hh]\w+://(.*\?|[^/]*@))"}
@@ -40,6 +43,7 @@ async def submit_batch(
     endpoint: Endpoint = "",
     completion_window: str = "24h",
     priority: int = 0,
+    tenant: str = "",
     deduplicate: bool = False,
     metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
 ) -> State:
@@ -56,6 +60,8 @@ async def submit_batch(
         endpoint: The endpoint that every line must name. Empty: lines may name different ones.
         completion_window: How long the batch may take: a number and m, h or d.
         priority: Among the batches of one tenant, the higher goes first.
+        tenant: Whose batch it is, for turns, quotas and notifications. Empty: the tenant of this
+            deployment, `default` where it has none. Where it has one, no other can be named.
         deduplicate: Whether identical deterministic requests run once, for all their lines.
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
@@ -74,6 +80,7 @@ async def submit_batch(
                     completion_window=completion_window,
                     metadata=metadata or None,
                     priority=priority,
+                    tenant=_tenant(services.settings, tenant),
                     deduplicate=deduplicate,
                 ),
                 owner=keeper.owner,
@@ -81,6 +88,18 @@ async def submit_batch(
             return await take_to_its_end(services, keeper, batch_id)
     except BatchyardError as error:
         return Failed(message=str(error), data=error)
+
+
+def _tenant(settings: Settings, asked: str) -> str:
+    """The tenant that the operator has fixed for this deployment, or the one that is asked for."""
+    if settings.tenant is not None and asked not in {"", settings.tenant}:
+        raise RequestRefused(
+            f"This deployment is for batches of the tenant {settings.tenant}: "
+            "leave `tenant` empty.",
+            param="tenant",
+            code="invalid_value",
+        )
+    return settings.tenant or asked or DEFAULT_TENANT
 
 
 def _check_recordable(name: str, text: str) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from batchyard.steps.services import Services
     from batchyard.store import BatchRecord, IdempotencyKey
 
+DEFAULT_TENANT = "default"
+"""Whose batches are that name no tenant."""
 MIXED_ENDPOINTS = "mixed"
 """What ``endpoint`` says of a batch whose lines name several."""
 
@@ -58,7 +60,7 @@ class BatchRequest:
     completion_window: str = "24h"
     metadata: Mapping[str, str] | None = field(default=None)
     priority: int = 0
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     output_lifetime_seconds: int | None = None
     webhook: str | None = None
     notify_email: str | None = None

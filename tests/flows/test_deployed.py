@@ -79,6 +79,7 @@ async def test_a_model_without_an_engine_fails_with_what_to_do(deployment: Deplo
     (batch,) = await deployment.services.store.batches.page(limit=1)
     assert [error.code for error in batch.errors or ()] == ["model_not_found"]
     assert not output.exists()
+    assert await deployment.runners("unknown-model") == []
 
 
 async def test_prefect_refuses_a_url_that_holds_a_secret(deployment: Deployment) -> None:

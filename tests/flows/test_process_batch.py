@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -18,6 +19,7 @@ from prefect.client.schemas.filters import (
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.store import Quota
 from flows.process_batch import UNDELIVERED, process_batch
 from flows.submit_batch import submit_batch
 from tests.flows.conftest import create, request_lines
@@ -205,3 +207,58 @@ async def test_results_that_cannot_be_delivered_show_in_the_final_state(
         state = await process_batch(batch_id, return_state=True)
     assert state.name == UNDELIVERED
     assert str(folder) in str(state.message)
+
+
+async def submitted(folder: Path, **parameters: Any) -> Any:
+    """The state in which a submission ends."""
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in request_lines(2)))
+    return await submit_batch(str(path), **parameters, return_state=True)
+
+
+async def tenant_of_newest(services: Services) -> str:
+    (batch,) = await services.store.batches.page(limit=1)
+    return batch.tenant
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "tenant"),
+    [
+        ({}, {}, "default"),
+        ({}, {"tenant": "search"}, "search"),
+        ({"tenant": "search"}, {}, "search"),
+        ({"tenant": "search"}, {"tenant": "search"}, "search"),
+    ],
+)
+async def test_a_submission_is_of_its_deployments_tenant_or_of_the_one_it_names(
+    open_yard: OpenYard,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    asked: dict[str, Any],
+    tenant: str,
+) -> None:
+    async with open_yard(**settings) as services:
+        state = await submitted(tmp_path, **asked)
+        assert state.is_completed(), state.message
+        assert await tenant_of_newest(services) == tenant
+
+
+async def test_a_deployment_of_one_tenant_takes_no_batch_of_another(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    async with open_yard(tenant="search") as services:
+        state = await submitted(tmp_path, tenant="finance")
+        assert state.is_failed()
+        assert "batches of the tenant search" in state.message
+        assert list(await services.store.batches.page(limit=1)) == []
+
+
+async def test_the_quota_of_the_tenant_holds_for_submissions(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    async with open_yard() as services:
+        await services.store.tenants.set_quota("search", Quota(max_active_batches=0))
+        state = await submitted(tmp_path, tenant="search")
+        assert state.is_failed()
+        assert "Tenant 'search' may have 0 active batches" in state.message
+        assert (await submitted(tmp_path)).is_completed()
