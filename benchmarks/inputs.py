@@ -23,13 +23,21 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(_WORDS, k=count))
 
 
-def short_requests(path: Path, *, count: int, model: str, seed: int, max_tokens: int = 8) -> Path:
+def short_requests(
+    path: Path,
+    *,
+    count: int,
+    model: str,
+    seed: int,
+    max_tokens: int = 8,
+    words_each: int = 40,
+) -> Path:
     """Uniform short chat requests that share nothing but the template."""
     rng = random.Random(seed)
     return _write(
         path,
         (
-            chat(f"short-{n}", model, [("user", words(rng, 40))], max_tokens=max_tokens)
+            chat(f"short-{n}", model, [("user", words(rng, words_each))], max_tokens=max_tokens)
             for n in range(count)
         ),
     )

@@ -24,7 +24,6 @@ prepare_prefect()
 
 import aiohttp  # noqa: E402 - Prefect reads its settings on import
 
-from batchyard.engine.vllm import VllmEngine  # noqa: E402
 from batchyard.engine.warm import WarmEngine  # noqa: E402
 from batchyard.lifecycle import BatchStatus  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
@@ -32,6 +31,7 @@ from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
 from batchyard.steps.services import open_services  # noqa: E402
 from benchmarks import timed  # noqa: E402
 from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
+from benchmarks.open_engine import OpenEngine  # noqa: E402
 from flows.process_batch import process_batch  # noqa: E402
 from flows.worker import engine_python, s3_credentials_from_block  # noqa: E402
 
@@ -42,31 +42,6 @@ if TYPE_CHECKING:
 
 _TRIES = 5
 _PAUSE_SECONDS = 0.05
-
-
-class OpenEngine(VllmEngine):
-    """An engine that plain clients may talk to as well, over the same Unix socket."""
-
-    @asynccontextmanager
-    async def http(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """A session without a limit of connections, which it keeps open."""
-        assert self._running is not None
-        connector = aiohttp.UnixConnector(str(self._running.socket_path), limit=0)
-        timeout = aiohttp.ClientTimeout(total=600)
-        async with aiohttp.ClientSession(
-            "http://engine", connector=connector, timeout=timeout
-        ) as session:
-            yield session
-
-    async def empty_cache(self) -> None:
-        async with self.http() as session:
-            # It cannot while the last blocks of the job before are still held.
-            while True:
-                async with session.post("/reset_prefix_cache") as response:
-                    assert response.status == 200, await response.text()
-                    if (await response.json())["success"]:
-                        return
-                await asyncio.sleep(0.1)
 
 
 async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> list[float]:
