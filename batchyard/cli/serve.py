@@ -79,6 +79,10 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             f"choose another with --port or {PORT_VARIABLE}."
         ) from error
     with listener:
+        # What it accepts inherits this. asyncio sets it for sockets whose protocol is given as
+        # TCP, and this one's is 0: the body of each answer would wait for the client's delayed
+        # acknowledgement of the head, 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener
 
 

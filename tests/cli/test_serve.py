@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 
+from batchyard.cli.serve import listening
 from tests.api.conftest import LINE
 
 if TYPE_CHECKING:
@@ -153,3 +154,15 @@ def test_what_it_prints_names_the_keys_file_and_not_the_key(start: Start, home: 
     _, stderr = process.communicate(timeout=_SECONDS)
     assert str(home / "api.key") in stdout
     assert (home / "api.key").read_text().strip() not in stdout + stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_answer_is_sent_without_waiting_for_the_acknowledgement_of_its_head(host: str) -> None:
+    """Nagle's algorithm would keep the body back, 40 ms on each answer."""
+    with (
+        listening(host, 0) as listener,
+        socket.create_connection(listener.getsockname()[:2]),
+    ):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
