@@ -26,6 +26,7 @@ from batchyard.cli.retry import retry
 from batchyard.cli.serve import serve
 from batchyard.cli.show import show
 from batchyard.cli.steer import pause, priority, resume
+from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.cli.submit import submit
 from batchyard.cli.upkeep import expire_files, reconcile
 from batchyard.errors import BatchyardError
@@ -70,10 +71,14 @@ def main() -> None:
     """Run the command; what goes wrong is one sentence on standard error and exit status 1."""
     try:
         make_app()()
+    except LeftUnfinished as unfinished:
+        leave(unfinished)
     except BatchyardError as error:
         sys.exit(f"batchyard: {error}")
     except Exception as error:  # noqa: BLE001 - the last resort; the traceback is in the file
         sys.exit(f"batchyard: {_unexpected(error)}")
+    finally:
+        exit_without_waiting_on_signals()
 
 
 def _unexpected(error: Exception) -> str:

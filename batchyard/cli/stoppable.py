@@ -1,27 +1,34 @@
-"""Work that Ctrl-C and SIGTERM stop in good order."""
+"""Work that Ctrl-C and SIGTERM stop in good order, and an exit that they cut short in silence."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
 import threading
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
-    from typing import Any
+    from typing import Any, NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.2
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class LeftUnfinished(SystemExit):
+    """A second signal came while the work cleaned up: see :func:`leave`."""
 
 
 def run_stoppable(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """The exit status of ``work``; 128 and the signal's number when a signal stopped it.
 
     The first signal cancels the work, which has all the time it wants to clean up. The second
-    one leaves it where it is.
+    one leaves it where it is, by :class:`LeftUnfinished`.
 
     The event loop runs in a thread of its own. While a flow runs, Prefect takes SIGTERM over and
     raises from wherever the program is then; in a thread other than the main one it cannot.
@@ -49,8 +56,36 @@ def run_stoppable(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
             while not wait([status], timeout=_LOOK_SECONDS).done:
                 pass
             return status.result()
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        return 128 + (received[0] if received else signal.SIGINT)
+    except asyncio.CancelledError:
+        return _status(received)
+    except KeyboardInterrupt:
+        raise LeftUnfinished(_status(received)) from None
+
+
+def leave(unfinished: LeftUnfinished) -> NoReturn:
+    """End the process at once: its threads may be busy for as long as they like.
+
+    Guardians end our child processes when they see that we are gone.
+    """
+    if sys.stderr.isatty():
+        # The display that was left behind has hidden it.
+        sys.stderr.write(_SHOW_CURSOR)
+        sys.stderr.flush()
+    os._exit(int(str(unfinished.code)))
+
+
+def exit_without_waiting_on_signals() -> None:
+    """From here on a signal ends the process at once, without a traceback.
+
+    For its exit, at which Prefect's client sends what it still has to send and the servers of
+    this command are stopped. Whoever presses Ctrl-C then does not want to wait for them.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+def _status(received: list[int]) -> int:
+    return 128 + (received[0] if received else signal.SIGINT)
 
 
 def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[int], status: Future[int]) -> None:

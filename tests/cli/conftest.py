@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHAT = "/v1/chat/completions"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _COMMAND_SECONDS = 60.0
 _DRAIN_SECONDS = 10.0
 
@@ -189,8 +190,13 @@ def _in_this_process(
     def run(*words: str) -> Ended:
         monkeypatch.setattr("sys.argv", ["batchyard", *words])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
+        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         stdout, stderr = capfd.readouterr()
         status = ended.value.code
         if isinstance(status, str):

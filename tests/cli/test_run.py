@@ -250,6 +250,30 @@ def test_what_a_signal_stops_can_be_resumed(
     assert ids(terminal.read("out.jsonl")) == [f"id-{n}" for n in range(12)]
 
 
+def test_a_second_ctrl_c_ends_the_command_at_once_and_in_silence(
+    terminal: Terminal, serve_stub: Callable[..., str]
+) -> None:
+    """Its own Prefect server is still being stopped then; nothing of it is left either."""
+    slow = serve_stub(latency=lambda body: 600.0 if b"question 1" in body else 0.0)
+    process = terminal.start(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", slow),
+        BATCHYARD_FLUSH_SECONDS="0.1",
+        PREFECT_API_URL=None,
+        PREFECT_HOME=str(terminal.home / "prefect"),
+    )
+    _wait_for_segments(terminal.home)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    said = ""
+    while "Stopped." not in said:
+        assert (line := process.stderr.readline())
+        said += line
+    os.killpg(process.pid, signal.SIGINT)
+    ended = terminal.finish(process)
+    assert (ended.status, ended.stderr) == (130, "")
+    _wait_until(lambda: not _processes_that_know(str(terminal.home)))
+
+
 def test_a_resumed_batch_keeps_its_model(terminal: Terminal, here: Run, engine_url: str) -> None:
     """Another model would refuse every line that is left."""
     ended = here(
@@ -324,8 +348,12 @@ def _fake_engine(terminal: Terminal, script: str) -> None:
 
 def _wait_for_segments(home: Path) -> None:
     """Until finished lines are durable."""
+    _wait_until(lambda: bool(list(home.glob("objects/batches/*/segments/*"))))
+
+
+def _wait_until(is_true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while not list(home.glob("objects/batches/*/segments/*")):
+    while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

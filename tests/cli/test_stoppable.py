@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
 
-from batchyard.cli.stoppable import run_stoppable
+from batchyard.cli.stoppable import LeftUnfinished, run_stoppable
 
 
 def send(number: int) -> None:
@@ -56,7 +59,7 @@ def test_a_signal_lets_the_work_clean_up(number: signal.Signals) -> None:
 
 
 def test_a_second_signal_does_not_wait() -> None:
-    """Whoever presses Ctrl-C twice wants to be out."""
+    """A user who presses Ctrl-C twice does not want to wait for the cleaning up."""
     finish = threading.Event()
 
     async def work() -> int:
@@ -68,5 +71,61 @@ def test_a_second_signal_does_not_wait() -> None:
             await asyncio.to_thread(finish.wait, 60)
         return 0
 
-    assert run_stoppable(work) == 130
+    with pytest.raises(LeftUnfinished) as left:
+        run_stoppable(work)
+    assert left.value.code == 130
     finish.set()
+
+
+def test_after_a_second_signal_the_process_ends_without_waiting_for_its_threads() -> None:
+    """Python itself would join those of `asyncio.to_thread`."""
+    script = """
+        import asyncio, signal, sys, time
+        from batchyard.cli.stoppable import LeftUnfinished, leave, run_stoppable
+
+        async def work():
+            signal.raise_signal(signal.SIGINT)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.to_thread(time.sleep, 600)
+
+        try:
+            sys.exit(run_stoppable(work))
+        except LeftUnfinished as left:
+            leave(left)
+    """
+    assert _run(script) == (130, "")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_cuts_the_exit_of_a_command_short_and_in_silence(number: int, status: int) -> None:
+    """At its exit, a command waits for what it has started: no place for a traceback."""
+    script = f"""
+        import atexit, os, sys, time
+        from batchyard import cli
+
+        def stop_what_was_started():
+            os.kill(os.getpid(), {int(number)})
+            time.sleep(600)
+
+        atexit.register(stop_what_was_started)
+        sys.argv = ["batchyard", "--help"]
+        sys.stdout = open(os.devnull, "w")
+        cli.main()
+    """
+    assert _run(script) == (status, "")
+
+
+def _run(script: str) -> tuple[int, str]:
+    """The exit status of a process of its own, and what it has to say."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
