@@ -4,6 +4,7 @@
 
     BatchyardError
     ├── SettingsError                 a setting has no usable value
+    │   └── WrongSealingKey           no key of this process is one of the database's
     ├── RequestRefused                what was asked cannot be done; names the parameter
     │   ├── QuotaExceeded             the tenant would have too many requests or tokens enqueued
     │   │   └── BatchLimitExceeded    the tenant would have too many active batches
@@ -57,6 +58,10 @@ class SettingsError(BatchyardError):
     """A setting has no usable value; the message names the variable."""
 
     code = "invalid_setting"
+
+
+class WrongSealingKey(SettingsError):
+    """None of this process's sealing keys is one of the database's: it must not work on it."""
 
 
 class RequestRefused(BatchyardError):

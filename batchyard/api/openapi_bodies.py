@@ -59,7 +59,7 @@ _BATCH = {
             "completion_window": {
                 "type": "string",
                 "pattern": "^[1-9][0-9]{0,4}[mhd]$",
-                "description": "`24h`, or another number of minutes, hours or days.",
+                "description": "`24h`, or another number of minutes, hours or days, `30d` at most.",
             },
             "metadata": {
                 "type": ["object", "null"],

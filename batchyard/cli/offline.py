@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def offline_services() -> AsyncIterator[Services]:
+async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Services]:
     async with open_services(
         read_settings(),
         engine_for=_no_engine,
         s3_credentials=_no_credentials,
         why_not_offered=OfferedModels().why_not,
+        checks_keys=checks_keys,
     ) as services:
         yield services
 

@@ -9,7 +9,7 @@ INPUT_FILE = typer.Option("--input-file", "-i", help="Path, s3://bucket/key or h
 OUTPUT_FILE = typer.Option("--output-file", "-o", help="Likewise; a presigned URL takes a PUT.")
 ERRORS = typer.Option("--errors", "-e", help="Where failed lines go.")
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: mix.")
-COMPLETION_WINDOW = typer.Option(help="A number and m, h or d.")
+COMPLETION_WINDOW = typer.Option(help="A number and m, h or d, for example 24h; at most 30d.")
 METADATA = typer.Option(help="key=value; may be given several times.")
 TENANT = typer.Option(help="Whose.")
 WEBHOOK_URL = typer.Option(help="An https URL that is told of the batch's end.")

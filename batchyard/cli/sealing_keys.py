@@ -46,6 +46,27 @@ def rotate(
     typer.echo(asyncio.run(_rotate(restarted)))
 
 
+@app.command()
+def adopt() -> None:
+    """Go on with this machine's key where the database's is lost.
+
+    URLs and signing secrets that were sealed with the lost key cannot be opened any more: batches
+    that need them fail, and webhooks need new secrets. Results are not touched.
+    """
+    typer.echo(asyncio.run(_adopt()))
+
+
+async def _adopt() -> str:
+    async with offline_services(checks_keys=False) as services:
+        if await services.store.sealing_proof.is_opened():
+            return "The key of this machine is the database's: there is nothing to do."
+        await services.store.sealing_proof.adopt()
+    return (
+        "The key of this machine is the database's from now on. Give it to every machine that "
+        "uses this database, and restart what runs there."
+    )
+
+
 async def _rotate(restarted: bool) -> str:
     settings = read_settings()
     if settings.secret_key is not None:

@@ -80,6 +80,8 @@ def exit_without_waiting_on_signals() -> None:
     For its exit, at which Prefect's client sends what it still has to send and the servers of
     this command are stopped. Whoever presses Ctrl-C then does not want to wait for them.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return  # no signal arrives there
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: os._exit(128 + number))
 

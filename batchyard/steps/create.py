@@ -32,6 +32,8 @@ MIXED_ENDPOINTS = "mixed"
 
 _MAX_PRIORITY = 1_000_000
 _WINDOW_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+_MAX_WINDOW_DAYS = 30
+"""As long as files are kept by default."""
 _MAX_METADATA = 16
 _MAX_METADATA_KEY = 64
 _MAX_METADATA_VALUE = 512
@@ -203,7 +205,14 @@ def parse_window(text: str) -> int:
             param="completion_window",
             code="invalid_value",
         )
-    return int(match.group(1)) * _WINDOW_SECONDS[match.group(2)]
+    seconds = int(match.group(1)) * _WINDOW_SECONDS[match.group(2)]
+    if seconds > _MAX_WINDOW_DAYS * _WINDOW_SECONDS["d"]:
+        raise RequestRefused(
+            f"completion_window may be {_MAX_WINDOW_DAYS}d at most.",
+            param="completion_window",
+            code="invalid_value",
+        )
+    return seconds
 
 
 async def check_destinations(

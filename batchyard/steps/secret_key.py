@@ -37,12 +37,17 @@ def read_secret_keys(settings: Settings) -> list[str]:
     """All keys, the one that seals first. Losing them loses what is sealed, never the results."""
     if settings.secret_key is not None:
         return [key.strip() for key in settings.secret_key.get_secret_value().split(",")]
-    path = settings.home_folder / _FILE
+    path = key_file(settings)
     if not path.exists():
         _make(path, [new_sealing_key()])
     # First the next one: it moves from its file to the other one, never back.
     coming = _read(settings.home_folder / _NEXT_FILE)
     return list(dict.fromkeys([*_read(path), *coming]))
+
+
+def key_file(settings: Settings) -> Path:
+    """Where the keys are that the settings do not name."""
+    return settings.home_folder / _FILE
 
 
 class RotationStep(Enum):
@@ -63,7 +68,7 @@ class Rotation:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._path = settings.home_folder / _FILE
+        self._path = key_file(settings)
         self._next_path = settings.home_folder / _NEXT_FILE
 
     @property

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.errors import SettingsError, StorageFull
-from batchyard.steps.secret_key import read_secret_keys
+from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
+from batchyard.steps.secret_key import key_file, read_secret_keys
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.location import Location, S3Object
 from batchyard.storage.s3 import S3Storage
@@ -86,10 +86,13 @@ async def open_services(
     s3_credentials: Callable[[], Awaitable[S3Credentials]],
     on_progress: Callable[[Progress], None] = ignore_progress,
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known,
+    checks_keys: bool = True,
 ) -> AsyncIterator[Services]:
     """Open the database, the object store and a scratch folder; close them at the end.
 
-    Within the block, :func:`current_services` gives them to whatever runs in its context.
+    Within the block, :func:`current_services` gives them to whatever runs in its context. Raises
+    :class:`~batchyard.errors.WrongSealingKey`, unless ``checks_keys`` is false, where this
+    process could not open what others have sealed.
     """
     home = settings.home_folder
     database_url = (
@@ -101,6 +104,8 @@ async def open_services(
     spool, keys = _open_home(settings)
     try:
         async with open_store(database_url, keys=keys, migrate=True) as store:
+            if checks_keys and not await store.sealing_proof.is_opened():
+                raise _wrong_key(settings)
             services = Services(
                 settings,
                 store,
@@ -146,6 +151,19 @@ def _open_home(settings: Settings) -> tuple[Path, list[str]]:
             f"BATCHYARD_HOME, {home}, cannot be used ({error.strerror}): "
             "name a folder that you may write to and that has room."
         ) from error
+
+
+def _wrong_key(settings: Settings) -> WrongSealingKey:
+    ours = (
+        "the keys in BATCHYARD_SECRET_KEY"
+        if settings.secret_key is not None
+        else f"the key file {key_file(settings)}"
+    )
+    return WrongSealingKey(
+        f"The database was sealed with another key than {ours}. Every machine that uses this "
+        "database needs the same BATCHYARD_SECRET_KEY, or the same secret.key in BATCHYARD_HOME. "
+        "If the right key is lost: batchyard secrets adopt"
+    )
 
 
 def _open_storage(settings: Settings) -> Storage:

@@ -30,6 +30,7 @@ from batchyard.store.rates import RateRecord, Rates
 from batchyard.store.reseal import reseal
 from batchyard.store.runners import RunnerKind, RunnerRecord, Runners, RunnerStatus
 from batchyard.store.sealed import new_sealing_key
+from batchyard.store.sealing_proof import SealingProof
 from batchyard.store.status_changes import StatusChange, StatusChanges
 from batchyard.store.store import Store, open_store
 from batchyard.store.tenants import Quota, Tenants, TenantUsage
@@ -87,6 +88,7 @@ __all__ = [
     "RunnerRecord",
     "RunnerStatus",
     "Runners",
+    "SealingProof",
     "Standing",
     "StatusChange",
     "StatusChanges",

@@ -106,6 +106,8 @@ class BatchRow(Row, UsageColumns, table=True):
     notify_email: str | None
     deduplicated_requests: int = Field(default=0, sa_type=BigInteger)
     wait_reason: str | None
+    undelivered: dict[str, str] | None = Field(sa_type=JsonText(dict[str, str]))
+    late_since: int | None = Field(sa_type=BigInteger)
 
 
 BATCHES = BatchRow.metadata.tables["batches"]
@@ -221,7 +223,7 @@ class BatchRecord:
     """Of all its requests, prompts and answers; 0 until it is planned."""
     paused_at: int | None
     eta_at: int | None
-    """When it will probably be done; None while nothing is known."""
+    """When it will probably be done; None while nothing is known, and once it no longer runs."""
     at_risk_at: int | None
     """When it was first seen that the window will probably end before the batch."""
     retry_of: str | None
@@ -231,6 +233,10 @@ class BatchRecord:
     """That have another one's answer; zero until the end."""
     wait_reason: str | None
     """While it is in progress: why no runner serves its model now. None: one does or may soon."""
+    undelivered: dict[str, str] | None
+    """Why a result file is not where the user wanted it, by ``output`` and ``error``."""
+    late_since: int | None
+    """Since when every forecast has said that the window will end before the batch."""
 
     @classmethod
     def from_row(cls, row: RowMapping | Mapping[str, Any]) -> BatchRecord:

@@ -13,6 +13,7 @@ from sqlalchemy import BigInteger, Double, Index
 from sqlmodel import Field
 
 from batchyard.store.columns import Row
+from batchyard.store.sealed import Sealed
 
 if TYPE_CHECKING:
     from sqlalchemy import RowMapping
@@ -71,6 +72,8 @@ class DeliveryRow(Row, table=True):
     owner: str | None
     lease_expires_at: float | None = Field(sa_type=Double)
     ended_at: int | None = Field(sa_type=BigInteger)
+    file_id: str | None
+    location: str | None = Field(sa_type=Sealed)
 
 
 class DeliveryAttemptRow(Row, table=True):
@@ -88,8 +91,8 @@ class DeliveryAttemptRow(Row, table=True):
 
 DELIVERIES = DeliveryRow.metadata.tables["deliveries"]
 ATTEMPTS = DeliveryAttemptRow.metadata.tables["delivery_attempts"]
-_LEASE_NAMES = ("epoch", "owner", "lease_expires_at")
-DELIVERY_COLUMNS = [column for column in DELIVERIES.c if column.name not in _LEASE_NAMES]
+_NOT_IN_RECORD = ("epoch", "owner", "lease_expires_at", "location")
+DELIVERY_COLUMNS = [column for column in DELIVERIES.c if column.name not in _NOT_IN_RECORD]
 """What :class:`DeliveryRecord` is made of."""
 
 WEBHOOK_GIVEN_UP = "webhook.given_up"
@@ -121,6 +124,8 @@ class DeliveryRecord:
     due_at: float
     """Of a pending one, when it is tried next."""
     ended_at: int | None
+    file_id: str | None = None
+    """Of a result file, which one."""
 
     @classmethod
     def from_row(cls, row: RowMapping) -> DeliveryRecord:

@@ -20,6 +20,7 @@ from batchyard.store.leases import Leases
 from batchyard.store.rates import Rates
 from batchyard.store.runners import Runners
 from batchyard.store.schema import check, upgrade
+from batchyard.store.sealing_proof import SealingProof
 from batchyard.store.status_changes import StatusChanges
 from batchyard.store.tenants import Tenants
 from batchyard.store.uploads import Uploads
@@ -50,6 +51,7 @@ class Store:
     webhook_endpoints: WebhookEndpoints
     deliveries: Deliveries
     status_changes: StatusChanges
+    sealing_proof: SealingProof
 
 
 @asynccontextmanager
@@ -94,6 +96,7 @@ async def open_store(
             webhook_endpoints=WebhookEndpoints(database),
             deliveries=Deliveries(database),
             status_changes=StatusChanges(database),
+            sealing_proof=SealingProof(database),
         )
     finally:
         await database.close()

@@ -190,13 +190,8 @@ def _in_this_process(
     def run(*words: str) -> Ended:
         monkeypatch.setattr("sys.argv", ["batchyard", *words])
         capfd.readouterr()
-        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        with _same_handlers_afterwards(), pytest.raises(SystemExit) as ended:
+            main()
         stdout, stderr = capfd.readouterr()
         status = ended.value.code
         if isinstance(status, str):
@@ -205,6 +200,20 @@ def _in_this_process(
         return Ended(int(status or 0), stdout, stderr)
 
     return run
+
+
+@contextlib.contextmanager
+def _same_handlers_afterwards() -> Iterator[None]:
+    """The command leaves signals to end its process, and this one goes on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def with_services(work: Callable[[Services], Awaitable[T]]) -> T:

@@ -194,3 +194,42 @@ def test_keys_of_the_settings_are_not_made_but_used(
     monkeypatch.setenv("BATCHYARD_SECRET_KEY", new)
     assert with_store(opened) == 1
     assert keys_in(home) == [old]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("submit", "-i", "in.jsonl", "-o", "out.jsonl"),
+        ("serve", "--port", "0"),
+        ("list",),
+    ],
+)
+def test_a_machine_with_another_key_is_refused_before_anything_is_made(
+    alone: Run, home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """What it sealed, nobody else could open; what others sealed, it could not."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("BATCHYARD_SECRET_KEY", new_sealing_key())
+        ended = alone(*words)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert "with another key than the keys in BATCHYARD_SECRET_KEY" in ended.stderr
+    assert "needs the same BATCHYARD_SECRET_KEY" in ended.stderr
+    assert with_store(opened) == 1
+
+
+def test_a_key_file_that_is_not_the_databases_is_named(alone: Run, home: Path) -> None:
+    (home / "secret.key").write_text(new_sealing_key())
+    ended = alone("list")
+    assert ended.status == 1
+    assert f"than the key file {home / 'secret.key'}" in ended.stderr
+
+
+def test_a_lost_key_can_be_replaced(alone: Run, home: Path) -> None:
+    """What was sealed with it is lost, the rest is not."""
+    (home / "secret.key").unlink()
+    assert alone("list").status == 1
+    ended = alone("secrets", "adopt")
+    assert (ended.status, ended.stderr) == (0, "")
+    assert alone("list").status == 0
+    assert "nothing to do" in alone("secrets", "adopt").stdout

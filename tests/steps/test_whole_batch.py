@@ -172,6 +172,18 @@ async def test_a_completion_window_that_means_nothing_is_refused(yard: Yard, win
     assert refused.value.param == "completion_window"
 
 
+@pytest.mark.parametrize("window", ["31d", "99999d", "721h", "43201m"])
+async def test_a_completion_window_of_more_than_a_month_is_refused(yard: Yard, window: str) -> None:
+    with pytest.raises(RequestRefused, match="completion_window may be 30d at most"):
+        await yard.create(lines(1), completion_window=window)
+
+
+@pytest.mark.parametrize("window", ["30d", "720h", "43200m", "24h"])
+async def test_a_completion_window_of_a_month_or_less_is_accepted(yard: Yard, window: str) -> None:
+    batch_id = await yard.create(lines(1), completion_window=window)
+    assert (await yard.services.store.batches.get(batch_id)).completion_window == window
+
+
 async def test_the_completion_window_is_echoed_and_counts_from_creation(yard: Yard) -> None:
     batch_id = await yard.create(lines(1), completion_window="90m")
     batch = await yard.services.store.batches.get(batch_id)

@@ -86,4 +86,6 @@ def test_these_tables_have_sealed_columns() -> None:
         "webhook_endpoints.url",
         "webhook_endpoints.secret",
         "webhook_endpoints.old_secret",
+        "sealing_proof.value",
+        "deliveries.location",
     }
