@@ -26,6 +26,7 @@ from batchyard.steps.chunk import ChunkRun
 from batchyard.steps.inputs import Inputs
 from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.log_words import describe
+from batchyard.steps.pace import Pace
 from batchyard.steps.patience import PASSING, patiently
 from batchyard.steps.publish import stop_failed
 from batchyard.steps.retry_policy import RetryPolicy
@@ -52,8 +53,6 @@ _MOST_REFUSALS = 10
 """A database that refuses so many claims in a row will not take any."""
 PUT_OFF_SECONDS = 30.0
 """A batch that this machine cannot run is left to others for so long."""
-_PACE_SECONDS = 5.0
-"""A rate is measured over so much busy time."""
 
 
 class Runner:
@@ -87,7 +86,7 @@ class Runner:
         self._owner = f"runner_{secrets.token_hex(16)}"
         self._is_announced = False
         self._is_draining = False
-        self._pace = _Pace()
+        self._pace: Pace | None = None
         self.answered = 0
         """Requests answered by this runner."""
         self._answered_before = 0
@@ -137,6 +136,7 @@ class Runner:
                     on_restart=self._show_start,
                 )
             )
+            self._pace = Pace(self._window)
             self._closing = stack.pop_all()
         self._show_answers()
         return self
@@ -428,6 +428,8 @@ class Runner:
             status = RunnerStatus.DRAINING
         if status is RunnerStatus.DRAINING:
             self._drain()
+        if self._pace is None:
+            return
         tokens_per_second = self._pace.measured(is_busy=bool(self._running))
         if tokens_per_second is not None:
             await store.rates.record(
@@ -455,7 +457,8 @@ class Runner:
 
     def _count_answer(self, tokens: float) -> None:
         self.answered += 1
-        self._pace.tokens += tokens
+        if self._pace is not None:
+            self._pace.count(tokens)
         self._show_answers()
 
     def _show_answers(self) -> None:
@@ -468,28 +471,6 @@ class Runner:
         self.services.on_progress(
             Progress(self.batch_id or "", "loading", done, total, start.message)
         )
-
-
-class _Pace:
-    """Tokens per second of busy time, by the plan's estimates of tokens."""
-
-    def __init__(self) -> None:
-        self.tokens = 0.0
-        self._counted = 0.0
-        self._busy_seconds = 0.0
-        self._looked_at: float | None = None
-
-    def measured(self, *, is_busy: bool) -> float | None:
-        """To be asked regularly; a rate when enough time was spent busy since the last one."""
-        now = time.monotonic()
-        if is_busy and self._looked_at is not None:
-            self._busy_seconds += now - self._looked_at
-        self._looked_at = now if is_busy else None
-        if self._busy_seconds < _PACE_SECONDS:
-            return None
-        rate = (self.tokens - self._counted) / self._busy_seconds
-        self._counted, self._busy_seconds = self.tokens, 0.0
-        return rate
 
 
 async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:

@@ -104,6 +104,8 @@ class Window:
     ) -> None:
         self.size = engine.window_size
         """Requests in flight, at most."""
+        self.withdrawn = 0
+        """Requests that left without a result, for their owner had taken them back."""
         self.file_room = FileRoom()
         self._engine = engine
         self._gate = engine.gate
@@ -206,6 +208,11 @@ class Window:
         finally:
             departure.callers -= 1
             self._forget_if_gone(owner)
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are in the engine."""
+        return len(self._in_flight)
 
     def check(self) -> None:
         """Raise the :class:`EngineError` that ended the window, if one has."""
@@ -402,7 +409,9 @@ class Window:
         self._clear(request)
         self._slots.release()
         self.file_room.give_back(request.file_bytes)
-        if result is not None:
+        if result is None:
+            self.withdrawn += 1
+        else:
             self._deliver(request, result)
         departure = self._departures.get(request.owner)
         if departure is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select, update
 
 from batchyard.errors import LeaseLost, TransitionConflict
-from batchyard.lifecycle import TRANSITIONS
+from batchyard.lifecycle import TRANSITIONS, BatchStatus
 from batchyard.store.batch_pages import batch_not_found, load_batch
 from batchyard.store.batch_rows import BATCHES
 from batchyard.store.clock import clock_seconds
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.lifecycle import BatchStatus
     from batchyard.store.batch_rows import BatchRecord
 
 
@@ -63,6 +62,9 @@ async def move_batch(
     # No status is entered twice, so a timestamp that is set on entry is set once.
     if target.timestamp_field is not None:
         values[target.timestamp_field] = clock_seconds()
+    if target is not BatchStatus.IN_PROGRESS:
+        # Nothing more of it will run, so there is nothing left to forecast.
+        values |= {"eta_at": None, "late_since": None}
     moved = await connection.execute(
         update(BATCHES)
         .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(sources))

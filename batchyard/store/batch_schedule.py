@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, bindparam, func, select, update
+from sqlalchemy import bindparam, func, select, update
 
 from batchyard.errors import TransitionConflict
 from batchyard.forecast import OpenWork
@@ -12,7 +12,7 @@ from batchyard.lifecycle import STOPPABLE, BatchStatus
 from batchyard.store.batch_pages import load_batch
 from batchyard.store.batch_rows import BATCHES
 from batchyard.store.chunk_rows import CHUNKS, IS_OPEN, remaining_tokens
-from batchyard.store.clock import clock_seconds
+from batchyard.store.clock import clock_seconds, read_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
     from batchyard.store.batch_rows import BatchRecord
     from batchyard.store.database import Database
+
+
+LATE_SECONDS: Final = 300.0
+"""So long every forecast must be late before anybody is told."""
+_FORECAST_COLUMNS = [
+    BATCHES.c[name]
+    for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at")
+]
 
 
 class BatchSchedule:
@@ -74,39 +82,45 @@ class BatchSchedule:
 
         return await self._database.read(work)
 
-    async def record_forecast(self, etas: Mapping[str, int]) -> list[BatchRecord]:
+    async def record_forecast(
+        self, etas: Mapping[str, int], *, hold_seconds: float = LATE_SECONDS
+    ) -> list[BatchRecord]:
         """Record when batches will probably be done; those that are at risk since now.
 
-        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast.
+        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast. It is
+        at risk once every forecast of ``hold_seconds`` has said that its window ends first, or
+        of a tenth of its window where that is less: one odd measurement is no alarm.
         """
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
-        known = select(BATCHES.c.id, BATCHES.c.eta_at).where(running).order_by(BATCHES.c.id)
+        # One after the other by id: the order of everybody who changes several batches.
+        known = select(*_FORECAST_COLUMNS).where(running).order_by(BATCHES.c.id)
         one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
-        is_late = and_(running, BATCHES.c.eta_at > BATCHES.c.expires_at)
 
         async def work(connection: AsyncConnection) -> list[BatchRecord]:
-            # One after the other by id: the order of everybody who changes several batches.
-            changed = [
-                {"batch_id": batch_id, "new_eta": etas.get(batch_id)}
-                for batch_id, eta_at in await connection.execute(known)
-                if etas.get(batch_id) != eta_at
-            ]
-            if not changed:
+            now = await read_seconds(connection)
+            changed, at_risk = [], []
+            for row in (await connection.execute(known)).all():
+                eta_at = etas.get(row.id)
+                late_since = row.late_since if row.late_since is not None else now
+                if eta_at is None or eta_at <= row.expires_at:
+                    late_since = None
+                if (eta_at, late_since) != (row.eta_at, row.late_since):
+                    changed.append({"batch_id": row.id, "eta": eta_at, "since": late_since})
+                hold = min(hold_seconds, (row.expires_at - row.created_at) / 10)
+                if late_since is not None and now - late_since >= hold and row.at_risk_at is None:
+                    at_risk.append(row.id)
+            if changed:
+                new = one.values(eta_at=bindparam("eta"), late_since=bindparam("since"))
+                await connection.execute(new, changed)
+            if not at_risk:
                 return []
-            await connection.execute(one.values(eta_at=bindparam("new_eta")), changed)
-            at_risk = await connection.execute(
+            named = await connection.execute(
                 update(BATCHES)
-                .where(
-                    BATCHES.c.id.in_([each["batch_id"] for each in changed]),
-                    is_late,
-                    BATCHES.c.at_risk_at.is_(None),
-                )
-                .values(at_risk_at=clock_seconds())
+                .where(BATCHES.c.id.in_(at_risk), running, BATCHES.c.at_risk_at.is_(None))
+                .values(at_risk_at=now)
                 .returning(BATCHES.c.id)
             )
-            return [
-                await load_batch(connection, batch_id) for batch_id in sorted(at_risk.scalars())
-            ]
+            return [await load_batch(connection, batch_id) for batch_id in sorted(named.scalars())]
 
         return await self._database.write(work)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
 import pytest
+from sqlalchemy import update
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import WindowUnattainable
@@ -10,8 +15,15 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.steps import run
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.forecast import update_forecasts
+from batchyard.steps.pace import Pace
 from batchyard.store import RunnerKind
+from batchyard.store.batch_rows import BATCHES
 from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 MODEL = "stub-model"
 
@@ -67,10 +79,21 @@ async def test_a_batch_that_will_be_late_is_named_once(yard: Yard) -> None:
     batch_id = await prepared(yard, 20, completion_window="1m")
     tokens = (await yard.services.store.batches.get(batch_id)).token_estimate
     await measured(yard, tokens / 600)
+    assert await update_forecasts(yard.services) == []
+    await let_pass(yard, 7)
     (at_risk,) = await update_forecasts(yard.services)
     assert at_risk.id == batch_id
     assert at_risk.at_risk_at is not None
     assert await update_forecasts(yard.services) == []
+
+
+async def let_pass(yard: Yard, seconds: int) -> None:
+    """As if forecasts had been late for so much longer."""
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(update(BATCHES).values(late_since=BATCHES.c.late_since - seconds))
+
+    await yard.services.store.database.write(work)
 
 
 async def test_a_batch_that_cannot_meet_its_window_is_refused_where_that_is_wanted(
@@ -104,7 +127,7 @@ async def test_without_admission_nobody_is_refused(yard: Yard) -> None:
 
 
 async def test_a_runner_measures_its_own_pace(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_PACE_SECONDS", 0.2)
+    monkeypatch.setattr(run, "Pace", partial(Pace, sample_seconds=0.2))
     yard.use(StubEngine(max_num_seqs=4, latency=0.02))
     yard.set(runner_idle_seconds=0.0)
     batch_id = await prepared(yard, 100)
@@ -115,3 +138,30 @@ async def test_a_runner_measures_its_own_pace(yard: Yard, monkeypatch: pytest.Mo
     tokens = (await yard.services.store.batches.get(batch_id)).token_estimate
     # A hundred requests, four at a time, of 20 ms each.
     assert rate.tokens_per_second == pytest.approx(tokens / 0.5, rel=0.6)
+
+
+async def test_a_batch_that_expires_with_nothing_finished_leaves_the_measured_speed_alone(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its long answers were being produced all the time, and the next batch is not late."""
+    monkeypatch.setattr(run, "Pace", partial(Pace, sample_seconds=0.1))
+    await measured(yard, 1000.0)
+    yard.use(StubEngine(max_num_seqs=4, latency=600.0))
+    yard.set(runner_idle_seconds=0.0)
+    batch_id = await prepared(yard, 100)
+    runner = asyncio.create_task(run.run_chunks(yard.services, MODEL))
+    await until(lambda: yard.engine.executed > 0)
+    await asyncio.sleep(0.5)  # several samples of busy time, without an answer
+    await yard.services.store.batches.cancel(batch_id)
+    await runner
+    rate = await yard.services.store.rates.get(MODEL, "gpu")
+    assert rate is not None
+    assert rate.tokens_per_second == 1000.0
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to be")

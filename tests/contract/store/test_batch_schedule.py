@@ -6,23 +6,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import update
 
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewChunk
+from batchyard.store.batch_rows import BATCHES
 from batchyard.wire import new_batch_id
 from tests.contract.store.samples import (
     MODEL,
     USAGE,
     batch_in,
     begun_batch,
-    finish,
     new_batch,
 )
 
 if TYPE_CHECKING:
-    from batchyard.store import Store
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store import BatchRecord, Store
 
 S = BatchStatus
 MAY_RUN = [S.VALIDATING, S.IN_PROGRESS]
@@ -132,14 +135,54 @@ async def test_a_forecast_is_set_changed_and_cleared(store: Store) -> None:
 async def test_a_batch_is_at_risk_once(store: Store) -> None:
     late = await begun_batch(store)
     just_in_time = await begun_batch(store)
+
+    async def record(etas: dict[str, int]) -> list[BatchRecord]:
+        return await store.batch_schedule.record_forecast(etas, hold_seconds=0)
+
     etas = {late.id: late.expires_at + 1, just_in_time.id: just_in_time.expires_at}
-    [at_risk] = await store.batch_schedule.record_forecast(etas)
+    [at_risk] = await record(etas)
     assert at_risk.at_risk_at == pytest.approx(await store.database.now(), abs=10)
-    assert at_risk == replace(late, eta_at=late.expires_at + 1, at_risk_at=at_risk.at_risk_at)
+    assert at_risk == replace(
+        late,
+        eta_at=late.expires_at + 1,
+        at_risk_at=at_risk.at_risk_at,
+        late_since=at_risk.at_risk_at,
+    )
     for eta_at in (late.expires_at + 2, late.expires_at - 1, late.expires_at + 3):
-        assert await store.batch_schedule.record_forecast({late.id: eta_at}) == []
+        assert await record({late.id: eta_at}) == []
     assert (await store.batches.get(late.id)).at_risk_at == at_risk.at_risk_at
     assert (await store.batches.get(just_in_time.id)).at_risk_at is None
+
+
+async def test_one_late_forecast_is_no_risk(store: Store) -> None:
+    """An odd measurement, which the next ones put right."""
+    batch = await begun_batch(store)
+    late = {batch.id: batch.expires_at + 1}
+    assert await store.batch_schedule.record_forecast(late) == []
+    await _let_pass(store, batch.id, 290)
+    assert await store.batch_schedule.record_forecast(late) == []
+    assert await store.batch_schedule.record_forecast({batch.id: batch.expires_at}) == []
+    assert (await store.batches.get(batch.id)).late_since is None
+    assert await store.batch_schedule.record_forecast(late) == []
+    assert (await store.batches.get(batch.id)).at_risk_at is None
+
+
+async def test_late_forecasts_that_last_are_a_risk(store: Store) -> None:
+    """Also when they say the same all the time."""
+    batch = await begun_batch(store)
+    late = {batch.id: batch.expires_at + 1}
+    assert await store.batch_schedule.record_forecast(late) == []
+    await _let_pass(store, batch.id, 301)
+    [at_risk] = await store.batch_schedule.record_forecast(late)
+    assert at_risk.id == batch.id
+
+
+async def test_of_a_short_window_a_tenth_is_long_enough(store: Store) -> None:
+    batch = await begun_batch(store, completion_window="10m", window_seconds=600)
+    late = {batch.id: batch.expires_at + 1}
+    assert await store.batch_schedule.record_forecast(late) == []
+    await _let_pass(store, batch.id, 61)
+    assert len(await store.batch_schedule.record_forecast(late)) == 1
 
 
 async def test_only_batches_in_progress_get_a_forecast(store: Store) -> None:
@@ -150,13 +193,31 @@ async def test_only_batches_in_progress_get_a_forecast(store: Store) -> None:
         assert await store.batches.get(batch.id) == batch
 
 
-async def test_the_last_forecast_stays_when_a_batch_stops(store: Store) -> None:
+@pytest.mark.parametrize("stopped", [S.FINALIZING, S.CANCELLING])
+async def test_what_no_longer_runs_has_no_forecast(store: Store, stopped: S) -> None:
+    """Or it would say that a batch that has ended will be done tomorrow."""
+    batch = await begun_batch(store)
+    await store.batch_schedule.record_forecast({batch.id: batch.expires_at + 5})
+    stopping = await store.batches.advance(batch.id, S.IN_PROGRESS, stopped)
+    assert (stopping.eta_at, stopping.late_since) == (None, None)
+
+
+async def test_a_failed_batch_has_no_forecast(store: Store) -> None:
     batch = await begun_batch(store)
     await store.batch_schedule.record_forecast({batch.id: batch.expires_at - 5})
-    await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
-    await store.batch_schedule.record_forecast({})
-    ended = await finish(store, batch.id, S.COMPLETED)
-    assert ended.eta_at == batch.expires_at - 5
+    assert (await store.batches.fail(batch.id, [])).eta_at is None
+
+
+async def _let_pass(store: Store, batch_id: str, seconds: int) -> None:
+    """As if its forecasts had been late for so much longer."""
+
+    async def work(connection: AsyncConnection) -> None:
+        earlier = BATCHES.c.late_since - seconds
+        await connection.execute(
+            update(BATCHES).where(BATCHES.c.id == batch_id).values(late_since=earlier)
+        )
+
+    await store.database.write(work)
 
 
 async def _claimed(store: Store) -> str:

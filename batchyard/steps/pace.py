@@ -1,0 +1,79 @@
+"""How fast a runner is: tokens per second of busy time, by the plan's estimates of tokens.
+
+Requests that are in flight have produced tokens as well. A sample therefore ends only when as many
+requests have been answered as are in flight: what is half done at its end then weighs little, and
+what is known of it is counted. A window full of long answers gives no sample before they come.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAMPLE_SECONDS: Final = 5.0
+"""The shortest sample, in busy time."""
+_DONE_IN_FLIGHT: Final = 0.25
+"""How much of a request in flight is produced, on average: half of the window waits in the
+engine's queue, and of the rest each is half done."""
+
+
+class Load(Protocol):
+    """What an engine has to do: of the window, what is looked at here."""
+
+    withdrawn: int
+    """Requests that were taken back or aborted without an answer, up to now."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are under way now."""
+
+
+class Pace:
+    """Counts answers, and says from time to time how fast they came."""
+
+    def __init__(
+        self,
+        load: Load,
+        *,
+        sample_seconds: float = SAMPLE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = load
+        self._sample_seconds = sample_seconds
+        self._clock = clock
+        self._looked_at: float | None = None
+        self._begin()
+
+    def count(self, tokens: float) -> None:
+        """A request of so many tokens was answered."""
+        self._answers += 1
+        self._tokens += tokens
+
+    def measured(self, *, is_busy: bool) -> float | None:
+        """To be asked regularly; a rate when a sample is complete, otherwise None."""
+        now = self._clock()
+        if is_busy and self._looked_at is not None:
+            self._busy_seconds += now - self._looked_at
+        self._looked_at = now if is_busy else None
+        in_flight = self._load.in_flight
+        if self._load.withdrawn - self._withdrawn_before > self._answers:
+            # A batch was cancelled, or its window has ended: most of what was produced was never
+            # answered, and says nothing of how fast the engine is.
+            self._begin()
+        if self._busy_seconds < self._sample_seconds or self._answers < max(1, in_flight):
+            return None
+        each = self._tokens / self._answers
+        half_done = each * _DONE_IN_FLIGHT * (in_flight - self._in_flight_before)
+        rate = (self._tokens + half_done) / self._busy_seconds
+        self._begin()
+        return rate
+
+    def _begin(self) -> None:
+        self._answers = 0
+        self._tokens = 0.0
+        self._busy_seconds = 0.0
+        self._in_flight_before = self._load.in_flight
+        self._withdrawn_before = self._load.withdrawn
