@@ -1,0 +1,171 @@
+"""One S3 bucket against a server that tells what it was sent, and answers as a test says."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+
+from batchyard.errors import AccessDenied, ObjectChanged, StorageUnavailable
+from batchyard.storage.backoff import Backoff
+from batchyard.storage.bucket import S3Bucket, S3Credentials
+from tests.unit.storage.web_server import Answer, WebServer, close, says
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+CONTENT = bytes(range(256)) * 8192  # two of the blocks that are read at a time
+PART_BYTES = 5 * 1024**2
+
+
+@pytest.fixture
+async def bucket(server: WebServer) -> AsyncIterator[S3Bucket]:
+    credentials = S3Credentials(server.base_url, "us-east-1", "key", "secret")
+    opened = S3Bucket(
+        "b", credentials, part_bytes=PART_BYTES, backoff=Backoff(3, first_seconds=0.005)
+    )
+    yield opened
+    await opened.close()
+
+
+async def parts(*content: bytes) -> AsyncIterator[bytes]:
+    for part in content:
+        yield part
+
+
+async def read(bucket: S3Bucket, start: int = 0, stop: int | None = None) -> bytes:
+    return b"".join([block async for block in bucket.read("o", start=start, stop=stop)])
+
+
+def piece(content: bytes, start: int, *, said: int | None = None, etag: str = '"one"') -> Answer:
+    """206 with this content, which it says begins at ``said``."""
+    begin = start if said is None else said
+    sent = f"bytes {begin}-{begin + len(content) - 1}/{len(CONTENT)}"
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        headers = {"Content-Range": sent, "ETag": etag}
+        return web.Response(status=206, body=content, headers=headers)
+
+    return answer
+
+
+def cut(content: bytes, after_bytes: int) -> Answer:
+    """200 for the whole content, and the connection breaks after so many bytes."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"ETag": '"one"'})
+        response.content_length = len(content)
+        await response.prepare(request)
+        await response.write(content[:after_bytes])
+        close(request)
+        return response
+
+    return answer
+
+
+async def test_a_range_is_asked_for_and_given(bucket: S3Bucket, server: WebServer) -> None:
+    server.answers = [piece(CONTENT[5:9], 5)]
+    assert await read(bucket, 5, 9) == CONTENT[5:9]
+    assert server.requests[0].headers["range"] == "bytes=5-8"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(piece(CONTENT[:4], 5, said=0), id="another place, and it says so"),
+        pytest.param(piece(CONTENT[5:20], 5), id="more than was asked for"),
+    ],
+)
+async def test_another_range_than_was_asked_for_is_never_used(
+    bucket: S3Bucket, server: WebServer, answer: Answer
+) -> None:
+    server.answers = [answer]
+    with pytest.raises(StorageUnavailable, match="another range"):
+        await read(bucket, 5, 9)
+    assert len(server.requests) == 3  # it may be a passing fault of a proxy
+
+
+async def test_a_download_that_breaks_goes_on_with_the_same_version(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    half = len(CONTENT) // 2
+    server.answers = [cut(CONTENT, half), piece(CONTENT[half:], half)]
+    assert await read(bucket) == CONTENT
+    resumed = server.requests[-1].headers
+    assert (resumed["if-match"], resumed["range"]) == (
+        '"one"',
+        f"bytes={half}-{len(CONTENT) - 1}",
+    )
+
+
+async def test_an_object_that_was_replaced_meanwhile_is_not_mixed(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    server.answers = [cut(CONTENT, len(CONTENT) // 2), says(412)]
+    with pytest.raises(ObjectChanged):
+        await read(bucket)
+
+
+async def test_a_resumed_download_that_is_too_short_is_not_the_end(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    """Only the first answer may be shorter than asked for: there the object ends."""
+    half = len(CONTENT) // 2
+    server.answers = [cut(CONTENT, half), piece(CONTENT[half:-7], half)]
+    with pytest.raises(StorageUnavailable, match="another range"):
+        await read(bucket)
+
+
+async def test_the_bytes_are_sent_with_their_md5(bucket: S3Bucket, server: WebServer) -> None:
+    """So that S3 refuses what was damaged on the way."""
+    server.answers = [says(200, ETag='"one"')]
+    await bucket.write("o", parts(b"lines"))
+    (sent,) = server.requests
+    md5 = base64.b64encode(hashlib.md5(b"lines", usedforsecurity=False).digest()).decode()
+    assert (sent.method, sent.body, sent.headers["content-md5"]) == ("PUT", b"lines", md5)
+
+
+OPENED = b"<R><Bucket>b</Bucket><Key>o</Key><UploadId>u1</UploadId></R>"
+
+
+async def test_each_part_is_sent_with_its_md5(bucket: S3Bucket, server: WebServer) -> None:
+    block = b"x" * PART_BYTES
+    server.answers = [
+        says(200, OPENED),
+        says(200, ETag='"1"'),
+        says(200, ETag='"2"'),
+        says(200, b"<R><ETag>e</ETag></R>"),
+    ]
+    await bucket.write("o", parts(block, b"rest"))
+    sent = [request.headers["content-md5"] for request in server.requests[1:3]]
+    digests = [hashlib.md5(each, usedforsecurity=False).digest() for each in (block, b"rest")]
+    assert sent == [base64.b64encode(digest).decode() for digest in digests]
+
+
+async def test_an_upload_that_fails_leaves_no_parts_behind(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    refused = says(403, b"<Error><Code>AccessDenied</Code></Error>")
+    server.answers = [says(200, OPENED), refused, says(204)]
+    with pytest.raises(AccessDenied):
+        await bucket.write("o", parts(b"x" * PART_BYTES))
+    last = server.requests[-1]
+    assert (last.method, last.path_and_query) == ("DELETE", "/b/o?uploadId=u1")
+
+
+async def test_an_upload_that_has_just_begun_is_left_to_its_writer(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    listed = (
+        b"<R><Upload><Key>o</Key><UploadId>young</UploadId>"
+        b"<Initiated>2026-01-02T00:00:00Z</Initiated></Upload>"
+        b"<Upload><Key>o</Key><UploadId>old</UploadId>"
+        b"<Initiated>2026-01-01T00:00:00Z</Initiated></Upload></R>"
+    )
+    now = "Fri, 02 Jan 2026 00:00:01 GMT"
+    server.answers = [says(200, listed, Date=now), says(204)]
+    assert await bucket.abort_uploads("", 3600) == 1
+    assert server.requests[-1].path_and_query == "/b/o?uploadId=old"
