@@ -53,14 +53,21 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
 
     Raises :class:`~batchyard.errors.DispatchFailed` where Prefect fails a batch that has begun.
     """
-    from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: PLC0415 - a second
+    from prefect.settings import (  # noqa: PLC0415 - a second
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        temporary_settings,
+    )
 
     services.on_progress(Progress(batch_id, "connecting"))
     try:
         log_path = services.settings.home_folder / "logs" / "prefect.log"
-        url = PREFECT_API_URL.value() or await own_prefect.start(log_path)
-        with temporary_settings({PREFECT_API_URL: url}):
-            await _check_prefect(url)
+        settings = {}
+        if not PREFECT_API_URL.value():
+            own = await own_prefect.start(log_path)
+            settings = {PREFECT_API_URL: own.url, PREFECT_API_AUTH_STRING: own.login}
+        with temporary_settings(settings):
+            await _check_prefect(str(PREFECT_API_URL.value()))
             ending = await _run_flow(services, batch_id)
     except DispatchFailed as error:
         batch = await services.store.batches.get(batch_id)

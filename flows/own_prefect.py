@@ -11,18 +11,16 @@ import asyncio
 import atexit
 import contextlib
 import os
-import shutil
 import socket
-import subprocess
-import sys
-import tempfile
 import time
-from typing import IO, TYPE_CHECKING, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import aiohttp
 
-from batchyard.engine.guarded_process import GUARDIAN
 from batchyard.errors import DispatchFailed
+from flows.closed_prefect import new_login, server_command, server_environment
+from flows.guarded_program import GuardedProgram
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +37,14 @@ _ENVIRONMENT = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How clients of this process reach the API."""
+
+    url: str
+    login: str = field(repr=False)
+
+
 class OwnPrefect:
     """The API's process. Make it before Prefect is imported.
 
@@ -47,17 +53,17 @@ class OwnPrefect:
     """
 
     def __init__(self) -> None:
-        self._guardian: subprocess.Popen[bytes] | None = None
-        self._folder = ""
+        self._program: GuardedProgram | None = None
         self._url = ""
+        self._login = new_login()
         atexit.register(self.stop)
 
-    async def start(self, log_path: Path) -> str:
-        """The API's URL, once it answers.
+    async def start(self, log_path: Path) -> Access:
+        """How to reach the API, once it answers.
 
         Raises :class:`~batchyard.errors.DispatchFailed` if it never does.
         """
-        if self._guardian is None:
+        if self._program is None:
             self._launch(log_path)
         deadline = time.monotonic() + _START_SECONDS
         async with aiohttp.ClientSession(trust_env=False) as session:
@@ -65,50 +71,35 @@ class OwnPrefect:
                 with contextlib.suppress(aiohttp.ClientError, OSError):
                     async with session.get(f"{self._url}/health") as response:
                         if response.ok:
-                            return self._url
+                            return Access(self._url, self._login)
                 await asyncio.sleep(_POLL_SECONDS)
         self.stop()
         raise DispatchFailed(f"The Prefect API of this command did not start: see {log_path}")
 
     @property
     def _is_running(self) -> bool:
-        return self._guardian is not None and self._guardian.poll() is None
+        return self._program is not None and self._program.is_running
 
     def _launch(self, log_path: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+            port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}/api"
-        self._folder = tempfile.mkdtemp(prefix="batchyard-")
-        command = [
-            *(sys.executable, "-m", "uvicorn", "--factory", "flows.server_plugin:create_app"),
-            *("--host", "127.0.0.1", "--port", port, "--log-level", "error", "--lifespan", "on"),
-        ]
         log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", GUARDIAN, str(os.getpid()), self._folder, *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=log_fd,
-                env=os.environ | _ENVIRONMENT,
-                start_new_session=True,
+            self._program = GuardedProgram(
+                server_command(port, log_level="error"),
+                environment=os.environ | _ENVIRONMENT | server_environment(port, self._login),
+                log=log_fd,
             )
         finally:
             os.close(log_fd)
 
     def stop(self) -> None:
         """Stop the API, if it runs; safe to call twice."""
-        guardian, self._guardian = self._guardian, None
-        if guardian is None:
+        program, self._program = self._program, None
+        if program is None:
             return
-        orders = cast("IO[bytes]", guardian.stdin)
-        with contextlib.suppress(OSError):
-            orders.write(b"%.1f\n" % _GRACE_SECONDS)
-            orders.flush()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            guardian.wait(2 * _GRACE_SECONDS)
-        with contextlib.suppress(OSError):
-            orders.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        program.terminate()
+        program.close(_GRACE_SECONDS)

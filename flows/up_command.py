@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import socket
-import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -28,6 +29,15 @@ from batchyard.cli.offline import offline_services
 from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
 from batchyard.errors import SettingsError
 from batchyard.settings import read_settings
+from flows.closed_prefect import (
+    LOGIN_FILE,
+    client_environment,
+    login_file,
+    read_login,
+    server_command,
+    server_environment,
+)
+from flows.guarded_program import GuardedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,18 +93,29 @@ def up(
         pass
     everything = Everything(read_settings().home_folder, port, prefect_port)
     for number in _STOP_SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # nohup
         signal.signal(number, signal.default_int_handler)
     try:
         everything.start()
-        typer.echo(everything.welcome())
+        _say(everything.welcome())
         everything.wait_for_an_end()
     except KeyboardInterrupt:
         pass
     finally:
         for number in _STOP_SIGNALS:  # a second Ctrl-C would leave half of it running
             signal.signal(number, signal.SIG_IGN)
-        typer.echo("Stopping …")
+        _say("Stopping …")
         everything.stop()
+
+
+def _say(text: str) -> None:
+    """Print it, unless the terminal or the reader of our output is gone: that ends nothing."""
+    try:
+        typer.echo(text)
+    except OSError:
+        # Python would try again at exit what is still in its buffer, and fail there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Everything:
@@ -107,14 +128,13 @@ class Everything:
         self._api_url = f"http://127.0.0.1:{port}/v1"
         self._prefect_url = f"http://127.0.0.1:{prefect_port}/api"
         self._key_file: Path | None = None
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._login_file = home / LOGIN_FILE
+        self._programs: dict[str, GuardedProgram] = {}
         self._environment = os.environ | {
             "BATCHYARD_HOME": str(home),
             "PREFECT_HOME": str(home / "prefect"),
             "PREFECT_API_URL": self._prefect_url,
             "PREFECT_CLI_PROMPT": "false",
-            # flows/server_plugin.py: without it, the server can stand still for a minute.
-            "PREFECT_PLUGINS_ENABLED": "true",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASE_STORAGE,
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
@@ -127,8 +147,14 @@ class Everything:
         (self._home / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
         # The first to touch the database, so that nobody else has to make its tables.
         self._key_file = asyncio.run(_key_file())
-        self._start("server", "prefect", "server", "start", "--port", str(self._prefect_port))
-        self._start("api", "batchyard", "serve", "--port", str(self._port))
+        login = read_login(login_file(self._home))
+        self._environment |= client_environment(login)
+        self._start(
+            "server",
+            *server_command(self._prefect_port, log_level="warning"),
+            **server_environment(self._prefect_port, login),
+        )
+        self._start("api", _BIN / "batchyard", "serve", "--port", str(self._port))
         self._wait_until_it_answers("server", f"{self._prefect_url}/health")
         for pool in POOLS:
             self._run("prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
@@ -138,7 +164,7 @@ class Everything:
         if TINY_MODEL.is_dir():
             self._run("python", "-c", _SAVE_TINY_MODEL)
         for pool in POOLS:
-            self._start(pool, "prefect", "worker", "start", "--pool", pool)
+            self._start(pool, _BIN / "prefect", "worker", "start", "--pool", pool)
         self._wait_until_it_answers("api", f"{self._api_url}/models")
 
     def welcome(self) -> str:
@@ -148,13 +174,15 @@ class Everything:
             f"The API:       {self._api_url}",
             f"Its key:       {key if self._key_file else 'from batchyard keys create NAME'}",
             f"Prefect's UI:  http://127.0.0.1:{self._prefect_port}",
+            f"Its password:  the line in {self._login_file}",
             f"Logs:          {self._home}/logs",
             "",
             "A batch, from another terminal (more in docs/how-to/use-the-api.md):",
             f"  export OPENAI_BASE_URL={self._api_url} OPENAI_API_KEY={key}",
             _EXAMPLE,
-            "For batchyard's other commands:",
+            "For batchyard's other commands, and Prefect's:",
             f"  export PREFECT_API_URL={self._prefect_url} BATCHYARD_HOME={self._home}",
+            f'  export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(self._login_file))})"',
             "",
             "Ctrl-C stops everything.",
         ]
@@ -163,50 +191,39 @@ class Everything:
     def wait_for_an_end(self) -> NoReturn:
         """Nothing here ends by itself: until something does. Raises SettingsError that names it."""
         while True:
-            for name, process in self._processes.items():
-                if process.poll() is not None:
+            for name, program in self._programs.items():
+                if not program.is_running:
                     raise SettingsError(f"{name} has ended; its log: {self._log(name)}")
             time.sleep(0.5)
 
     def stop(self) -> None:
         """What takes in work first, Prefect's server last: the others still talk to it."""
         for names in (("api", *POOLS), ("server",)):
-            running = [self._processes[name] for name in names if name in self._processes]
-            for process in running:
-                process.terminate()
-            for process in running:
-                _wait_or_kill(process)
+            running = [self._programs[name] for name in names if name in self._programs]
+            for program in running:
+                program.terminate()
+            for program in running:
+                program.close(_STOP_SECONDS)
 
-    def _start(self, name: str, program: str, *words: str) -> None:
-        """A session of its own: the terminal's Ctrl-C is for us, who stop things in their order."""
+    def _start(self, name: str, *command: str | Path, **more: str) -> None:
         with self._log(name).open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [_BIN / program, *words],
-                cwd=ROOT,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self._programs[name] = GuardedProgram(
+                command, environment=self._environment | more, log=log, cwd=ROOT
             )
 
     def _run(self, program: str, *words: str) -> None:
-        done = subprocess.run(
-            [_BIN / program, *words],
-            cwd=ROOT,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,
-        )
-        if done.returncode:
-            raise SettingsError(f"{program} {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+        with tempfile.TemporaryFile() as log:
+            command = [_BIN / program, *words]
+            code = GuardedProgram(command, environment=self._environment, log=log, cwd=ROOT).wait()
+            log.seek(0)
+            said = log.read().decode(errors="replace")
+        if code:
+            raise SettingsError(f"{program} {' '.join(words)} failed:\n{said}")
 
     def _wait_until_it_answers(self, name: str, url: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(url):
-            if self._processes[name].poll() is not None or time.monotonic() > deadline:
+            if not self._programs[name].is_running or time.monotonic() > deadline:
                 raise SettingsError(f"{name} did not start; its log: {self._log(name)}")
             time.sleep(0.2)
 
@@ -240,11 +257,3 @@ def _answers(url: str) -> bool:
         return True  # without a key, for one
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

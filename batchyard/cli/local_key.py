@@ -7,11 +7,10 @@ brings a server for the database, or makes or revokes keys, looks after them fro
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 from typing import TYPE_CHECKING
 
 from batchyard.errors import SettingsError
+from batchyard.storage.file import keep_secret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,18 +63,8 @@ def _read(path: Path) -> str:
 
 
 def _keep(path: Path, secret: str) -> bool:
-    """Write the file whole and readable by its owner alone; False where there is one already."""
-    draft = path.with_name(f".{FILE_NAME}-{secrets.token_hex(4)}")
+    """Write the file; False where there is one already."""
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secret + "\n")
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink()
+        return keep_secret(path, secret)
     except OSError as error:
         raise SettingsError(f"The API key cannot be kept in {path}: {error.strerror}.") from error
-    return True

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import aiohttp
 import stamina
 
+from batchyard.dispatch.csrf import CsrfToken
 from batchyard.errors import DispatchFailed, SettingsError
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class PrefectApi:
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
             trust_env=False,
         )
+        self._csrf = CsrfToken(self._session, self._url)
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -119,10 +121,11 @@ class PrefectApi:
                 "for example http://127.0.0.1:4200/api."
             )
         headers = {}
-        if key := os.environ.get("PREFECT_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        elif login := os.environ.get("PREFECT_API_AUTH_STRING"):
+        # In this order, as Prefect's own clients.
+        if login := os.environ.get("PREFECT_API_AUTH_STRING"):
             headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        elif key := os.environ.get("PREFECT_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
         return cls(url, headers)
 
     async def __aenter__(self) -> Self:
@@ -307,9 +310,17 @@ class PrefectApi:
                 return await self._call_once(method, path, body)
         raise AssertionError("a retry context returns or raises")
 
-    async def _call_once(self, method: str, path: str, body: Any) -> _Answer:
+    async def _call_once(
+        self, method: str, path: str, body: Any, *, is_repeated: bool = False
+    ) -> _Answer:
+        token = self._csrf.value
         try:
-            async with self._session.request(method, self._url + path, json=body) as response:
+            async with self._session.request(
+                method, self._url + path, json=body, headers=self._csrf.headers
+            ) as response:
+                if not is_repeated and await self._csrf.is_wanted_by(response):
+                    await self._csrf.renew(refused=token)
+                    return await self._call_once(method, path, body, is_repeated=True)
                 if response.status in {401, 403}:
                     raise SettingsError(
                         f"The Prefect server at {self._url} refuses us (HTTP {response.status}): "

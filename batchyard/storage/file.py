@@ -10,7 +10,9 @@ import errno
 import os
 import secrets
 import stat
+import tempfile
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.errors import (
@@ -27,7 +29,6 @@ from batchyard.storage.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
-    from pathlib import Path
 
     from batchyard.storage.base import StoredObject
 
@@ -142,6 +143,27 @@ def _write_all(descriptor: int, block: bytes, tally: Tally) -> None:
 def _take_name(partial: Path, path: Path) -> None:
     partial.replace(path)
     sync_folder(path.parent)
+
+
+def keep_secret(path: Path, secret: str) -> bool:
+    """Write a file that only its owner can read, whole; False where there is one already.
+
+    Blocks; raises ``OSError``.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secret + "\n")
+            file.flush()
+            os.fsync(descriptor)
+        path.hardlink_to(draft)
+    except FileExistsError:  # another process was first
+        return False
+    finally:
+        draft.unlink()
+    sync_folder(path.parent)
+    return True
 
 
 def make_folder(folder: Path) -> None:

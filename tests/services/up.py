@@ -25,7 +25,7 @@ _STOP_SECONDS = 60.0
 
 @dataclass
 class Yard:
-    """A running ``batchyard up``. ``environment`` is what its own commands need."""
+    """A running ``batchyard up``. ``environment`` is what it was started with."""
 
     folder: Path
     port: int
@@ -44,6 +44,10 @@ class Yard:
     def key(self) -> str:
         return (self.home / "api.key").read_text().strip()
 
+    @property
+    def prefect_login(self) -> str:
+        return (self.home / "prefect.login").read_text().strip()
+
     def client_environment(self) -> dict[str, str]:
         """What OpenAI's clients read, and nothing that only our commands know."""
         return _clean() | {"OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key}
@@ -51,7 +55,7 @@ class Yard:
     def operator_environment(self) -> dict[str, str]:
         """What our own commands read, and where they are."""
         path = f"{Path(sys.executable).parent}:{self.environment['PATH']}"
-        return self.environment | {"PATH": path}
+        return self.environment | {"PATH": path, "PREFECT_API_AUTH_STRING": self.prefect_login}
 
     def said(self) -> str:
         return (self.folder / "up.log").read_text(errors="replace")
@@ -76,8 +80,11 @@ class Yard:
         return [pid for pid in _process_ids() if mark in _environment_of(pid)]
 
 
-def start_yard(folder: Path, **more: str) -> Yard:
-    """Start it with ports and a home of its own; it is not ready yet."""
+def start_yard(folder: Path, *, output: int | None = None, **more: str) -> Yard:
+    """Start it with ports and a home of its own; it is not ready yet.
+
+    ``output``: a descriptor for what it says, instead of the file that :meth:`Yard.said` reads.
+    """
     port, prefect_port = _free_ports(2)
     environment = _clean() | {
         "BATCHYARD_HOME": str(folder / "home"),
@@ -92,7 +99,7 @@ def start_yard(folder: Path, **more: str) -> Yard:
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=log if output is None else output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )

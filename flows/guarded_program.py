@@ -1,0 +1,84 @@
+"""A program that ends when this process ends, whatever ends it, SIGKILL included.
+
+``batchyard.engine.guarded_process`` does the same for engines, inside an event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import IO, TYPE_CHECKING, cast
+
+from batchyard.engine.guarded_process import GUARDIAN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+class GuardedProgram:
+    """A command and all its descendants, in a session of their own.
+
+    The terminal's Ctrl-C does not reach it: this process decides when it ends.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str],
+        log: int | IO[bytes],
+        cwd: Path | None = None,
+    ) -> None:
+        """``log`` gets all output."""
+        no_folder = ""
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", GUARDIAN, str(os.getpid()), no_folder, *command],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+        self._orders = cast("IO[bytes]", self._guardian.stdin)
+        self._told = cast("IO[bytes]", self._guardian.stdout)
+        self._pid: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._guardian.poll() is None
+
+    def wait(self) -> int:
+        """The exit code, negative for a signal, once the command and its descendants are gone."""
+        self._guardian.wait()
+        self._read_pid()
+        code = int(self._told.readline() or -signal.SIGKILL)
+        self._close_pipes()
+        return code
+
+    def terminate(self) -> None:
+        """SIGTERM to the command only, which ends its own children in good order."""
+        if (pid := self._read_pid()) and self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def close(self, grace_seconds: float) -> None:
+        """Return when the command is gone; SIGKILL for what is left of it after that time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guardian.wait(grace_seconds)
+        self._close_pipes()  # on which the guardian kills everything
+        self._guardian.wait()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._orders, self._told):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _read_pid(self) -> int | None:
+        if self._pid is None and (line := self._told.readline()):
+            self._pid = int(line)
+        return self._pid
