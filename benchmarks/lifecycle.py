@@ -78,6 +78,8 @@ def measure() -> Lifecycle:
             )
         try:
             _wait_for(home / "up.log", "Ctrl-C stops everything")
+            own["PREFECT_API_AUTH_STRING"] = (home / "prefect.login").read_text().strip()
+            os.environ |= own
             return asyncio.run(_measure(home, receiver))
         finally:
             up.send_signal(signal.SIGINT)

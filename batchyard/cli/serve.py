@@ -12,6 +12,7 @@ import typer
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
+from batchyard.cli.header_deadline import HeaderDeadlineProtocol
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import offline_services
 from batchyard.errors import SettingsError
@@ -90,6 +91,7 @@ def _serve(listener: socket.socket, workers: int) -> None:
     config = uvicorn.Config(
         _APPLICATION,
         factory=True,
+        http=HeaderDeadlineProtocol,
         workers=workers,
         lifespan="on",
         access_log=False,

@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from batchyard.cli import main
 from batchyard.cli.offline import offline_services
 from batchyard.engine.stub import StubEngine
-from flows.own_prefect import OwnPrefect
+from flows.own_prefect import Access, OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
+
+    from prefect.settings import Setting
 
     from batchyard.steps.services import Services
     from batchyard.store import Store
@@ -51,18 +53,23 @@ def prefect_home() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="package")
-def prefect_api_url(prefect_home: Path) -> Iterator[str]:
+def prefect_access(prefect_home: Path) -> Iterator[Access]:
     """One API for all: each command alone would need seconds to start its own."""
     server = OwnPrefect()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(prefect_home))
-        url = asyncio.run(server.start(prefect_home / "server.log"))
-    yield url
+        access = asyncio.run(server.start(prefect_home / "server.log"))
+    yield access
     # These talk to one server for as long as they live: not to the next one of other tests, and
     # for a minute to this one when it is gone.
     APILogWorker.drain_all(timeout=_DRAIN_SECONDS)
     EventsWorker.drain_all(timeout=_DRAIN_SECONDS)
     server.stop()
+
+
+@pytest.fixture(scope="package")
+def prefect_settings(prefect_access: Access) -> dict[Setting, str]:
+    return {PREFECT_API_URL: prefect_access.url, PREFECT_API_AUTH_STRING: prefect_access.login}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +142,7 @@ def chat_line(custom_id: str, text: str = "hello", model: str = "stub-model") ->
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, prefect_api_url: str, prefect_home: Path) -> Terminal:
+def terminal(tmp_path: Path, prefect_access: Access, prefect_home: Path) -> Terminal:
     """A folder with an ``in.jsonl`` of three chat requests."""
     inherited = {
         name: value
@@ -148,7 +155,8 @@ def terminal(tmp_path: Path, prefect_api_url: str, prefect_home: Path) -> Termin
         "BATCHYARD_ENGINE_API_KEY": API_KEY,
         "BATCHYARD_RETRY_PAUSE_SECONDS": "0.01",
         "PREFECT_HOME": str(prefect_home),
-        "PREFECT_API_URL": prefect_api_url,
+        "PREFECT_API_URL": prefect_access.url,
+        "PREFECT_API_AUTH_STRING": prefect_access.login,
     }
     made = Terminal(tmp_path, inherited | ours)
     made.write("in.jsonl", [chat_line(f"id-{n}", f"question {n}") for n in range(3)])
@@ -158,7 +166,7 @@ def terminal(tmp_path: Path, prefect_api_url: str, prefect_home: Path) -> Termin
 @pytest.fixture
 def here(
     terminal: Terminal,
-    prefect_api_url: str,
+    prefect_settings: dict[Setting, str],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., Ended]]:
@@ -167,7 +175,7 @@ def here(
         if name.startswith(("BATCHYARD_", "PREFECT_")):
             monkeypatch.setenv(name, value)
     monkeypatch.chdir(terminal.folder)
-    with temporary_settings({PREFECT_API_URL: prefect_api_url}):
+    with temporary_settings(prefect_settings):
         yield _in_this_process(monkeypatch, capfd)
 
 

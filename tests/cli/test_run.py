@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import temporary_settings
 
 from batchyard.engine.stub import Fault, FaultKind
 from blocks import S3CredentialsBlock
@@ -26,6 +26,8 @@ from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from prefect.settings import Setting
 
     from batchyard.storage.bucket import S3Credentials
     from tests.cli.conftest import Ended
@@ -187,10 +189,14 @@ def test_presigned_urls_on_both_sides(
 
 
 def test_s3_locations_use_the_credentials_of_the_block(
-    terminal: Terminal, here: Run, engine_url: str, s3: S3Credentials, prefect_api_url: str
+    terminal: Terminal,
+    here: Run,
+    engine_url: str,
+    s3: S3Credentials,
+    prefect_settings: dict[Setting, str],
 ) -> None:
     """``s3://`` on both sides, with the S3 block that Prefect keeps under the name default."""
-    with temporary_settings({PREFECT_API_URL: prefect_api_url}):
+    with temporary_settings(prefect_settings):
         S3CredentialsBlock(
             endpoint_url=s3.endpoint_url,
             region=s3.region,

@@ -141,6 +141,7 @@ async def test_no_secret_and_no_prompt_is_anywhere_but_in_the_results(
     )
     key = next(word for word in said.split() if word.startswith("sk-by-"))
     canaries.secrets["apikey"] = key
+    canaries.secrets["prefectlogin"] = yard.prefect_login.partition(":")[2]
     with openai.OpenAI(base_url=yard.url, api_key=key, max_retries=0) as client:
         ids = await asyncio.to_thread(ask, client, receiver, mail_server, bucket, canaries)
         await ended(client, ids)
@@ -157,7 +158,7 @@ async def test_no_secret_and_no_prompt_is_anywhere_but_in_the_results(
     assert not found_in(canaries, shown.encode())
 
     hits = [(name, places) for name, places in search(yard, canaries) if places]
-    assert not hits
+    assert hits == [("home/prefect.login", {"prefectlogin"})]
     objects = [path for path in (yard.home / "objects").rglob("*") if path.is_file()]
     kept = [found_in(canaries, path.read_bytes(), canaries.prompts) for path in objects]
     assert set().union(*kept) == canaries.prompts.keys()

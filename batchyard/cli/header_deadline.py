@@ -1,0 +1,51 @@
+"""Connections that do not send a request are closed: uvicorn would keep them, key or no key.
+
+Its own keep-alive limit begins after the first answer and ends with the first byte after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+HEADER_SECONDS = 20.0
+"""For the whole header, from the connection or, behind another request, from its first byte."""
+
+
+class HeaderDeadlineProtocol(H11Protocol):
+    """uvicorn's, with a limit on the time that a request's header may take."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # uvicorn's
+        super().connection_made(transport)
+        self._expect_header()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_expecting()
+        elif self._deadline is None:
+            self._expect_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_expecting()
+        super().connection_lost(exc)
+
+    def _expect_header(self) -> None:
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self._close_if_idle)
+
+    def _stop_expecting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close_if_idle(self) -> None:
+        self._deadline = None
+        if self.conn.their_state is h11.IDLE:
+            self.transport.close()
