@@ -57,6 +57,11 @@ class SmallPrefect:
     """Of the pool ``gpu``, which is of the type ``process``."""
     offered: set[str] = field(default_factory=set)
     """Models that an engine block names."""
+    csrf: bool = False
+    """Whether it wants a token with every change."""
+    tokens: dict[str, str] = field(default_factory=dict)
+    """The newest of each client, as far as it has asked for one."""
+    tokens_made: int = 0
 
     def states(self) -> list[str]:
         return [run["state"]["type"] for run in self.runs]
@@ -79,6 +84,18 @@ class SmallPrefect:
         if self.busy_times:
             self.busy_times -= 1
             return web.Response(status=503)
+        if request.path == "/api/csrf-token":
+            await asyncio.sleep(0.02)
+            self.tokens_made += 1
+            self.tokens[request.query["client"]] = token = f"token {self.tokens_made}"
+            return web.json_response({"token": token, "client": request.query["client"]})
+        if self.csrf and request.method != "GET":
+            token = request.headers.get("Prefect-Csrf-Token")
+            if token is None:
+                return web.json_response({"detail": "Missing CSRF token."}, status=403)
+            if self.tokens.get(request.headers["Prefect-Csrf-Client"]) != token:
+                detail = "Invalid CSRF token or client identifier."
+                return web.json_response({"detail": detail}, status=403)
         if self.status != 200:
             return web.json_response({"detail": "no"}, status=self.status)
         match request.path.removeprefix("/api/").split("/"):
@@ -236,6 +253,49 @@ async def test_a_refusal_names_the_credentials(
         await api.latest(RUN_CHUNKS, tag=MODEL)
 
 
+async def test_a_csrf_token_is_fetched_once_where_the_server_wants_one(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    """Also when many calls are refused at once: a new token ends the one before it."""
+    prefect.csrf = True
+    await asyncio.gather(*(api.start(RUN_CHUNKS, {}, name=f"m{n}") for n in range(20)))
+    assert len(prefect.runs) == 20
+    assert prefect.tokens_made == 1
+
+
+async def test_a_csrf_token_that_has_expired_is_replaced(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    prefect.csrf = True
+    await api.start(RUN_CHUNKS, {}, name="one")
+    prefect.tokens.clear()
+    await api.start(RUN_CHUNKS, {}, name="two")
+    assert [run["name"] for run in prefect.runs] == ["one", "two"]
+    assert prefect.tokens_made == 2
+
+
+async def test_a_server_without_csrf_protection_is_not_asked_for_a_token(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    await api.start(RUN_CHUNKS, {}, name="one")
+    assert prefect.tokens_made == 0
+
+
+async def test_a_server_that_takes_no_csrf_token_is_not_asked_for_ever(
+    api: PrefectApi, prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefect.csrf = True
+    monkeypatch.setattr(prefect, "tokens", _Forgetful())
+    with pytest.raises(SettingsError, match="refuses us"):
+        await api.start(RUN_CHUNKS, {}, name="one")
+    assert prefect.tokens_made == 1
+
+
+class _Forgetful(dict[str, str]):
+    def get(self, _key: str, default: object = None) -> Any:
+        return default
+
+
 async def test_a_server_that_is_not_there_is_named(unused_tcp_port: int) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}/api"
     async with PrefectApi(url) as api:
@@ -276,6 +336,18 @@ async def test_credentials_come_from_prefects_own_variables(
     async with PrefectApi.from_environment() as api:
         await api.latest(RUN_CHUNKS, tag=MODEL)
     assert prefect.authorization == header
+
+
+async def test_the_auth_string_goes_before_a_key_as_in_prefects_clients(
+    prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key for Prefect's cloud may be in the shell that starts a server of our own."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect.url)
+    monkeypatch.setenv("PREFECT_API_KEY", "pnu_1")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "a:b")
+    async with PrefectApi.from_environment() as api:
+        await api.latest(RUN_CHUNKS, tag=MODEL)
+    assert prefect.authorization == "Basic " + base64.b64encode(b"a:b").decode()
 
 
 def test_without_a_server_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
