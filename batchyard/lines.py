@@ -137,8 +137,6 @@ class Validator:
         """Yield each valid line; stop early only where the rest could not change the verdict."""
         limits = self.rules.limits
         for physical in read_lines(file, limits.max_line_bytes):
-            if physical.data is not None and not physical.data.strip():
-                continue
             self.requests += 1
             if self.requests > limits.max_requests:
                 self._refuse(

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from batchyard.errors import ObjectChanged, ObjectNotFound
-from batchyard.framing import parse_envelope, read_lines
+from batchyard.framing import custom_id_of, read_lines
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.steps.keys import file_key, result_key, segments_prefix
@@ -213,9 +213,8 @@ async def _add_unfinished(
 
 def _custom_ids(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
-        for physical in read_lines(file, path.stat().st_size):
-            if physical.data and physical.data.strip():
-                yield parse_envelope(physical.data).custom_id
+        for ordinal, physical in enumerate(read_lines(file, path.stat().st_size)):
+            yield custom_id_of(physical.data or b"", ordinal)
 
 
 async def _write_file(

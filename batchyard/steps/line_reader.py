@@ -11,10 +11,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from batchyard.errors import ObjectChanged
-from batchyard.framing import Envelope, parse_envelope
+from batchyard.framing import Envelope, custom_id_of, parse_envelope
 from batchyard.lines import REQUIRED_FIELDS
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadableLine:
+class BrokenLine:
     """A line that the runner cannot take apart, and the ``custom_id`` that it has all the same."""
 
     custom_id: str
@@ -32,7 +30,7 @@ class UnreadableLine:
     """Without a word of the line."""
 
 
-def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
+def read_envelope(descriptor: int, record: Any) -> Envelope | BrokenLine:
     """The request of a plan record. Raises :class:`~batchyard.errors.ObjectChanged`."""
     data = _read(descriptor, record)
     try:
@@ -44,8 +42,9 @@ def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
     except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only
         reason = type(error).__name__
     logger.warning("line.not_read ordinal=%s %s", record["ordinal"], reason)
-    return UnreadableLine(
-        _custom_id_of(data), f"Batchyard could not read this line of the input ({reason})."
+    return BrokenLine(
+        custom_id_of(data, int(record["ordinal"])),
+        f"Batchyard could not read this line of the input ({reason}).",
     )
 
 
@@ -60,12 +59,3 @@ def _read(descriptor: int, record: Any) -> bytes:
     if len(data) < length:
         raise ObjectChanged("The input is shorter than it was when its batch was planned.")
     return data
-
-
-def _custom_id_of(data: bytes) -> str:
-    """As readers of JSON see it: of several keys the last. Empty where there is none."""
-    try:
-        custom_id = msgspec.json.decode(data)["custom_id"]
-        return custom_id if isinstance(custom_id, str) else ""
-    except Exception:  # noqa: BLE001 - the line is broken; that is known already
-        return ""

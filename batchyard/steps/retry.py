@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused, StorageError
-from batchyard.framing import parse_envelope, read_lines
+from batchyard.framing import custom_id_of, read_lines
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.create import check_destinations, default_quota, parse_window
 from batchyard.steps.keys import file_key
@@ -186,10 +186,10 @@ def _lines_in_error(batch: BatchRecord, source: Path, errors: Path) -> Iterator[
     """
     wanted = (_parse_error_line(line).custom_id for line in _lines(errors))
     custom_id = next(wanted, None)
-    for line in _lines(source):
+    for ordinal, line in enumerate(_lines(source)):
         if custom_id is None:
             return
-        if parse_envelope(line).custom_id == custom_id:
+        if custom_id_of(line, ordinal) == custom_id:
             yield line
             custom_id = next(wanted, None)
     if custom_id is not None:
@@ -202,7 +202,7 @@ def _lines_in_error(batch: BatchRecord, source: Path, errors: Path) -> Iterator[
 def _lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         for physical in read_lines(file, path.stat().st_size):
-            if physical.data and physical.data.strip():
+            if physical.data:
                 yield physical.data
 
 

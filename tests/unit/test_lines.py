@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.errors import InputRefused
-from batchyard.framing import parse_envelope, read_lines
 from batchyard.lines import Limits, RequestLine, Rules, Validator, embedding_inputs
 
 CHAT = "/v1/chat/completions"
@@ -303,26 +302,6 @@ def test_messages_never_quote_the_input() -> None:
     with pytest.raises(InputRefused) as caught:
         validate(data + dumps(request(body=body(model=["hunter2"]))))
     assert not any(secret in entry.message for entry in caught.value.entries)
-
-
-def test_the_body_passes_through_byte_for_byte() -> None:
-    raw = b'{"model":"m",  "x":1.10000000000000000001, "y":12345678901234567890123}'
-    line = b'{"custom_id":"a","method":"POST","url":"/v1/x","body":' + raw + b"}"
-    assert bytes(parse_envelope(line).body) == raw
-
-
-@given(st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=20))
-def test_lines_are_cut_at_newlines_and_nowhere_else(lines: list[bytes]) -> None:
-    data = b"\n".join(lines)
-    cut = list(read_lines(io.BytesIO(data), 10_000))
-    expected = lines if data else []
-    if data.endswith(b"\n"):
-        expected = lines[:-1]
-    assert [physical.number for physical in cut] == list(range(1, len(expected) + 1))
-    for physical, line in zip(cut, expected, strict=True):
-        stripped = line.removeprefix(b"\xef\xbb\xbf") if physical.number == 1 else line
-        assert physical.data == stripped.rstrip(b"\r")
-        assert data[physical.offset :].startswith(physical.data)
 
 
 @given(st.binary(max_size=200))
