@@ -11,7 +11,7 @@ import os
 import threading
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,6 +19,11 @@ from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+MAX_TOKENS: Final = 2**31 - 1
+"""The most tokens of one line that are believed. A plan numbers its requests with 32 bits, so no
+sum over a batch outgrows a 64-bit column, whatever its engine claims."""
 
 
 class Outcome(IntEnum):
@@ -211,7 +216,11 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
-    """``(body is JSON, its token usage)``; a usage of unknown shape counts nothing."""
+    """``(body is JSON, its token usage)``; a usage of unknown shape counts nothing.
+
+    Nor does a number that no engine can have counted: one below zero or above
+    :data:`MAX_TOKENS`.
+    """
     try:
         usage = _decode_answer(body).usage
     except (ValueError, RecursionError):
@@ -221,20 +230,26 @@ def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
         return False, NO_USAGE
     if usage is None:
         return True, NO_USAGE
-    inputs = usage.prompt_tokens or usage.input_tokens or 0
-    outputs = usage.completion_tokens or usage.output_tokens or 0
+    inputs = _tokens(usage.prompt_tokens) or _tokens(usage.input_tokens)
+    outputs = _tokens(usage.completion_tokens) or _tokens(usage.output_tokens)
+    total = _tokens(usage.total_tokens)
     if not (inputs or outputs):
         # Nothing was made: what was counted was read.
-        inputs = usage.total_tokens or 0
+        inputs = total
     in_details = usage.prompt_tokens_details or usage.input_tokens_details
     out_details = usage.completion_tokens_details or usage.output_tokens_details
     return True, TokenUsage(
         input_tokens=inputs,
-        cached_tokens=(in_details.cached_tokens or 0) if in_details else 0,
+        cached_tokens=_tokens(in_details.cached_tokens) if in_details else 0,
         output_tokens=outputs,
-        reasoning_tokens=(out_details.reasoning_tokens or 0) if out_details else 0,
-        total_tokens=usage.total_tokens or inputs + outputs,
+        reasoning_tokens=_tokens(out_details.reasoning_tokens) if out_details else 0,
+        total_tokens=total or min(inputs + outputs, MAX_TOKENS),
     )
+
+
+def _tokens(count: int | None) -> int:
+    """``count``, or 0 where it is no number of tokens."""
+    return count if count is not None and 0 <= count <= MAX_TOKENS else 0
 
 
 def _is_json(body: bytes) -> bool:

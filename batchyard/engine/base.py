@@ -62,6 +62,11 @@ class EngineAnswer:
     """The name of an exception's type, never its text: that may quote the request."""
 
 
+def known_status(status: int) -> int:
+    """``status``, or 502 where HTTP has no final status of that number."""
+    return status if 200 <= status <= 599 else 502
+
+
 @dataclass(frozen=True, slots=True)
 class StartProgress:
     """How far the engine's start has come, for people to look at."""

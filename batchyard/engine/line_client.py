@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from batchyard.engine.base import Abort, EngineAnswer, NoAnswer
+from batchyard.engine.base import Abort, EngineAnswer, NoAnswer, known_status
 from batchyard.engine.middleware import line_stream
 from batchyard.errors import EngineLost
 from batchyard.web.retry_after import retry_after_seconds
@@ -49,7 +49,7 @@ async def stream_lines(
     iterator closes the connection, on which the engine aborts what is in flight.
     """
     outgoing = _Outgoing(requests)
-    answers = _Answers()
+    answers = _Answers(outgoing.owed)
     try:
         async with session.post(
             base_url + line_stream.PATH,
@@ -81,6 +81,8 @@ class _Outgoing:
     def __init__(self, requests: AsyncIterable[EngineRequest | Abort]) -> None:
         self.count = 0
         """Requests, each of which is owed one answer; an abort is owed none."""
+        self.owed: set[int] = set()
+        """The tags of those that have none yet."""
         self._requests = requests
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
@@ -122,6 +124,7 @@ class _Outgoing:
             request.cache_salt,
         )
         self.count += 1
+        self.owed.add(request.tag)
         return frame
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -154,26 +157,35 @@ class _Outgoing:
 class _Answers:
     """Turns the bytes of the response into answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, owed: set[int]) -> None:
         self.parser = line_stream.FrameParser()
         self.count = 0
         self.is_dead = False
+        self._owed = owed
 
     def feed(self, data: bytes) -> Iterator[EngineAnswer]:
         for (tag, status, _, retry_after), body in self.parser.feed(data):
-            code = int(status)
+            code = _number(status)
             if code == line_stream.ALIVE:
                 continue
             if code == line_stream.ENGINE_DEAD:
                 self.is_dead = True
                 return
             self.count += 1
-            if code in _NO_ANSWERS:
-                yield EngineAnswer(int(tag), None, no_answer=_NO_ANSWERS[code])
-            else:
-                yield EngineAnswer(
-                    int(tag),
-                    code,
-                    body,
-                    retry_after_seconds(retry_after.decode().replace("_", " ")),
-                )
+            yield self._answer(_number(tag), code, body, retry_after)
+
+    def _answer(self, tag: int, code: int, body: bytes, retry_after: bytes) -> EngineAnswer:
+        if tag not in self._owed:
+            raise line_stream.FrameError("an answer that no request waits for")
+        self._owed.remove(tag)
+        if code in _NO_ANSWERS:
+            return EngineAnswer(tag, None, no_answer=_NO_ANSWERS[code])
+        seconds = retry_after_seconds(retry_after.decode(errors="replace").replace("_", " "))
+        return EngineAnswer(tag, known_status(code), body, seconds)
+
+
+def _number(word: bytes) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise line_stream.FrameError("a word that should be a number") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 
 # Tokens count when a prompt has been read or a token made. A prompt of many steps is read in
@@ -31,5 +33,8 @@ def waiting_of(metrics: str) -> float | None:
 
 
 def _sum(pattern: re.Pattern[str], metrics: str) -> float | None:
-    numbers = [float(number) for number in pattern.findall(metrics)]
-    return sum(numbers) if numbers else None
+    numbers = []
+    for word in pattern.findall(metrics):
+        with contextlib.suppress(ValueError):
+            numbers.append(float(word))
+    return math.fsum(number for number in numbers if math.isfinite(number)) if numbers else None

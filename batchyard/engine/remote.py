@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from batchyard.engine import seats
-from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress
+from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, known_status
 from batchyard.engine.fan_out import answer_concurrently
 from batchyard.engine.middleware.cache_salt import FIELD, spliced
 from batchyard.engine.progress_metrics import requests_of, work_done_of
@@ -29,6 +29,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_SECONDS = 10.0
+MAX_PROBE_BYTES = 16 * 1024**2
+"""Of what the server says of itself."""
+MAX_ANSWER_BYTES = 256 * 1024**2
+"""Of one answer: more than the embeddings of a large request, written out as decimals."""
+_TOO_LONG = msgspec.json.encode(
+    {
+        "error": {
+            "message": f"The engine's answer was longer than {MAX_ANSWER_BYTES >> 20} MiB.",
+            "type": "server_error",
+            "param": None,
+            "code": "answer_too_long",
+        }
+    }
+)
 
 
 class RemoteEngine:
@@ -150,7 +164,7 @@ class RemoteEngine:
             async with self._open_session().get(
                 self._address + path, timeout=timeout, allow_redirects=False
             ) as response:
-                return response.status, await response.read()
+                return response.status, await _read(response, MAX_PROBE_BYTES) or b""
         except (aiohttp.ClientError, OSError) as error:
             raise self._lost(error) from error
 
@@ -171,9 +185,11 @@ class RemoteEngine:
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                answer = await response.read()
+                body = await _read(response, MAX_ANSWER_BYTES)
+                if body is None:
+                    return EngineAnswer(request.tag, 502, _TOO_LONG)
                 retry_after = retry_after_seconds(response.headers.get("Retry-After"))
-                return EngineAnswer(request.tag, response.status, answer, retry_after)
+                return EngineAnswer(request.tag, known_status(response.status), body, retry_after)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Nothing was sent: it is not this request that failed.
             raise self._lost(error) from error
@@ -233,7 +249,7 @@ class RemoteEngine:
             async with self._open_session().get(
                 url, timeout=timeout, allow_redirects=False
             ) as response:
-                status, body = response.status, await response.read()
+                status, body = response.status, await _read(response, MAX_PROBE_BYTES) or b""
         except (aiohttp.ClientError, OSError) as error:
             detail = str(error) or type(error).__name__
             raise EngineStartFailed(
@@ -248,7 +264,7 @@ class RemoteEngine:
             raise EngineStartFailed(f"the engine at {self._where} is not ready (HTTP {status})")
         try:
             return {model.id for model in msgspec.json.decode(body, type=_ModelList).data}
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             return None
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -272,6 +288,19 @@ class RemoteEngine:
     def _lost(self, error: Exception) -> EngineLost:
         detail = str(error) or type(error).__name__
         return EngineLost(f"lost the engine for model {self.model!r} at {self._where}: {detail}")
+
+
+async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+    """The body; None, and the connection is closed, where it is longer than the limit."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > limit_bytes:
+            response.close()
+            return None
+        parts.append(part)
+    return b"".join(parts)
 
 
 class _Model(msgspec.Struct):

@@ -18,7 +18,7 @@ def post_routes(openapi: bytes) -> frozenset[str] | None:
     """
     try:
         paths = msgspec.json.decode(openapi, type=_Document).paths
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
     posts = frozenset(path for path, methods in paths.items() if "post" in methods)
     return posts if any(path.startswith("/v1/") for path in posts) else None
@@ -57,14 +57,28 @@ def _has_field(schema: Any, field: str, components: Any, depth: int) -> bool:
 
 def is_served(url: str, routes: Iterable[str]) -> bool:
     """Whether one of ``routes`` may take ``url``; ``{name}`` in a route stands for anything."""
-    return any(
-        re.fullmatch(_BRACES.sub(".+", re.escape(route)), url) if "{" in route else route == url
-        for route in routes
-    )
+    return any(_may_take(route, url) for route in routes)
 
 
-# As re.escape() leaves them.
-_BRACES = re.compile(r"\\\{.*?\\\}")
+def _may_take(route: str, url: str) -> bool:
+    """Without regular expressions: a route may have any number of names in it."""
+    first, *others = _NAME.split(route)
+    if not others:
+        return route == url
+    if not url.startswith(first):
+        return False
+    position = len(first)
+    *between, last = others
+    for text in between:
+        # A name stands for at least one character.
+        found = url.find(text, position + 1)
+        if found < 0:
+            return False
+        position = found + len(text)
+    return url.endswith(last) and len(url) - len(last) > position
+
+
+_NAME = re.compile(r"\{[^{}]*\}")
 
 
 _MOST_NESTING = 6

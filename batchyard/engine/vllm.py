@@ -163,7 +163,7 @@ class VllmEngine:
 
     async def metrics(self) -> str:
         """The engine's own metrics, in Prometheus' text format."""
-        return (await self._get("/metrics")).decode()
+        return (await self._get("/metrics")).decode(errors="replace")
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float

@@ -6,11 +6,14 @@ import json
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchyard.results import (
+    MAX_TOKENS,
     NoAnswerCode,
     Outcome,
     answered,
@@ -19,6 +22,7 @@ from batchyard.results import (
     not_served,
     unanswered,
 )
+from batchyard.steps.segments import decode_entries, encode_entry
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
@@ -135,6 +139,52 @@ def test_usage_is_read_from_the_answers_of_every_endpoint(
     usage: bytes, expected: TokenUsage
 ) -> None:
     assert answered("a", "r", 200, b'{"usage":%b}' % usage).usage == expected
+
+
+@pytest.mark.parametrize("count", [-1, -(2**63), 2**31, 2**32, 2**63, 10**30, 10**4000])
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
+        *("prompt_tokens_details.cached_tokens", "completion_tokens_details.reasoning_tokens"),
+        *("input_tokens_details.cached_tokens", "output_tokens_details.reasoning_tokens"),
+    ],
+)
+def test_a_number_that_no_engine_can_have_counted_counts_nothing(field: str, count: int) -> None:
+    name, _, detail = field.partition(".")
+    value = f'{{"{detail}":{count}}}' if detail else str(count)
+    result = answered("a", "r", 200, f'{{"usage":{{"{name}":{value}}}}}'.encode())
+    assert (result.outcome, result.usage) == (Outcome.OUTPUT, NO_USAGE)
+
+
+def test_the_other_numbers_of_an_odd_usage_count() -> None:
+    body = b'{"usage":{"prompt_tokens":5,"completion_tokens":-3,"total_tokens":99999999999}}'
+    assert answered("a", "r", 200, body).usage == TokenUsage(5, 0, 0, 0, 5)
+
+
+def test_a_total_that_is_added_up_stays_within_bounds() -> None:
+    body = b'{"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % (MAX_TOKENS, MAX_TOKENS)
+    assert answered("a", "r", 200, body).usage == TokenUsage(
+        MAX_TOKENS, 0, MAX_TOKENS, 0, MAX_TOKENS
+    )
+
+
+def test_no_sum_over_a_batch_outgrows_a_64_bit_column() -> None:
+    """A plan numbers requests with 32 bits."""
+    assert (2**32 - 1) * MAX_TOKENS < 2**63
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*TokenUsage._fields, "prompt_tokens", "completion_tokens"]),
+        st.integers() | st.floats() | st.text(max_size=3) | st.none() | st.booleans(),
+    )
+)
+def test_every_usage_fits_into_a_segment(usage: dict[str, Any]) -> None:
+    result = answered("a", "r", 200, json.dumps({"usage": usage}).encode())
+    [entry] = decode_entries(encode_entry(0, result))
+    assert entry.usage == result.usage
+    assert all(0 <= count <= MAX_TOKENS for count in entry.usage)
 
 
 def test_an_endpoint_that_is_not_served_is_an_error_line_that_says_what_is() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
+from batchyard.results import MAX_TOKENS
 from batchyard.store import (
     ChunkStatus,
     ChunkSummary,
@@ -17,13 +18,14 @@ from batchyard.store import (
     Standing,
     open_store,
 )
-from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails
+from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, TokenUsage
 from tests.contract.store.samples import (
     MODEL,
     NOW_OVER,
     OVERDUE,
     USAGE,
     begun_batch,
+    finish,
     new_batch,
     rewrite,
 )
@@ -245,6 +247,22 @@ async def test_the_summary_adds_up_states_requests_and_tokens(store: Store) -> N
         failed=1,
         usage=BatchUsage(140, InputTokensDetails(80), 60, OutputTokensDetails(40), 200),
     )
+
+
+async def test_the_largest_usage_that_lines_can_claim_is_kept_and_added_up(store: Store) -> None:
+    """Chunks of a thousand lines, each of which claims all the tokens that are believed."""
+    most = MAX_TOKENS * 1024
+    usage = TokenUsage(most, most, most, most, most).to_wire()
+    batch = await begun_batch(store, chunks=4)
+    for lease in await claim(store, limit=4):
+        await store.chunks.record_progress(lease, completed=9, failed=0, usage=usage)
+        await store.chunks.complete(lease, completed=10, failed=0, usage=usage)
+    summary = await store.chunks.summary(batch.id)
+    assert summary.usage.total_tokens == 4 * most
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+    all_there_can_be = TokenUsage(*[MAX_TOKENS * (2**32 - 1)] * 5).to_wire()
+    ended = await finish(store, batch.id, S.COMPLETED, usage=all_there_can_be)
+    assert ended.usage == (await store.batches.get(batch.id)).usage == all_there_can_be
 
 
 async def test_an_abandoned_chunk_counts_as_pending(store: Store) -> None:
