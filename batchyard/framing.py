@@ -6,7 +6,6 @@ A line ends at byte 0x0A alone: U+2028, a bare CR or VT inside a string ends not
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -22,8 +21,7 @@ _LONG_RUN = 16
 _BLOCK_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class PhysicalLine:
+class PhysicalLine(msgspec.Struct, frozen=True):
     """A line of the file. ``data`` is without line end and BOM, ``None`` if it is too long."""
 
     number: int

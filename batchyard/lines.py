@@ -24,6 +24,8 @@ from batchyard.wire import BatchError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from batchyard.body_policy import BodyPolicy
+
 _SCORE = (
     ("text_1", "text_2"),
     ("queries", "documents"),
@@ -81,16 +83,17 @@ class Rules:
     ``endpoint``: the one that every line names, or ``None`` where a file may mix them.
     ``models``: the models on offer, or ``None`` where any name goes through to the engine.
     ``one_model``: every line names the same one.
+    ``policy``: what bodies may hold beyond that; ``None``: whatever the engine takes.
     """
 
     endpoint: str | None
     models: frozenset[str] | None = None
     one_model: bool = True
     limits: Limits = Limits()
+    policy: BodyPolicy | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLine:
+class RequestLine(msgspec.Struct, frozen=True):
     """A valid request line, parsed."""
 
     number: int
@@ -120,6 +123,7 @@ class Validator:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self._policy = rules.policy
         self.requests = 0
         """Good and bad request lines seen; blank lines are not requests."""
         self.model: str | None = None
@@ -184,8 +188,9 @@ class Validator:
         if not isinstance(line, dict):
             self._refuse("invalid_request", "A request line must be a JSON object.", None, number)
             return None
-        if _deeper_than(line, data, self.rules.limits.max_depth):
-            depth = self.rules.limits.max_depth
+        depth = self.rules.limits.max_depth
+        braces, brackets = data.count(b"{"), data.count(b"[")
+        if braces + brackets > depth and _is_deeper_than(line, depth):
             message = f"This line is not valid JSON: it is nested deeper than {depth} levels."
             self._refuse("invalid_json_line", message, None, number)
             return None
@@ -193,6 +198,9 @@ class Validator:
         self._check_method(line, number)
         url = self._check_url(line, number)
         body = self._check_body(line, url, number)
+        if body is not None and self._policy is not None:
+            for refusal in self._policy.refusals(url, body, len(data), braces, brackets):
+                self._refuse(*refusal, number)
         if self._error_count != before or body is None:
             return None
         assert custom_id is not None  # noqa: S101 - no error was counted, so all four are there
@@ -357,10 +365,8 @@ def _custom_id_of(data: bytes | None) -> str | None:
     return custom_id if isinstance(custom_id, str) else None
 
 
-def _deeper_than(value: Any, data: bytes, limit: int) -> bool:
-    """Whether ``value``, parsed from ``data``, nests deeper than ``limit`` containers."""
-    if data.count(b"{") + data.count(b"[") <= limit:
-        return False
+def _is_deeper_than(value: Any, limit: int) -> bool:
+    """Whether ``value`` nests deeper than ``limit`` containers."""
     level = [value]
     for _ in range(limit):
         level = [

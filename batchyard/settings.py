@@ -26,6 +26,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from batchyard.body_policy import REFUSABLE, BodyPolicy, is_host
 from batchyard.errors import SettingsError
 from batchyard.lines import Limits
 from batchyard.machine import Machine, this_machine
@@ -43,6 +44,54 @@ class LimitSettings(BaseSettings):
 
     def to_limits(self) -> Limits:
         return Limits(**self.model_dump())
+
+
+class BodySettings(BaseSettings):
+    """What request bodies from clients may hold; see :class:`batchyard.body_policy.BodyPolicy`.
+
+    ``batchyard run`` takes its own user's file as it is, unless told ``--client-rules``.
+    """
+
+    allowed_fields: list[str] = Field(default_factory=list)
+    """Fields that reach into the engine and that clients may set all the same, as JSON:
+    ``["chat_template", "priority"]``. docs/input-format.md lists them."""
+    media_domains: list[str] = Field(default_factory=list)
+    """The hosts from which engines may fetch the images, recordings and videos that bodies name by
+    URL, as JSON: ``["media.example.org"]``. Empty: bodies hold their media as ``data:`` URLs."""
+    max_choices: int = Field(default=BodyPolicy().max_choices, ge=1)
+    """Of ``n`` and ``best_of``: how many answers one request may make."""
+    max_logprobs: int = Field(default=BodyPolicy().max_logprobs, ge=0)
+    """Of ``logprobs``, ``top_logprobs`` and ``prompt_logprobs``: alternatives for each token."""
+    max_stops: int = Field(default=BodyPolicy().max_stops, ge=0)
+    """How many texts ``stop`` may list."""
+    max_list_items: int = Field(default=BodyPolicy().max_list_items, ge=0)
+    """Of ``logit_bias``, ``bad_words`` and the lists of token ids: how many entries."""
+    max_schema_bytes: int = Field(default=BodyPolicy().max_schema_bytes, ge=1)
+    """Of ``response_format``, ``structured_outputs``, ``tools`` and their like, each as JSON."""
+    max_grammar_bytes: int = Field(default=BodyPolicy().max_grammar_bytes, ge=1)
+    """Of a regular expression or grammar that the answer must follow."""
+
+    @field_validator("allowed_fields")
+    @classmethod
+    def _are_known(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in REFUSABLE:
+                raise ValueError(f"{name!r} is none of {', '.join(sorted(REFUSABLE))}")
+        return names
+
+    @field_validator("media_domains")
+    @classmethod
+    def _are_hosts(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not is_host(name):
+                raise ValueError(f"{name!r} is no host name: give it without scheme and port")
+        return [name.lower() for name in names]
+
+    def to_policy(self) -> BodyPolicy:
+        values = self.model_dump()
+        for name in ("allowed_fields", "media_domains"):
+            values[name] = frozenset(values[name])
+        return BodyPolicy(**values)
 
 
 class QuotaSettings(BaseSettings):
@@ -172,6 +221,7 @@ class Settings(BaseSettings):
     """Networks that are not public and that clients' URLs may lead to all the same, at any port,
     as JSON: ``["10.20.0.0/16"]``. For receivers of webhooks and stores of your own."""
     limits: LimitSettings = LimitSettings()
+    bodies: BodySettings = BodySettings()
     smtp: SmtpSettings = SmtpSettings()
     webhook_data: Literal["thin", "full"] = "thin"
     """What an event holds of its batch: the id, as OpenAI's do, or counts, files and usage too."""

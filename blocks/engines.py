@@ -12,6 +12,7 @@ from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.vllm import VllmEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -47,7 +48,10 @@ class VllmEngineBlock(Block):
         shlex.split(options)
         return options
 
-    def build(self, *, python: Path, log_path: Path | None = None) -> VllmEngine:
+    def build(
+        self, *, python: Path, log_path: Path | None = None, media_domains: Sequence[str] = ()
+    ) -> VllmEngine:
+        """The engine, not started; ``media_domains``: from where it may fetch clients' media."""
         return VllmEngine(
             self.model,
             shlex.split(self.options),
@@ -55,6 +59,7 @@ class VllmEngineBlock(Block):
             weights=self.weights or None,
             environment=self.environment,
             log_path=log_path,
+            media_domains=media_domains,
         )
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The engine of one batch. ``models`` are the names that lines may carry; empty for any."""
+    """The engine of one batch. ``models`` are the names that lines may carry; empty for any.
+
+    With ``client_rules`` it fetches media only from where clients' bodies may name them.
+    """
 
     models: tuple[str, ...]
     weights: str
@@ -29,6 +32,7 @@ class EngineChoice:
     url: str | None
     seats: int | None = None
     exclusive: bool = False
+    client_rules: bool = False
 
     @classmethod
     def of(
@@ -39,6 +43,7 @@ class EngineChoice:
         *,
         seats: int | None = None,
         exclusive: bool = False,
+        client_rules: bool = False,
     ) -> EngineChoice:
         """Raises :class:`~batchyard.errors.RequestRefused` for what cannot be meant."""
         if url is None and (seats is not None or exclusive):
@@ -62,7 +67,7 @@ class EngineChoice:
             raise _refused(
                 f"--model {model} does not exist: give a folder, or a name on the hub.", "model"
             )
-        return cls(served_names(model, options), model, tuple(options), None)
+        return cls(served_names(model, options), model, tuple(options), None, client_rules)
 
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
@@ -87,6 +92,7 @@ class EngineChoice:
             python=engine_python(settings),
             weights=self.weights,
             log_path=engine_log(settings, block_name(name)),
+            media_domains=settings.bodies.media_domains if self.client_rules else None,
         )
 
 

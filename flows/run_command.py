@@ -72,6 +72,7 @@ def run(
     webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
     notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
     deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
+    client_rules: Annotated[bool, options.CLIENT_RULES] = False,
     resume: Annotated[
         str | None,
         typer.Option(help="Go on with this batch, its own input and output, where it stopped."),
@@ -90,6 +91,7 @@ def run(
         engine_url,
         seats=engine_seats,
         exclusive=exclusive,
+        client_rules=client_rules,
     )
     what: BatchRequest | str
     if resume is not None:
@@ -109,6 +111,7 @@ def run(
             webhook=webhook_url,
             notify_email=notify_email,
             deduplicate=deduplicate,
+            any_body=not client_rules,
         )
     # One operator's own file: nothing is hidden from anybody in the engine's cache.
     settings = read_settings(runners="inline", cache_shared_by="all")

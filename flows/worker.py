@@ -65,7 +65,11 @@ async def engine_from_block(settings: Settings, model: str) -> Engine:
     if (vllm := await _load(VllmEngineBlock, name)) is not None:
         _check_model(name, vllm.model, model)
         _check_weights(name, vllm.weights or vllm.model)
-        return vllm.build(python=engine_python(settings), log_path=engine_log(settings, name))
+        return vllm.build(
+            python=engine_python(settings),
+            log_path=engine_log(settings, name),
+            media_domains=settings.bodies.media_domains,
+        )
     if (remote := await _load(RemoteEngineBlock, name)) is not None:
         _check_model(name, remote.model, model)
         return remote.build()

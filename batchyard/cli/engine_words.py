@@ -23,10 +23,15 @@ _LONG = frozenset(
         *("--help", "--input-file", "--output-file", "--errors", "--model", "--engine-url"),
         *("--endpoint", "--completion-window", "--metadata", "--resume"),
         *("--webhook-url", "--notify-email", "--deduplicate"),
-        *("--engine-seats", "--exclusive"),
+        *("--engine-seats", "--exclusive", "--client-rules", "--no-client-rules"),
     }
 )
-_FLAGS = frozenset({"-h", "--help", "--enable-metrics", "--deduplicate", "--exclusive"})
+_FLAGS = frozenset(
+    {
+        *("-h", "--help", "--enable-metrics", "--deduplicate", "--exclusive"),
+        *("--client-rules", "--no-client-rules"),
+    }
+)
 _RUN_BATCH_ALONE = frozenset({"--output-tmp-dir", "--enable-metrics", "--url"})
 """Options of `vllm run-batch` that `vllm serve` refuses, and that mean nothing here."""
 

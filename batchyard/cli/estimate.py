@@ -29,6 +29,7 @@ def estimate(
     model: Annotated[str | None, typer.Option(help="The model that every line must name.")] = None,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
+    client_rules: Annotated[bool, options.CLIENT_RULES] = True,
     cache_tokens: Annotated[
         int, typer.Option(min=1, help="The engine's KV cache; vLLM's log says how much it has.")
     ] = 100_000,
@@ -51,6 +52,7 @@ def estimate(
         model=model,
         endpoint=endpoint,
         deduplicates=deduplicate,
+        any_body=not client_rules,
         bytes_per_token=bytes_per_token,
         shape=CacheShape(max(1, cache_tokens // block_size), block_size, sequences),
     )

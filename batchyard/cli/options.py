@@ -14,6 +14,10 @@ METADATA = typer.Option(help="key=value; may be given several times.")
 TENANT = typer.Option(help="Whose.")
 WEBHOOK_URL = typer.Option(help="An https URL that is told of the batch's end.")
 NOTIFY_EMAIL = typer.Option(help="An address that is told of the batch's end.")
+CLIENT_RULES = typer.Option(
+    "--client-rules/--no-client-rules",
+    help="Refuse the fields and media URLs that clients of the API may not send.",
+)
 DEDUPLICATE = typer.Option(
     "--deduplicate", help="Run identical deterministic requests once, for all their lines."
 )

@@ -185,11 +185,11 @@ class RemoteEngine:
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                body = await _read(response, MAX_ANSWER_BYTES)
-                if body is None:
+                answer = await _read(response, MAX_ANSWER_BYTES)
+                if answer is None:
                     return EngineAnswer(request.tag, 502, _TOO_LONG)
                 retry_after = retry_after_seconds(response.headers.get("Retry-After"))
-                return EngineAnswer(request.tag, known_status(response.status), body, retry_after)
+                return EngineAnswer(request.tag, known_status(response.status), answer, retry_after)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Nothing was sent: it is not this request that failed.
             raise self._lost(error) from error

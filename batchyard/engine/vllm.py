@@ -75,7 +75,9 @@ class VllmEngine:
     that differs. ``options`` go to ``vllm serve`` unchanged; ours are only added where they leave
     something open. ``python`` is the engine environment's interpreter, ``environment`` goes on
     top of what the engine inherits. ``log_path`` is appended to and kept; without one the log
-    lives in a temporary folder that is kept only if the start fails.
+    lives in a temporary folder that is kept only if the start fails. ``media_domains`` are the
+    only hosts from which it may fetch media that requests name by URL, without redirects; None:
+    whatever vLLM fetches by itself.
 
     It can be started again after :class:`~batchyard.errors.EngineLost`.
     """
@@ -90,6 +92,7 @@ class VllmEngine:
         environment: Mapping[str, str] | None = None,
         log_path: Path | None = None,
         profile: DeviceProfile | None = None,
+        media_domains: Sequence[str] | None = None,
         start_timeout_seconds: float = 1800.0,
     ) -> None:
         self.model = model
@@ -99,6 +102,7 @@ class VllmEngine:
         self._own_environment = dict(environment or {})
         self._log_path = log_path
         self._profile = profile
+        self._media_domains = media_domains
         self._start_timeout_seconds = start_timeout_seconds
         self._running: _Running | None = None
 
@@ -215,7 +219,9 @@ class VllmEngine:
             str(self._python),
             *("-m", "vllm.entrypoints.openai.api_server"),
             *self._options.words,
-            *added_options(self.model, self._weights, self._options, self._device()),
+            *added_options(
+                self.model, self._weights, self._options, self._device(), self._media_domains
+            ),
             *("--uds", str(socket_path)),
             *(word for name in MIDDLEWARE for word in ("--middleware", name)),
         ]
@@ -230,6 +236,7 @@ class VllmEngine:
             options=self._options,
             profile=self._device(),
             python_path=Path(line_stream.__file__).parent,
+            follows_media_redirects=self._media_domains is None,
         )
 
     async def _wait_until_ready(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 GIB = 1 << 30
+NO_MEDIA_DOMAIN = "none.invalid"
+"""A host that cannot exist (RFC 2606): where no other may be fetched from, nothing is fetched."""
 _MULTIPLIERS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
@@ -123,9 +125,16 @@ def chunks_prefill(model: str, options: EngineOptions) -> bool:
 
 
 def added_options(
-    model: str, weights: str, options: EngineOptions, profile: DeviceProfile
+    model: str,
+    weights: str,
+    options: EngineOptions,
+    profile: DeviceProfile,
+    media_domains: Sequence[str] | None = None,
 ) -> list[str]:
-    """The options that we add because the operator has not given them."""
+    """The options that we add because the operator has not given them.
+
+    ``media_domains`` are the hosts whose media requests may name; None: any.
+    """
     added: list[str] = []
 
     def default(name: str, *values: str) -> None:
@@ -139,6 +148,9 @@ def added_options(
         sequences = options.number("max-num-seqs") or 0
         default("max-num-batched-tokens", str(max(profile.max_num_batched_tokens, sequences)))
     default("performance-mode", "throughput")
+    if media_domains is not None:
+        # vLLM takes an empty list for no limit.
+        default("allowed-media-domains", *(media_domains or [NO_MEDIA_DOMAIN]))
     # `usage` says how many prompt tokens came from the cache, as OpenAI's does.
     default("enable-prompt-tokens-details")
     # Prompts never reach the log, and a line per request would be most of it.
@@ -156,6 +168,7 @@ def engine_environment(
     options: EngineOptions,
     profile: DeviceProfile,
     python_path: Path,
+    follows_media_redirects: bool = True,
 ) -> dict[str, str]:
     """The engine's environment: ours without our secrets and Python paths, ``own`` on top."""
     environment = {
@@ -170,6 +183,9 @@ def engine_environment(
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(4, memory_bytes() // 4 // GIB)))
     if is_path(weights) and not names_hub_repository(options):
         defaults |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if not follows_media_redirects:
+        # A redirect may lead from a host that is allowed to one that is not.
+        environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
     environment = defaults | environment | dict(own)
     paths = [str(python_path), own.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -50,6 +50,7 @@ class BatchRequest:
     lead to public addresses unless the settings allow others. Who is told when the batch has
     ended: the URL ``webhook``, which is always as a client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
+    ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     """
 
     input: str | None = None
@@ -68,6 +69,7 @@ class BatchRequest:
     notify_email: str | None = None
     public_urls: bool = False
     deduplicate: bool = False
+    any_body: bool = False
 
 
 def default_quota(services: Services) -> Quota:
@@ -129,6 +131,7 @@ async def accept_batch(
             models=request.models,
             public_urls=request.public_urls,
             deduplicate=request.deduplicate,
+            any_body=request.any_body,
         ),
         locations=BatchLocations(_absolute(request.input), output, error, request.webhook),
         output_lifetime_seconds=request.output_lifetime_seconds,

@@ -43,12 +43,14 @@ class Assumptions:
     """What only the engine knows, or the user of a file.
 
     ``model`` and ``endpoint``: what every line must name; None: one model, any endpoint.
-    ``deduplicates``: identical deterministic requests run once.
+    ``deduplicates``: identical deterministic requests run once. ``any_body``: the file is the
+    operator's own, and no field or URL in its bodies is refused.
     """
 
     model: str | None = None
     endpoint: str | None = None
     deduplicates: bool = False
+    any_body: bool = False
     bytes_per_token: float = float(BYTES_PER_TOKEN)
     shape: CacheShape = field(default_factory=lambda: CacheShape(blocks=6250))
 
@@ -133,7 +135,10 @@ async def _local_path(settings: Settings, location: Location, folder: Path) -> P
 def _estimate(settings: Settings, path: Path, folder: Path, assumptions: Assumptions) -> Estimate:
     limits = replace(settings.limits.to_limits(), max_reported_errors=_REPORTED_ERRORS)
     models = frozenset({assumptions.model}) if assumptions.model else None
-    validator = Validator(Rules(endpoint=assumptions.endpoint, models=models, limits=limits))
+    policy = None if assumptions.any_body else settings.bodies.to_policy()
+    validator = Validator(
+        Rules(endpoint=assumptions.endpoint, models=models, limits=limits, policy=policy)
+    )
     planner = Planner(
         order="prefix",
         spool=folder,

@@ -92,6 +92,7 @@ def _prepare(services: Services, batch: BatchRecord, input_path: Path, folder: P
             models=frozenset(options.models) or None,
             one_model=not options.mixed_models,
             limits=settings.limits.to_limits(),
+            policy=None if options.any_body else settings.bodies.to_policy(),
         )
     )
     planner = Planner(

@@ -44,6 +44,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """Its URLs are a client's, not the operator's: they must lead to public addresses."""
     deduplicate: bool = False
     """Requests that ask the same and leave nothing to chance run once."""
+    any_body: bool = False
+    """Its bodies are the operator's own: no field and no URL in them is refused."""
 
 
 class BatchRow(Row, UsageColumns, table=True):
