@@ -223,7 +223,10 @@ class Runner:
             tally = await chunk.run()
         except LeaseLost as error:
             logger.warning("chunk.lost %s", error)
-        except Exception as error:  # noqa: BLE001 - other chunks run here, of other tenants
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                raise
             if self._window.has_ended:
                 # leases() raises it; the chunk is given back as the runner ends.
                 return None
@@ -285,7 +288,7 @@ class Runner:
         )
         return claimed[0] if claimed else None
 
-    async def _give_back_after(self, error: Exception, lease: ChunkLease) -> None:
+    async def _give_back_after(self, error: BaseException, lease: ChunkLease) -> None:
         """The error ends the chunk here: it is tried again, by this runner or another."""
         self._inputs.forget(lease.batch_id)
         chunks = self.services.store.chunks
@@ -304,7 +307,7 @@ class Runner:
             pause = self._retry.pause_seconds(lease.strikes + 1, None)
             await self._give_back(lease.key, partial(chunks.strike, lease, pause_seconds=pause))
 
-    async def _is_passing(self, error: Exception, lease: ChunkLease) -> bool:
+    async def _is_passing(self, error: BaseException, lease: ChunkLease) -> bool:
         """Whether the error is about this machine, or everything, and not about the chunk."""
         if isinstance(error, PASSING):
             return True
@@ -327,7 +330,7 @@ class Runner:
             return False
         return True
 
-    async def _fail_batch(self, error: Exception, lease: ChunkLease) -> None:
+    async def _fail_batch(self, error: BaseException, lease: ChunkLease) -> None:
         """Not even error lines could be written for the chunk: nothing of it can be read."""
         if not isinstance(error, BatchyardError):
             error = BatchyardError(f"Chunk {lease.index} cannot be run: {describe(error)}.")

@@ -5,22 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import text
 
-from batchyard.engine.stub import StubEngine
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.errors import (
+    AccessDenied,
+    EngineLost,
+    EngineStartFailed,
+    ObjectNotFound,
+    StorageFull,
+    StorageUnavailable,
+    StoreError,
+    StoreUnavailable,
+)
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.steps import admission, patience, run
+from batchyard.steps import admission, patience, run, window
 from batchyard.steps.keeper import BatchKeeper
-from batchyard.steps.keys import file_key
+from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.process import bare_steps, process
 from batchyard.steps.segments import put_bytes, read_object
+from batchyard.storage.local import LocalStorage
+from batchyard.store import ChunkStatus
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+    from pathlib import Path
 
+    from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
+    from batchyard.storage.base import StoredObject
     from batchyard.store import BatchRecord
 
 SOON_SECONDS = 30.0
@@ -103,7 +122,7 @@ async def test_a_line_that_cannot_be_read_costs_that_line_and_nobody_elses(
     yard: Yard, key: str
 ) -> None:
     yard.use(StubEngine(max_num_seqs=8, latency=0.01))
-    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    his = await yard.prepared(lines(25, "b"))
     replaced = chat_line("a-7", "question 7 of a" + " " * 40)
     hers = await yard.prepared([*lines(7, "a"), replaced, *lines(25, "a")[8:]])
     await with_line(yard, hers, 7, poison("a-7", key))
@@ -116,3 +135,398 @@ async def test_a_line_that_cannot_be_read_costs_that_line_and_nobody_elses(
     assert error["error"]["code"] == "server_error"
     assert "question" not in error["error"]["message"]
     assert batch.counts.completed == 24
+
+
+async def test_a_line_that_the_engines_adapter_cannot_send_costs_that_line(yard: Yard) -> None:
+    class Adapter(StubEngine):
+        async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+            if b"question 7 of a" in request.body:
+                raise ValueError("question 7 of a")
+            return await super().answer(request, timeout_seconds=timeout_seconds)
+
+    yard.use(Adapter(max_num_seqs=8, latency=0.01))
+    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    async with working(yard):
+        batch, other = await ended(yard, hers), await ended(yard, his)
+    await check_whole(yard, other, "b", 25)
+    (error,) = await yard.results(batch.error_file_id)
+    assert error["custom_id"] == "a-7"
+    assert error["error"] == {
+        "code": "server_error",
+        "message": "Batchyard could not send this request (ValueError).",
+    }
+    assert yard.engine.starts == 1
+
+
+async def test_a_line_that_breaks_the_stream_each_time_is_found_and_costs_that_line(
+    yard: Yard,
+) -> None:
+    """As a request that kills its engine is, ADR 11."""
+
+    class Adapter(StubEngine):
+        async def stream(
+            self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
+        ) -> AsyncGenerator[EngineAnswer, None]:
+            async def checked() -> AsyncIterator[EngineRequest | Abort]:
+                async for request in requests:
+                    if b"question 7 of a" in getattr(request, "body", b""):
+                        raise KeyError("question 7 of a")
+                    yield request
+
+            inner = super().stream(checked(), timeout_seconds=timeout_seconds)
+            async with contextlib.aclosing(inner) as answers:
+                async for answer in answers:
+                    yield answer
+
+    yard.use(Adapter(max_num_seqs=8, latency=0.01))
+    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    async with working(yard):
+        batch, other = await ended(yard, hers), await ended(yard, his)
+    await check_whole(yard, other, "b", 25)
+    (error,) = await yard.results(batch.error_file_id)
+    assert (error["custom_id"], error["error"]["code"]) == ("a-7", "server_error")
+    assert "question" not in error["error"]["message"]
+    assert batch.counts.completed == 24
+
+
+async def test_an_engine_that_answers_what_nobody_asked_is_started_again(yard: Yard) -> None:
+    class Confused(StubEngine):
+        async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+            answer = await super().answer(request, timeout_seconds=timeout_seconds)
+            is_confused = self.starts == 1 and b"question 7" in request.body
+            return replace(answer, tag=answer.tag + 1000) if is_confused else answer
+
+    yard.use(Confused(max_num_seqs=4, latency=0.01))
+    batch = await yard.run(lines(25, "a"))
+    await check_whole(yard, batch, "a", 25)
+    assert yard.engine.starts == 2
+
+
+@pytest.mark.parametrize("tokens", [-3, 2**32, 2**70])
+async def test_token_counts_that_no_number_of_ours_can_hold_harm_nobody(
+    yard: Yard, tokens: int
+) -> None:
+    body = json.dumps({"usage": {"prompt_tokens": 7, "completion_tokens": tokens}}).encode()
+
+    class Boastful(StubEngine):
+        async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+            answer = await super().answer(request, timeout_seconds=timeout_seconds)
+            return replace(answer, body=body) if b"question 7 of a" in request.body else answer
+
+    yard.use(Boastful(max_num_seqs=8))
+    batch = await yard.run(lines(25, "a"))
+    await check_whole(yard, batch, "a", 25)
+    assert batch.usage.output_tokens >= 0
+
+
+# -- what a batch's own objects and rows do -----------------------------------------------------
+
+SOME_ERRORS: list[Callable[[], BaseException]] = [
+    lambda: ValueError("secret"),
+    lambda: KeyError("secret"),
+    lambda: OverflowError("secret"),
+    lambda: RuntimeError("secret"),
+    lambda: MemoryError("secret"),
+    lambda: RecursionError("secret"),
+    lambda: OSError("secret"),
+    lambda: TimeoutError("secret"),
+    lambda: AssertionError("secret"),
+    lambda: asyncio.CancelledError("secret"),
+    lambda: ExceptionGroup("secret", [ValueError("secret")]),
+    lambda: EngineLost("from where no engine is"),
+    lambda: StoreError("The database refused."),
+    lambda: StoreUnavailable("The database is away."),
+    lambda: ObjectNotFound("It is gone."),
+    lambda: AccessDenied("403"),
+    lambda: StorageUnavailable("The store is away."),
+    lambda: StorageFull("No room."),
+]
+
+
+class FailingStorage(LocalStorage):
+    """Raises for what ``fails`` names: the operation and the key."""
+
+    def __init__(self, root: Path, fails: Callable[[str, str], BaseException | None]) -> None:
+        super().__init__(root)
+        self._fails = fails
+        self.failures = 0
+
+    def _check(self, operation: str, key: str) -> None:
+        error = self._fails(operation, key)
+        if error is not None:
+            self.failures += 1
+            raise error
+
+    async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        self._check("put", key)
+        return await super().put(key, parts)
+
+    async def get(
+        self, key: str, *, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        self._check("get", key)
+        async for part in super().get(key, start=start, stop=stop):
+            yield part
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        self._check("list", prefix)
+        async for key in super().list(prefix):
+            yield key
+
+    async def local_path(self, key: str, spool: Path) -> Path:
+        self._check("local_path", key)
+        return await super().local_path(key, spool)
+
+
+SEAMS = {
+    "input": ("local_path", "files/"),
+    "plan": ("get", "/plan"),
+    "segments": ("put", "/segments/"),
+    "earlier segments": ("list", "/segments"),
+}
+
+
+def failing_for(
+    yard: Yard, seam: str, of_batch: str, times: float, error: Callable[[], BaseException]
+) -> FailingStorage:
+    operation, part = SEAMS[seam]
+    left = times
+
+    def fails(done: str, key: str) -> BaseException | None:
+        nonlocal left
+        if done == operation and part in key and of_batch in key and left > 0:
+            left -= 1
+            return error()
+        return None
+
+    storage = FailingStorage(yard.services.settings.home_folder / "objects", fails)
+    yard.services = replace(yard.services, storage=storage)
+    return storage
+
+
+async def name_in_keys(yard: Yard, batch_id: str, seam: str) -> str:
+    batch = await yard.services.store.batches.get(batch_id)
+    return file_key(batch.input_file_id) if seam == "input" else batch_id
+
+
+ROWS = ["record_progress", "complete"]
+PLACES = [*SEAMS, *ROWS]
+EVERYTHING = [(place, number) for number in range(len(SOME_ERRORS)) for place in PLACES]
+
+
+def some_of_each() -> list[Any]:
+    """Each error in one place after the other; in all places only in the long runs."""
+    chosen = {(PLACES[number % len(PLACES)], number) for number in range(len(SOME_ERRORS))}
+    return [
+        pytest.param(*each, marks=[] if each in chosen else pytest.mark.slow) for each in EVERYTHING
+    ]
+
+
+@pytest.mark.parametrize(("place", "number"), some_of_each())
+async def test_any_error_about_one_batch_passes_and_harms_no_other(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, place: str, number: int
+) -> None:
+    yard.use(StubEngine(max_num_seqs=8, latency=0.005))
+    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    times = random.Random(number).randint(1, 3)
+    if place == "earlier segments":
+        # They are read by whoever is not the first to have the chunk.
+        for lease in await yard.services.store.chunks.claim(
+            model="stub-model", owner="earlier", lease_seconds=60, batch_id=hers, limit=9
+        ):
+            await yard.services.store.chunks.release(lease)
+    if place in ROWS:
+        failing_rows(yard, monkeypatch, place, hers, times, SOME_ERRORS[number])
+    else:
+        name = await name_in_keys(yard, hers, place)
+        failing_for(yard, place, name, times, SOME_ERRORS[number])
+    async with working(yard):
+        batch, other = await ended(yard, hers), await ended(yard, his)
+    await check_whole(yard, batch, "a", 25)
+    await check_whole(yard, other, "b", 25)
+
+
+def failing_rows(
+    yard: Yard,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    of_batch: str,
+    times: float,
+    error: Callable[[], BaseException],
+) -> None:
+    chunks = yard.services.store.chunks
+    real = getattr(chunks, method)
+    left = times
+
+    async def failing(lease: Any, **values: Any) -> None:
+        nonlocal left
+        if lease.batch_id == of_batch and left > 0:
+            left -= 1
+            raise error()
+        await real(lease, **values)
+
+    monkeypatch.setattr(chunks, method, failing)
+
+
+async def test_a_batch_whose_plan_is_lost_fails_and_harms_no_other(yard: Yard) -> None:
+    yard.use(StubEngine(max_num_seqs=8, latency=0.005))
+    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    await yard.services.storage.delete(plan_key(hers))
+    async with working(yard):
+        batch, other = await ended(yard, hers), await ended(yard, his)
+    await check_whole(yard, other, "b", 25)
+    assert batch.status is BatchStatus.FAILED
+    assert batch.errors is not None
+    assert batch.errors[0].code == "object_not_found"
+
+
+async def test_a_runner_that_finds_nothing_of_a_batch_leaves_it_to_others(
+    yard: Yard, tmp_path: Path
+) -> None:
+    """A machine with the wrong folder: it must not fail everybody's batches."""
+    yard.use(StubEngine(max_num_seqs=8))
+    batch_id = await yard.prepared(lines(25, "a"))
+    wrong = replace(yard.services, storage=LocalStorage(tmp_path / "not mounted"))
+    wrong_machine = asyncio.create_task(run.run_chunks(wrong, "stub-model"))
+    try:
+        await claimed(yard, batch_id, times=12)
+        assert not wrong_machine.done()
+        assert {chunk.strikes for chunk in await yard.services.store.chunks.of_batch(batch_id)} == {
+            0
+        }
+        async with working(yard):
+            await check_whole(yard, await ended(yard, batch_id), "a", 25)
+    finally:
+        wrong_machine.cancel()
+        await asyncio.wait([wrong_machine])
+
+
+async def claimed(yard: Yard, batch_id: str, *, times: int) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        while True:
+            chunks = await yard.services.store.chunks.of_batch(batch_id)
+            if sum(chunk.epoch for chunk in chunks) >= times:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_an_input_that_is_shorter_than_its_plan_fails_its_batch_and_no_other(
+    yard: Yard,
+) -> None:
+    yard.use(StubEngine(max_num_seqs=8, latency=0.005))
+    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    key = file_key((await yard.services.store.batches.get(hers)).input_file_id)
+    whole = await read_object(yard.services.storage, key)
+    await put_bytes(yard.services.storage, key, [whole[: len(whole) // 2]])
+    async with working(yard):
+        batch, other = await ended(yard, hers), await ended(yard, his)
+    await check_whole(yard, other, "b", 25)
+    assert batch.status is BatchStatus.FAILED
+
+
+async def test_rows_that_always_refuse_progress_keep_no_batch_from_its_end(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.use(StubEngine(max_num_seqs=8, latency=0.005))
+    hers, his = await yard.prepared(lines(8, "a")), await yard.prepared(lines(25, "b"))
+    failing_rows(yard, monkeypatch, "record_progress", hers, math.inf, SOME_ERRORS[2])
+    async with working(yard):
+        batch, other = await ended(yard, hers), await ended(yard, his)
+    await check_whole(yard, batch, "a", 8)
+    await check_whole(yard, other, "b", 25)
+
+
+async def test_a_batch_that_is_deleted_under_its_runner_harms_no_other(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.use(StubEngine(max_num_seqs=8, latency=0.02))
+    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+
+    async def delete(connection: Any) -> None:
+        await connection.execute(text("DELETE FROM chunks WHERE batch_id = :id"), {"id": hers})
+
+    async with working(yard):
+        await claimed(yard, hers, times=1)
+        await yard.services.store.database.write(delete)
+        await check_whole(yard, await ended(yard, his), "b", 25)
+
+
+async def test_a_batch_whose_storage_does_not_answer_keeps_nobody_waiting(yard: Yard) -> None:
+    """Its input hangs; it is the first in line, and runs when the storage answers."""
+    yard.use(StubEngine(max_num_seqs=8, latency=0.005))
+    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    key = file_key((await yard.services.store.batches.get(hers)).input_file_id)
+    answers = asyncio.Event()
+
+    class Hanging(LocalStorage):
+        async def local_path(self, asked: str, spool: Path) -> Path:
+            if asked == key:
+                await answers.wait()
+            return await super().local_path(asked, spool)
+
+    storage = Hanging(yard.services.settings.home_folder / "objects")
+    yard.services = replace(yard.services, storage=storage)
+    async with working(yard):
+        await claimed(yard, hers, times=1)
+        await check_whole(yard, await ended(yard, his), "b", 25)
+        chunks = await yard.services.store.chunks.of_batch(hers)
+        assert [chunk.epoch for chunk in chunks] == [1, 0, 0]
+        answers.set()
+        await check_whole(yard, await ended(yard, hers), "a", 25)
+
+
+# -- what runs beside the chunks ------------------------------------------------------------
+
+
+async def test_a_renewal_that_fails_in_an_unknown_way_is_followed_by_the_next(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.set(lease_seconds=0.3)
+    yard.use(StubEngine(max_num_seqs=8, latency=1.5))
+    chunks, looks = yard.services.store.chunks, yard.services.store.batch_leases
+    for owner, method in ((chunks, "renew"), (chunks, "held"), (looks, "renew")):
+        monkeypatch.setattr(owner, method, failing_at_first(getattr(owner, method), 2))
+    batch_id = await yard.prepared(lines(5, "a"))
+    async with working(yard):
+        await check_whole(yard, await ended(yard, batch_id), "a", 5)
+    assert yard.engine.executed == 5
+
+
+def failing_at_first(real: Callable[..., Any], times: int) -> Callable[..., Any]:
+    left = times
+
+    async def method(*args: Any, **values: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise ValueError("secret")
+        return await real(*args, **values)
+
+    return method
+
+
+async def test_an_engine_that_is_lost_for_good_ends_the_runner_with_that_error_and_keeps_lines(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+
+    class Doomed(StubEngine):
+        async def start(self, on_progress: Any = None) -> None:
+            if self.starts:
+                raise EngineStartFailed("no GPU")
+            await super().start(on_progress)
+
+    fatal = Fault(FaultKind.DEATH, lambda body: b"question 20 of a" in body)
+    yard.set(flush_seconds=3600)
+    yard.use(Doomed(max_num_seqs=4, latency=0.01, faults=[fatal]))
+    batch_id = await yard.prepared(lines(25, "a"))
+    with pytest.raises(EngineLost, match="no GPU"):
+        await run.run_chunks(yard.services, "stub-model")
+    chunks = await yard.services.store.chunks.of_batch(batch_id)
+    assert {chunk.status for chunk in chunks} <= {ChunkStatus.PENDING, ChunkStatus.DONE}
+    assert {chunk.strikes for chunk in chunks} == {0}
+    kept = sum(chunk.completed for chunk in chunks)
+    assert kept >= 12
+    yard.use(StubEngine())
+    await check_whole(yard, await yard.finish(batch_id), "a", 25)
+    assert yard.engine.executed == 25 - kept

@@ -398,6 +398,94 @@ async def test_what_was_put_back_has_a_higher_epoch_for_the_next(store: Store) -
     assert lease.epoch == 2
 
 
+# -- what goes wrong in a chunk ---------------------------------------------------------------
+
+
+async def test_a_chunk_that_was_struck_is_left_alone_for_a_pause(store: Store) -> None:
+    batch = await begun_batch(store)
+    [lease] = await claim(store)
+    await store.chunks.strike(lease, pause_seconds=60)
+    assert await claim(store, "b") == []
+    [chunk] = await store.chunks.of_batch(batch.id)
+    assert (chunk.status, chunk.owner, chunk.strikes) == (ChunkStatus.PENDING, None, 1)
+    assert (await store.chunks.summary(batch.id)).pending == 1
+
+
+async def test_after_the_pause_anybody_may_have_it_and_sees_the_strikes(store: Store) -> None:
+    await begun_batch(store)
+    for strikes in range(3):
+        [lease] = await claim(store, f"owner-{strikes}")
+        assert lease.strikes == strikes
+        await store.chunks.strike(lease, pause_seconds=0)
+
+
+async def test_who_has_lost_a_chunk_cannot_strike_it(store: Store) -> None:
+    batch = await begun_batch(store)
+    [old] = await claim(store, lease_seconds=NOW_OVER)
+    await claim(store, "b")
+    with pytest.raises(LeaseLost):
+        await store.chunks.strike(old, pause_seconds=60)
+    assert [chunk.strikes for chunk in await store.chunks.of_batch(batch.id)] == [0]
+
+
+async def test_a_lease_that_runs_out_is_a_death_whoever_sees_it(store: Store) -> None:
+    await begun_batch(store)
+    [first] = await claim(store, lease_seconds=NOW_OVER)
+    [second] = await claim(store, "b", lease_seconds=NOW_OVER)
+    await store.chunks.put_back()
+    [third] = await claim(store, "c")
+    assert [lease.deaths for lease in (first, second, third)] == [0, 1, 2]
+
+
+async def test_a_chunk_that_is_given_back_in_order_counts_no_death(store: Store) -> None:
+    await begun_batch(store)
+    [lease] = await claim(store, lease_seconds=NOW_OVER)
+    await store.chunks.release(lease)
+    [again] = await claim(store, "b")
+    assert again.deaths == 0
+
+
+@pytest.mark.parametrize(
+    ("deaths", "afterwards"), [(1, 0), (2, 2), (3, 3), (4, 4), (5, 5), (6, 5), (7, 5)]
+)
+async def test_progress_clears_a_chunk_of_its_first_death_and_of_those_of_one_line(
+    store: Store, deaths: int, afterwards: int
+) -> None:
+    batch = await begun_batch(store)
+    for _ in range(deaths):
+        await claim(store, lease_seconds=NOW_OVER)
+    [lease] = await claim(store)
+    await progress(store, lease, 3)
+    assert [chunk.deaths for chunk in await store.chunks.of_batch(batch.id)] == [afterwards]
+
+
+@pytest.mark.parametrize(("strikes", "afterwards"), [(1, 0), (2, 2), (4, 4), (6, 4)])
+async def test_progress_clears_a_chunk_of_its_first_strike_and_of_those_of_one_line(
+    store: Store, strikes: int, afterwards: int
+) -> None:
+    batch = await begun_batch(store)
+    for _ in range(strikes):
+        [lease] = await claim(store)
+        await store.chunks.strike(lease, pause_seconds=0)
+    [lease] = await claim(store)
+    await progress(store, lease, 3)
+    assert [chunk.strikes for chunk in await store.chunks.of_batch(batch.id)] == [afterwards]
+
+
+async def test_lines_that_were_given_up_clear_nothing(store: Store) -> None:
+    batch = await begun_batch(store)
+    await claim(store, lease_seconds=NOW_OVER)
+    [lease] = await claim(store)
+    await store.chunks.record_progress(lease, completed=0, failed=1, usage=USAGE, clears=False)
+    assert [chunk.deaths for chunk in await store.chunks.of_batch(batch.id)] == [1]
+
+
+async def test_a_runner_may_leave_out_batches(store: Store) -> None:
+    first, second = await begun_batch(store), await begun_batch(store)
+    [lease] = await store.chunks.claim(model=MODEL, owner="a", lease_seconds=60, without=[first.id])
+    assert lease.batch_id == second.id
+
+
 async def _claim_all(url: str, owner: str) -> list[ChunkLease]:
     claimed: list[ChunkLease] = []
     async with open_store(url) as store:
