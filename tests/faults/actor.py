@@ -36,10 +36,24 @@ from batchyard.steps.services import open_services
 from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:
+    from batchyard.engine.base import EngineAnswer, EngineRequest
     from batchyard.steps.services import Services
 
 _RECONCILE_SECONDS = 1.0
 logger = logging.getLogger(__name__)
+
+
+class _KillingEngine(StubEngine):
+    """Kills its own process at each request whose body has ``kills`` in it."""
+
+    def __init__(self, kills: str | None, model: str, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._kills = kills.encode() if kills else None
+
+    async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+        if self._kills is not None and self._kills in request.body:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().answer(request, timeout_seconds=timeout_seconds)
 
 
 async def control(services: Services) -> None:
@@ -80,7 +94,8 @@ async def _serve(role: str, parts: dict[str, Any]) -> None:
     async def engine_for(model: str) -> StubEngine:
         engine = parts["engine"]
         log_path = engine.get("log_path")
-        return StubEngine(
+        return _KillingEngine(
+            engine.get("kills"),
             model,
             max_num_seqs=engine["max_num_seqs"],
             latency=engine["latency"],

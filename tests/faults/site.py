@@ -146,14 +146,25 @@ class Site:
 
     # -- who does the work ------------------------------------------------------------------
 
-    def parts(self, *, model: str = MODEL, max_num_seqs: int = 8, latency: float = 0.0) -> Any:
-        """What a process is made of; see :class:`~tests.faults.nursery.Nursery`."""
+    def parts(
+        self,
+        *,
+        model: str = MODEL,
+        max_num_seqs: int = 8,
+        latency: float = 0.0,
+        kills: str | None = None,
+    ) -> Any:
+        """What a process is made of; see :class:`~tests.faults.nursery.Nursery`.
+
+        ``kills``: a request with this text kills the runner's process.
+        """
         return {
             "settings": self.settings,
             "model": model,
             "engine": {
                 "max_num_seqs": max_num_seqs,
                 "latency": latency,
+                "kills": kills,
                 "log_path": str(self.witness_path),
             },
             "log": str(self.log_path),

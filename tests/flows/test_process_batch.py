@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import httpx
 import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import (
@@ -15,11 +16,16 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
 )
+from prefect.exceptions import PrefectException
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.store import Quota
+from batchyard.steps.fetch import fetch_input
+from batchyard.steps.keys import plan_key
+from batchyard.steps.prepare import prepare_batch
+from batchyard.store import ChunkStatus, Quota
+from flows import run_chunks
 from flows.process_batch import UNDELIVERED, process_batch
 from flows.submit_batch import submit_batch
 from tests.flows.conftest import create, request_lines
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    import pytest
     from prefect.client.orchestration import PrefectClient
 
     from batchyard.steps.services import Services
@@ -262,3 +269,47 @@ async def test_the_quota_of_the_tenant_holds_for_submissions(
         assert state.is_failed()
         assert "Tenant 'search' may have 0 active batches" in state.message
         assert (await submitted(tmp_path)).is_completed()
+
+
+async def test_a_chunk_that_prefect_cannot_record_runs_all_the_same(
+    open_yard: OpenYard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's client fails before the task's own code is called, after it, or says nothing."""
+    recorded = run_chunks.run_chunk
+
+    async def unrecorded(batch_id: str, index: int) -> int:
+        if index == 0:
+            raise httpx.ConnectError("Prefect is away")
+        if index == 1:
+            await recorded(batch_id, index)
+            raise PrefectException("Prefect is away")
+        await asyncio.Event().wait()
+        return 0
+
+    monkeypatch.setattr(run_chunks, "run_chunk", unrecorded)
+    monkeypatch.setattr(run_chunks, "_RECORD_SECONDS", 0.1)
+    engine = StubEngine(max_num_seqs=8)
+    async with open_yard(engine) as services:
+        batch_id = await create(services, tmp_path, request_lines(25))
+        state = await process_batch(batch_id, return_state=True)
+    assert state.message == "completed: 25 of 25 requests succeeded, 0 failed"
+    assert engine.executed == 25
+
+
+async def test_an_error_in_one_batchs_chunk_leaves_the_other_batchs_of_its_runner(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    """Two batches on one run-chunks flow run; the plan of one is lost."""
+    async with open_yard(runners="pool", runner_idle_seconds=8.0) as services:
+        batches = [await create(services, tmp_path, request_lines(25)) for _ in range(2)]
+        for batch_id in batches:
+            await fetch_input(services, batch_id)
+            await prepare_batch(services, batch_id)
+        await services.storage.delete(plan_key(batches[0]))
+        state = await run_chunks.run_chunks("stub-model", return_state=True)
+        failed, whole = [await services.store.batches.get(batch_id) for batch_id in batches]
+        chunks = await services.store.chunks.of_batch(whole.id)
+    assert state.is_completed(), state
+    assert failed.status is BatchStatus.FAILED
+    assert {chunk.status for chunk in chunks} == {ChunkStatus.DONE}
+    assert whole.counts.completed == 25

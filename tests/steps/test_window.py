@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import struct
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -707,3 +708,83 @@ async def test_a_window_that_ends_behind_a_closed_gate_ends_at_once() -> None:
         async with opened(engine) as window:
             await Owner(window, "a").submit("x")
     assert not engine.is_watched
+
+
+# -- errors of our own ----------------------------------------------------------------------
+
+
+async def test_a_result_that_its_owner_cannot_take_is_that_owners_matter() -> None:
+    failures: list[Exception] = []
+
+    def refuse(ordinal: int, _: ResultLine) -> None:
+        raise struct.error(f"argument {ordinal} out of range")
+
+    async with opened(stub()) as window:
+        other = Owner(window, "b")
+        await other.submit("while", "quick")
+        for number in range(window.size):
+            body = b'{"model": "stub-model", "prompt": "a"}'
+            await window.submit(
+                WindowRequest(
+                    number, "a", "/v1/completions", body, refuse, owner="a", fail=failures.append
+                )
+            )
+        await other.submit("quick")
+        await other.has(3)
+        await until(lambda: len(failures) == window.size)
+    assert {type(error) for error in failures} == {struct.error}
+
+
+async def test_submitters_of_a_window_that_broke_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that raises what nobody knows counts as the engine's death, again and again."""
+    monkeypatch.setattr(window_module, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+
+    class Broken(StubEngine):
+        async def stream(
+            self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
+        ) -> AsyncGenerator[EngineAnswer, None]:
+            del requests, timeout_seconds
+            raise RuntimeError("secret")
+            yield
+
+    engine = Broken(max_num_seqs=1)
+    async with opened(engine) as window:
+        owner = Owner(window, "a")
+        async with asyncio.timeout(SOON_SECONDS):
+            with pytest.raises(EngineLost, match="The engine was given up: RuntimeError"):
+                await owner.submit(*["quick"] * 9)
+    assert engine.starts == 10
+
+
+async def test_an_engine_that_fails_to_start_in_an_unknown_way_ends_the_window() -> None:
+    class Broken(StubEngine):
+        async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
+            if self.starts:
+                raise OSError("secret")
+            await super().start(on_progress)
+
+    async with opened(Broken(max_num_seqs=1, faults=[Fault(FaultKind.DEATH)])) as window:
+        owner = Owner(window, "a")
+        async with asyncio.timeout(SOON_SECONDS):
+            with pytest.raises(EngineLost, match="The engine was given up: OSError"):
+                await owner.submit(*["quick"] * 9)
+
+
+async def test_a_list_of_routes_that_cannot_be_read_is_no_list() -> None:
+    class Odd(StubEngine):
+        async def routes(self) -> frozenset[str]:
+            raise ValueError("secret")
+
+    async with opened(Odd()) as window:
+        owner = Owner(window, "a")
+        await owner.submit("quick")
+        await owner.has(1)
+
+
+@pytest.mark.parametrize("asked_seconds", [float("nan"), float("inf")])
+async def test_a_pause_that_is_no_number_is_not_honoured(asked_seconds: float) -> None:
+    assert RetryPolicy(5, 0.5, 30.0).pause_seconds(1, asked_seconds) <= 0.5
+
+
+async def test_any_number_of_attempts_has_a_pause() -> None:
+    assert RetryPolicy(5000, 0.5, 30.0).pause_seconds(4000, None) <= 30.0
