@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from batchyard.errors import StorageUnavailable
+
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -23,11 +25,19 @@ class Admission:
     """One chunk's turn, which it has when this is made.
 
     ``slow`` counts the chunks of each batch that let others go first: of such a batch nothing
-    more is to be leased meanwhile.
+    more is to be leased meanwhile. ``may_return`` says whether the chunk may have its turn back.
     """
 
-    def __init__(self, turn: asyncio.Lock, batch_id: str, slow: Counter[str]) -> None:
+    def __init__(
+        self,
+        turn: asyncio.Lock,
+        batch_id: str,
+        slow: Counter[str],
+        *,
+        may_return: Callable[[], bool],
+    ) -> None:
         self._turn = turn
+        self._may_return = may_return
         self._batch_id = batch_id
         self._slow = slow
         self._has_turn = True
@@ -39,7 +49,10 @@ class Admission:
             self._turn.release()
 
     async def unless_slow(self, preparation: Coroutine[Any, Any, T]) -> T:
-        """What ``preparation`` returns, with the turn, which others may have had meanwhile."""
+        """What ``preparation`` returns, with the turn, which others may have had meanwhile.
+
+        Raises :class:`~batchyard.errors.StorageUnavailable` where the turn is not to be had back.
+        """
         task = asyncio.create_task(preparation)
         try:
             await asyncio.wait((task,), timeout=SLOW_SECONDS)
@@ -62,3 +75,5 @@ class Admission:
         if not task.cancelled() and task.exception() is None:
             await self._turn.acquire()
             self._has_turn = True
+            if not self._may_return():
+                raise StorageUnavailable("The input came late: others run here by now.")

@@ -27,7 +27,7 @@ from batchyard.steps.segments import (
     read_object,
     storable,
 )
-from batchyard.steps.suspects import company_of, given_up_of
+from batchyard.steps.suspects import NARROWING, company_of, given_up_of, runs_alone
 from batchyard.steps.window import WindowRequest
 from batchyard.store import Standing
 from batchyard.wire import NO_USAGE, TokenUsage
@@ -98,6 +98,8 @@ class ChunkRun:
     on_answer: Callable[[float], None]
     turn: asyncio.Lock
     tally: ChunkTally = field(default_factory=ChunkTally)
+    runs_alone: bool = field(init=False)
+    """Nothing else may run beside it, see :mod:`batchyard.steps.suspects`."""
     _input_path: Path = field(init=False)
     _cache_salt: str | None = None
     _copies: Copies = field(default_factory=Copies)
@@ -116,6 +118,9 @@ class ChunkRun:
     _is_lost: bool = False
     _standing: Standing = Standing.RUN
     _told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.runs_alone = runs_alone(self.lease)
 
     def lose(self) -> None:
         """The lease is not ours any more: :meth:`run` ends with ``LeaseLost``."""
@@ -265,11 +270,16 @@ class ChunkRun:
             given_up = given_up_of(self.lease, len(requests))
             if given_up:
                 await self._give_up(descriptor, requests[:given_up])
-            size = company_of(self.lease) or len(requests)
-            for first in range(given_up, len(requests), max(1, size)):
-                await self._admit_some(descriptor, requests[first : first + size])
-                if first + size < len(requests):
+            size = company_of(self.lease)
+            if size is not None:
+                suspects = requests[given_up : given_up + NARROWING * size]
+                for first in range(0, len(suspects), size):
+                    await self._admit_some(descriptor, suspects[first : first + size])
                     await self._until_durable()
+                await patiently(partial(self.services.store.chunks.clear, self.lease), "a chunk")
+                self.runs_alone = False
+                given_up += len(suspects)
+            await self._admit_some(descriptor, requests[given_up:])
         finally:
             os.close(descriptor)
 

@@ -205,7 +205,12 @@ class Runner:
         lease = self._held.get((batch_id, index))
         if lease is None:
             return None
-        admission = Admission(self._turn, batch_id, self._slow)
+        admission = Admission(
+            self._turn,
+            batch_id,
+            self._slow,
+            may_return=lambda: not (runs_alone(lease) and self._busy(but=lease.key)),
+        )
         chunk = ChunkRun(
             services=self.services,
             lease=lease,
@@ -264,17 +269,26 @@ class Runner:
 
     async def _next(self) -> ChunkLease | None:
         """A chunk that may start now, if there is one."""
-        must_empty = self._is_making_room or any(map(runs_alone, self._held.values()))
-        if self._is_draining or (must_empty and self._held):
+        busy = self._busy()
+        must_empty = self._is_making_room or any(chunk.runs_alone for chunk in busy)
+        if self._is_draining or (must_empty and busy):
             return None
         lease = await self._claim()
         self._is_making_room = False
-        if lease is None or not self._held or not runs_alone(lease):
+        if lease is None or not busy or not runs_alone(lease):
             return lease
         # Not kept: a death of this runner meanwhile would count against it.
         self._is_making_room = True
         await self._give_back(lease.key, partial(self.services.store.chunks.release, lease))
         return None
+
+    def _busy(self, *, but: LeaseKey | None = None) -> list[ChunkRun]:
+        """Chunks that may have requests in the window; one that waits for its input has none."""
+        return [
+            chunk
+            for key, chunk in self._running.items()
+            if key != but and key.batch_id not in self._slow
+        ]
 
     async def _claim(self) -> ChunkLease | None:
         now = time.monotonic()

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from batchyard.store import ChunkLease
 
 _LARGEST_COMPANY: Final = 64
-_NARROWING: Final = 8
-"""As after the death of an engine, ADR 11."""
+NARROWING: Final = 8
+"""As after the death of an engine, ADR 11. When so many groups have run, so have all who were
+together at the last failure: nothing is suspected any more."""
 _TRIES_ALONE: Final = 2
 """A line that was alone in so many failures is not run again."""
 _FIRST_GIVEN_UP: Final = SINGLE_STRIKES + _TRIES_ALONE
@@ -37,7 +38,7 @@ def runs_alone(lease: ChunkLease) -> bool:
 def company_of(lease: ChunkLease) -> int | None:
     """How many of the chunk's requests run together, in the plan's order; None: no limit."""
     level = level_of(lease)
-    return max(1, _LARGEST_COMPANY // _NARROWING ** (level - 2)) if level >= 2 else None
+    return max(1, _LARGEST_COMPANY // NARROWING ** (level - 2)) if level >= 2 else None
 
 
 def given_up_of(lease: ChunkLease, left: int) -> int:
@@ -45,4 +46,4 @@ def given_up_of(lease: ChunkLease, left: int) -> int:
     level = level_of(lease)
     if level < _FIRST_GIVEN_UP:
         return 0
-    return left if level >= LAST_LEVEL else min(left, _NARROWING ** (level - _FIRST_GIVEN_UP))
+    return left if level >= LAST_LEVEL else min(left, NARROWING ** (level - _FIRST_GIVEN_UP))

@@ -222,6 +222,10 @@ class Chunks:
             },
         )
 
+    async def clear(self, lease: ChunkLease) -> None:
+        """Nothing of the chunk is suspected any more. Raises :class:`LeaseLost`."""
+        await self._update_leased(lease, {"strikes": 0, "deaths": 0})
+
     async def summary(self, batch_id: str) -> ChunkSummary:
         """The batch's chunks by state; all zeros for a batch that has none."""
 

@@ -530,3 +530,102 @@ async def test_an_engine_that_is_lost_for_good_ends_the_runner_with_that_error_a
     yard.use(StubEngine())
     await check_whole(yard, await yard.finish(batch_id), "a", 25)
     assert yard.engine.executed == 25 - kept
+
+
+# -- what chunks do that were held as runners vanished --------------------------------------
+
+
+class Watched(StubEngine):
+    """``together``: the names of the batches in flight with each request of batch a."""
+
+    def __init__(self) -> None:
+        super().__init__(max_num_seqs=64, latency=0.01)
+        self.together: list[list[str]] = []
+        self._in_flight: list[str] = []
+
+    async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+        name = "a" if b" of a" in request.body else "b"
+        self._in_flight.append(name)
+        if name == "a":
+            self.together.append(list(self._in_flight))
+        try:
+            return await super().answer(request, timeout_seconds=timeout_seconds)
+        finally:
+            self._in_flight.remove(name)
+
+
+async def with_deaths(yard: Yard, batch_id: str, deaths: int) -> None:
+    for number in range(deaths):
+        await yard.services.store.chunks.claim(
+            model="stub-model", owner=f"gone-{number}", lease_seconds=-1, batch_id=batch_id, limit=9
+        )
+
+
+async def test_a_chunk_that_was_held_at_two_deaths_runs_with_nothing_beside_it(yard: Yard) -> None:
+    engine = Watched()
+    yard.use(engine)
+    yard.set(chunk_requests=100)
+    his = await yard.prepared(lines(100, "b"))
+    hers = await yard.prepared(lines(100, "a"))
+    later = await yard.prepared(lines(100, "b"))
+    await with_deaths(yard, hers, 2)
+    async with working(yard):
+        for batch_id, name in ((his, "b"), (hers, "a"), (later, "b")):
+            await check_whole(yard, await ended(yard, batch_id), name, 100)
+    assert all(set(together) == {"a"} for together in engine.together)
+    assert max(map(len, engine.together)) > 64, "all of it runs at once"
+
+
+async def test_suspects_run_in_small_company_until_all_have_and_then_like_any_other(
+    yard: Yard,
+) -> None:
+    engine = Watched()
+    yard.use(engine)
+    yard.set(chunk_requests=200)
+    hers = await yard.prepared(lines(200, "a"))
+    await with_deaths(yard, hers, 4)
+    async with working(yard):
+        await check_whole(yard, await ended(yard, hers), "a", 200)
+    sizes = [len(together) for together in engine.together]
+    assert max(sizes[:64]) == 8
+    assert max(sizes[64:]) > 64
+    (chunk,) = await yard.services.store.chunks.of_batch(hers)
+    assert chunk.deaths == 0
+
+
+async def test_a_chunk_that_ends_every_process_ends_with_error_lines(yard: Yard) -> None:
+    """Ten deaths in a row without progress; what was finished before stays."""
+    yard.set(chunk_requests=100)
+    batch_id = await yard.prepared(lines(20, "a"))
+    await with_deaths(yard, batch_id, 10)
+    async with working(yard):
+        batch = await ended(yard, batch_id)
+    assert batch.status is BatchStatus.COMPLETED
+    assert (batch.counts.completed, batch.counts.failed) == (0, 20)
+    errors = await yard.results(batch.error_file_id)
+    assert [line["custom_id"] for line in errors] == [f"a-{n}" for n in range(20)]
+    assert {line["error"]["code"] for line in errors} == {"server_error"}
+    assert yard.engine.executed == 0
+
+
+async def test_identical_requests_are_given_up_together(yard: Yard) -> None:
+    """Their copies would end the next processes."""
+    same = [{**line, "body": chat_line("x", temperature=0)["body"]} for line in lines(3, "a")]
+    batch_id = await yard.prepared(same, deduplicate=True)
+    await with_deaths(yard, batch_id, 7)
+    async with working(yard):
+        batch = await ended(yard, batch_id)
+    assert (batch.counts.completed, batch.counts.failed) == (0, 3)
+
+
+async def test_the_copy_of_a_line_that_cannot_be_read_runs_in_its_place(yard: Yard) -> None:
+    same = [{**line, "body": chat_line("x", temperature=0)["body"]} for line in lines(3, "a")]
+    same[0]["body"]["messages"][0]["content"] += " " * 40
+    same[1]["body"], same[2]["body"] = same[0]["body"], same[0]["body"]
+    batch_id = await yard.prepared(same, deduplicate=True)
+    await with_line(yard, batch_id, 0, poison("a-0"))
+    async with working(yard):
+        batch = await ended(yard, batch_id)
+    assert (batch.counts.completed, batch.counts.failed) == (2, 1)
+    (error,) = await yard.results(batch.error_file_id)
+    assert (error["custom_id"], yard.engine.executed) == ("a-0", 1)
