@@ -18,6 +18,8 @@ KEY_BYTES = 64 * 1024
 _DEFAULT_OUTPUT_TOKENS = 256
 _AUDIO_BYTES = 4 * 1500
 """What stands for a recording, whose length nobody knows: Whisper reads 30 s as 1,500 tokens."""
+_SALT_CHARS = 128
+"""vLLM refuses longer ones."""
 _ASKED = ("query", "queries", "text_1", "data_1")
 _JUDGED = ("documents", "items", "text_2", "data_2")
 
@@ -27,13 +29,21 @@ _encode = msgspec.json.encode
 def prompt_key(url: str, body: dict[str, Any]) -> tuple[bytes, int]:
     """``(key, prompt length in bytes)``; the key is the URL, a NUL, and the prompt's beginning.
 
+    Behind the URL is the body's own ``cache_salt``, if any: prompts share nothing across salts.
     What a request takes besides text adds to the length what it weighs in tokens of four bytes.
     """
     prompt = bytearray()
     _PROMPTS.get(url, _any_prompt)(body, prompt)
     size = len(prompt) + (_AUDIO_BYTES if url in _HEARD else 0)
     del prompt[KEY_BYTES:]
-    return url.encode() + b"\0" + bytes(prompt), size
+    return url.encode() + _own_salt(body) + b"\0" + bytes(prompt), size
+
+
+def _own_salt(body: dict[str, Any]) -> bytes:
+    salt = body.get("cache_salt")
+    if not isinstance(salt, str) or not salt:
+        return b""
+    return b"\x1f" + salt[:_SALT_CHARS].replace("\0", "").encode()
 
 
 def _chat_prompt(body: dict[str, Any], prompt: bytearray) -> None:

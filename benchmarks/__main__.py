@@ -1,4 +1,4 @@
-"""`make bench`: measure everything and write ``docs/benchmarks.md``. About twenty minutes.
+"""`make bench`: measure everything and write ``docs/benchmarks.md``. About 25 minutes.
 
 ``python -m benchmarks NAME …`` measures some of it; what is measured is written at once, and what
 fails leaves its rows as they were.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import (
     api_load,
+    cache_isolation,
     kill,
     lifecycle,
     many_engines,
@@ -23,6 +24,7 @@ from benchmarks import (
     plan_gain,
     plan_speed,
     rss_flat,
+    shared_server,
     two_runners,
 )
 
@@ -57,6 +59,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "plan_speed": plan_speed.section,
     "lifecycle": lifecycle_section,
     "kill": kill.section,
+    "cache_isolation": cache_isolation.section,
+    "shared_server": shared_server.section,
     "two_runners": two_runners.section,
     "many_engines": many_engines.section,
     "api_load": api_load.section,

@@ -64,6 +64,16 @@ def test_the_shared_prefix_of_neighbours_is_measured_exactly(tmp_path: Path) -> 
     assert list(records["shared_bytes"]) == [0, 3]
 
 
+def test_prompts_with_other_cache_salts_share_nothing(tmp_path: Path) -> None:
+    """As the engine has it; those with the same one run side by side."""
+    salts = ["a", "ab", "", "a", None, "ab"]
+    bodies = [{"prompt": f"abc{n}", "cache_salt": salt} for n, salt in enumerate(salts)]
+    lines = [line(n, body, "/v1/completions") for n, body in enumerate(bodies)]
+    order, _, records = plan(lines, tmp_path)
+    assert order == [2, 4, 0, 3, 1, 5]
+    assert list(records["shared_bytes"]) == [0, 3, 0, 3, 0, 3]
+
+
 def test_tools_come_before_messages_as_templates_render_them(tmp_path: Path) -> None:
     tools = [[{"type": "function", "function": {"name": name}}] for name in "ab"]
     lines = [line(n, chat("s", f"u{n % 3}", tools=tools[n % 2])) for n in range(12)]
