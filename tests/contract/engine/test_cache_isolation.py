@@ -45,6 +45,7 @@ async def answer_to(
     (answer,) = [one async for one in stream]
     found = json.loads(answer.body)
     assert answer.status == 200, found
+    assert salt is None or salt.encode() not in answer.body
     return dict(found)
 
 
