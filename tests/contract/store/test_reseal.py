@@ -22,15 +22,17 @@ async def test_the_older_key_may_go_afterwards(database_url: str, sealing_key: s
         await store.webhook_endpoints.rotate(its_id, keep_old=True)
         secrets = await store.webhook_endpoints.secrets(its_id)
         await store.tenants.rotate_webhook_secret("default", keep_old=False)
+        salt = await store.cache_salts.get("tenant:default")
     async with open_store(database_url, keys=[newer, sealing_key]) as store:
-        # Two locations, the endpoint's URL and two secrets, the tenant's secret.
-        assert await reseal(store.database) == 6
+        # Two locations, the endpoint's URL and two secrets, the tenant's secret and salt.
+        assert await reseal(store.database) == 7
         assert "canary" not in await raw_rows(store, "batches")
     async with open_store(database_url, keys=[newer]) as store:
         assert await store.batches.locations(batch.id) == LOCATIONS
         assert (await store.webhook_endpoints.get(its_id)).url.endswith("canary")
         assert await store.webhook_endpoints.secrets(its_id) == secrets
-        assert await reseal(store.database) == 6
+        assert await store.cache_salts.get("tenant:default") == salt
+        assert await reseal(store.database) == 7
     async with open_store(database_url, keys=[sealing_key]) as store:
         with pytest.raises(StoreError, match="None of the sealing keys"):
             await store.batches.locations(batch.id)
@@ -81,6 +83,7 @@ def test_these_tables_have_sealed_columns() -> None:
         "batches.output_location",
         "batches.error_location",
         "batches.webhook_location",
+        "cache_salts.salt",
         "tenants.webhook_secret",
         "tenants.old_webhook_secret",
         "webhook_endpoints.url",
