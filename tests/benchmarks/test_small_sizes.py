@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kill, no_barrier, overhead, plan_gain, plan_speed, rss_flat, timed
+from benchmarks import (
+    cache_isolation,
+    kill,
+    no_barrier,
+    overhead,
+    plan_gain,
+    plan_speed,
+    rss_flat,
+    shared_server,
+    timed,
+)
 from benchmarks.peak_memory import peak_mebibytes
 from benchmarks.timed import OURS, RUN_BATCH, Job
 
@@ -118,3 +128,22 @@ def test_one_window_and_barriers_run_on_vllm() -> None:
     shares = no_barrier.on_vllm(40, 20)
     assert shares.window_tokens_per_second > 0
     assert list(shares.barriers) == [no_barrier.VLLM_SEQS, 10, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+async def test_own_caches_find_less_than_a_shared_one_on_vllm() -> None:
+    costs = await cache_isolation.measure(rounds=1)
+    assert all(cost.own_cached < cost.shared_cached for cost in costs)
+    assert costs[-1].own_cached < 0.1
+    assert "| about the same 16 documents |" in cache_isolation.table(costs)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+async def test_users_wait_less_beside_a_batch_that_shares_on_vllm() -> None:
+    alone, filling, sharing = await shared_server.measure(seconds=8.0)
+    assert alone.batch_rate < 5
+    assert sharing.first_p50 < filling.first_p50 / 2
+    assert sharing.batch_rate > filling.batch_rate / 4
+    assert "| a batch that shares it |" in shared_server.table([alone, filling, sharing])

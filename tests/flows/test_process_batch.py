@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    import pytest
     from prefect.client.orchestration import PrefectClient
 
     from batchyard.steps.services import Services
