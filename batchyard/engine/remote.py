@@ -76,6 +76,7 @@ class RemoteEngine:
         self._exclusive = exclusive
         self._takes_cache_salt = takes_cache_salt
         self._salted_urls: asyncio.Task[frozenset[str]] | None = None
+        self._warned: set[str] = set()
         self._address, self._socket_path = _parse(base_url)
         self._api_key = api_key
         self._connect_timeout_seconds = connect_timeout_seconds
@@ -214,11 +215,9 @@ class RemoteEngine:
             raise EngineLost(f"the engine at {self._where} has no routes (HTTP {status})")
         urls = routes_with_field(body, FIELD) if status == 200 else frozenset()
         if not urls:
-            logger.warning(
-                "engine.cache_shared server=%s does not say that it takes %s: tenants share what "
-                "it has cached of prompts.",
-                self._where,
-                FIELD,
+            self._warn_once(
+                f"engine.cache_shared server={self._where} does not say that it takes {FIELD}: "
+                "tenants share what it has cached of prompts."
             )
         return urls
 
@@ -233,13 +232,18 @@ class RemoteEngine:
         if told is not None:
             self._seats = told
         elif not self._exclusive:
-            logger.warning(
-                "engine.seats_unknown server=%s does not tell how many requests it runs at once, "
-                "and others may use it: the batch keeps %d in flight. Set max_num_seqs of the "
-                "block or --engine-seats, or, if nobody else uses it, exclusive.",
-                self._where,
-                self.window_size,
+            self._warn_once(
+                f"engine.seats_unknown server={self._where} does not tell how many requests it "
+                f"runs at once, and others may use it: the batch keeps {self.window_size} in "
+                "flight. Set max_num_seqs of the block or --engine-seats, or, if nobody else "
+                "uses it, exclusive."
             )
+
+    def _warn_once(self, text: str) -> None:
+        """It is asked anew at each start."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning(text)
 
     async def _probe(self) -> set[str] | None:
         """The models that the server lists; None if it has no such list."""

@@ -127,8 +127,9 @@ async def test_a_server_in_development_mode_is_asked_for_its_seats() -> None:
 async def test_a_server_that_does_not_tell_is_taken_to_be_small_and_that_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with served() as server, started(server.url):
-        pass
+    """Once, however often it is started."""
+    async with served() as server, started(server.url) as engine:
+        await engine.start()
     (said,) = [one.getMessage() for one in caplog.records if "seats_unknown" in one.message]
     assert "keeps 8 in flight. Set max_num_seqs of the block or --engine-seats" in said
 
