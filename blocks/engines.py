@@ -80,7 +80,7 @@ class RemoteEngineBlock(Block):
     )
     exclusive: bool = Field(
         default=False,
-        description="Nobody else uses the server: batches may fill it. Otherwise they take a "
+        description="No one else uses the server: batches may fill it. Otherwise they take a "
         "quarter of its places, and wait while its queue is not empty.",
     )
     cache_salt: Literal["ask", "always", "never"] = Field(

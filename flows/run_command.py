@@ -63,7 +63,7 @@ def run(
         bool,
         typer.Option(
             "--exclusive",
-            help="Nobody else uses the server at --engine-url: the batch may fill it.",
+            help="No one else uses the server at --engine-url: the batch may fill it.",
         ),
     ] = False,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,

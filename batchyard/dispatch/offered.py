@@ -33,7 +33,7 @@ class OfferedModels:
         self._asking = asyncio.Lock()
 
     async def why_not(self, model: str) -> str | None:
-        """Why no engine serves the model, and what to do; None: one does, or nobody can say."""
+        """Why no engine serves the model, and what to do; None: one does, or it is not known."""
         async with self._asking:
             is_known = time.monotonic() - self._asked_at < _KEPT_SECONDS
             if is_known and model in self._names:

@@ -110,7 +110,7 @@ class Engine(Protocol):
 
     @property
     def gate(self) -> Gate | None:
-        """What a request waits for before it is sent; None where nobody else uses the engine."""
+        """What a request waits for before it is sent; None where no one else uses the engine."""
         ...
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:

@@ -235,7 +235,7 @@ class RemoteEngine:
             self._warn_once(
                 f"engine.seats_unknown server={self._where} does not tell how many requests it "
                 f"runs at once, and others may use it: the batch keeps {self.window_size} in "
-                "flight. Set max_num_seqs of the block or --engine-seats, or, if nobody else "
+                "flight. Set max_num_seqs of the block or --engine-seats, or, if no one else "
                 "uses it, exclusive."
             )
 

@@ -11,11 +11,11 @@ SHARE: Final = 4
 UNKNOWN: Final = 32
 """For a server that others use and that does not tell: fewer than vLLM has by default."""
 UNKNOWN_EXCLUSIVE: Final = 256
-"""For a server that nobody else uses and that does not tell: a queue there harms nobody."""
+"""For a server that no one else uses and that does not tell: a queue there keeps no one waiting."""
 
 
 def window_size(seats: int, *, exclusive: bool) -> int:
-    """Requests in flight: where nobody else waits, the next step of the engine is always full."""
+    """Requests in flight: where no one else waits, the next step of the engine is always full."""
     return 2 * seats if exclusive else max(1, seats // SHARE)
 
 

@@ -67,7 +67,7 @@ class Services:
     """For locations that users write as ``s3://bucket/key``."""
     on_progress: Callable[[Progress], None] = ignore_progress
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known
-    """Why no engine serves a model; None: one does, or nobody can say."""
+    """Why no engine serves a model; None: one does, or it is not known."""
 
     async def s3_for(self, location: Location) -> S3Credentials | None:
         """The credentials that reading or writing ``location`` needs; most need none."""

@@ -20,7 +20,7 @@ FIELD: Final = "cache_salt"
 def combined(salt: str, own: Any = None) -> str:
     """``salt``, or a salt made of it and of the one that the body has already.
 
-    The same two give the same result, and without ``salt`` nobody can compute it.
+    The same two give the same result, and it cannot be computed without ``salt``.
     """
     if own is None:
         return salt
