@@ -56,6 +56,11 @@ def new_mail_id() -> str:
     return f"mail_{secrets.token_hex(16)}"
 
 
+def new_file_delivery_id() -> str:
+    """``put_`` and 32 hex digits."""
+    return f"put_{secrets.token_hex(16)}"
+
+
 def new_endpoint_id() -> str:
     """``whe_`` and 32 hex digits."""
     return f"whe_{secrets.token_hex(16)}"

@@ -12,11 +12,13 @@ from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.deliver import Deliverer
 from batchyard.steps.publish import stop_failed
+from batchyard.steps.redeliver import redeliver
 from batchyard.steps.services import Progress
 from flows.own_prefect import OwnPrefect
 
 if TYPE_CHECKING:
     from batchyard.steps.services import Services
+    from batchyard.store import BatchRecord
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,12 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
             settings = {PREFECT_API_URL: own.url, PREFECT_API_AUTH_STRING: own.login}
         with temporary_settings(settings):
             await _check_prefect(str(PREFECT_API_URL.value()))
-            ending = await _run_flow(services, batch_id)
+            batch = await services.store.batches.get(batch_id)
+            if batch.status in TERMINAL:
+                # Here because credentials for s3:// may be in a block.
+                ending = await _deliver_again(services, batch)
+            else:
+                ending = await _run_flow(services, batch_id)
     except DispatchFailed as error:
         batch = await services.store.batches.get(batch_id)
         if batch.status is not BatchStatus.VALIDATING:
@@ -115,11 +122,29 @@ async def _run_flow(services: Services, batch_id: str) -> Ending:
         raise DispatchFailed(f"Prefect's API was lost ({type(error).__name__}).") from error
     batch = await services.store.batches.get(batch_id)
     is_undelivered = state.name == UNDELIVERED
-    text = await summarise(services, batch, is_undelivered=is_undelivered)
+    text = await summarise(services, batch)
     if batch.status is BatchStatus.COMPLETED and not is_undelivered:
         return Ending(0, text)
     if is_undelivered:
-        text += f"\nbatchyard: {state.message}"
+        text += _undelivered(batch, str(state.message))
     elif batch.status not in TERMINAL:
         text += f"\nbatchyard: {state.message}\n{how_to_resume(batch_id)}"
     return Ending(1, text)
+
+
+async def _deliver_again(services: Services, batch: BatchRecord) -> Ending:
+    """A batch that ended before: all that may be left to do is to write its files."""
+    failures = await redeliver(services, batch)
+    batch = await services.store.batches.get(batch.id)
+    text = await summarise(services, batch)
+    if failures:
+        text += _undelivered(batch, ". ".join(failures))
+    is_done = batch.status is BatchStatus.COMPLETED and not batch.undelivered
+    return Ending(0 if is_done else 1, text)
+
+
+def _undelivered(batch: BatchRecord, reason: str) -> str:
+    return (
+        f"\nbatchyard: {reason}\nTo deliver it again: the same command with --resume {batch.id}, "
+        f"or to another place: batchyard results {batch.id} -o PLACE"
+    )

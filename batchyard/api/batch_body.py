@@ -23,6 +23,7 @@ from batchyard.storage.presigned import check_not_expired
 if TYPE_CHECKING:
     from batchyard.api.body import JsonObject
     from batchyard.settings import Settings
+    from batchyard.steps.redeliver import Kind
 
 OPENAI_KEYS: Final = (
     "input_file_id",
@@ -70,6 +71,23 @@ async def read_batch(asked: JsonObject, tenant: str, settings: Settings) -> Batc
         deduplicate=asked.optional_boolean("deduplicate") or False,
         public_urls=True,
     )
+
+
+async def read_places(asked: JsonObject, settings: Settings) -> dict[Kind, str]:
+    """Where the result files of an ended batch are to go: one URL or both."""
+    asked.only({"output_url", "error_url"})
+    output = await _url(asked, "output_url", settings)
+    error = await _url(asked, "error_url", settings)
+    if output is None and error is None:
+        raise missing("output_url")
+    if output == error:
+        raise _invalid("error_url", "'output_url' and 'error_url' must be two URLs.")
+    places: dict[Kind, str] = {}
+    if output is not None:
+        places["output"] = output
+    if error is not None:
+        places["error"] = error
+    return places
 
 
 def fingerprint(asked: JsonObject) -> str:

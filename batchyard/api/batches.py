@@ -1,4 +1,4 @@
-"""``/batches``: create, list, look at, cancel."""
+"""``/batches``: create, list, look at, cancel, deliver the results again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from batchyard.api.answer import answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.batch_body import fingerprint, read_batch
+from batchyard.api.batch_body import fingerprint, read_batch, read_places
 from batchyard.api.body import read_json
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.pages import known_cursor, read_paging, to_list_page
@@ -22,6 +22,8 @@ from batchyard.errors import (
     WindowUnattainable,
 )
 from batchyard.steps.create import accept_batch
+from batchyard.steps.redeliver import ask_for_delivery
+from batchyard.steps.webhooks import delivery_object
 from batchyard.store import IdempotencyKey
 
 if TYPE_CHECKING:
@@ -89,6 +91,24 @@ async def cancel_batch(batch_id: str, request: Request, caller: Authenticated) -
     # One that nobody has taken up yet must be taken up to be ended.
     request.app.state.wake()
     return answer(batch.to_wire())
+
+
+@router.post("/{batch_id}/results")
+async def deliver_results(batch_id: str, request: Request, caller: Authenticated) -> Response:
+    """Not here but by whichever process delivers: a file may have gigabytes."""
+    services = caller.services
+    batch = await services.store.batches.get(batch_id, caller.tenant)
+    places = await read_places(await read_json(request), services.settings)
+    try:
+        deliveries = await ask_for_delivery(services, batch, places)
+    except TransitionConflict as error:
+        raise ApiError(409, str(error)) from None
+    except RequestRefused as error:
+        if error.refusal_code == "batch_not_ended":
+            raise ApiError(409, str(error), code=error.refusal_code) from None
+        raise
+    request.app.state.wake()
+    return answer(to_list_page([delivery_object(each) for each in deliveries], has_more=False))
 
 
 def _idempotency_key(request: Request, asked: JsonObject) -> IdempotencyKey | None:

@@ -149,6 +149,16 @@ def _paths() -> Json:
                 errors=("409",),
             )
         },
+        "/v1/batches/{batch_id}/results": {
+            "post": operation(
+                "deliverResults",
+                "Deliver the results of an ended batch to other URLs",
+                "DeliveryList",
+                path("batch_id"),
+                body=True,
+                errors=("409",),
+            )
+        },
         "/v1/models": {"get": operation("listModels", "List the models on offer", "ModelList")},
         "/v1/models/{model}": {
             "get": operation("retrieveModel", "Look at a model", "Model", path("model"))

@@ -156,6 +156,21 @@ BODIES: Final[dict[str, Json]] = {
     "cancelUpload": _json({"type": "object"}, required=False),
     "createBatch": _json(_BATCH),
     "cancelBatch": _json({"type": "object"}, required=False),
+    "deliverResults": _json(
+        {
+            **_object(
+                {
+                    "output_url": _url("A presigned URL that the output file is PUT to."),
+                    "error_url": _url("Likewise for the error file."),
+                }
+            ),
+            # One of the two at least; null is as good as absent.
+            "anyOf": [
+                {"required": [key], "properties": {key: {"type": "string"}}}
+                for key in ("output_url", "error_url")
+            ],
+        }
+    ),
     "createWebhookEndpoint": _json(_object(_ENDPOINT, *_ENDPOINT)),
     "updateWebhookEndpoint": _json(
         _object({key: _nullable(shape, "Unless null.") for key, shape in _ENDPOINT.items()}),

@@ -22,6 +22,7 @@ from batchyard.cli.estimate import estimate
 from batchyard.cli.list_batches import list_batches
 from batchyard.cli.notify_email import email
 from batchyard.cli.quota import quota
+from batchyard.cli.results import results
 from batchyard.cli.retry import retry
 from batchyard.cli.serve import serve
 from batchyard.cli.show import show
@@ -48,6 +49,7 @@ def make_app() -> typer.Typer:
     app.command()(estimate)
     app.command("list")(list_batches)
     app.command()(show)
+    app.command()(results)
     app.command()(cancel)
     app.command()(pause)
     app.command()(resume)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _OURS = (
     *("tenant", "priority", "paused_at", "eta_at", "at_risk_at", "wait_reason", "retry_of"),
-    "flow_run_id",
+    *("flow_run_id", "undelivered"),
 )
 
 

@@ -11,19 +11,27 @@ from batchyard.settings import read_settings
 from batchyard.steps.services import open_services
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from batchyard.engine.base import Engine
     from batchyard.steps.services import Services
     from batchyard.storage.bucket import S3Credentials
 
 
+async def _no_credentials() -> S3Credentials:
+    raise SettingsError("This command reads and writes no S3 locations.")
+
+
 @asynccontextmanager
-async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Services]:
+async def offline_services(
+    *,
+    checks_keys: bool = True,
+    s3_credentials: Callable[[], Awaitable[S3Credentials]] = _no_credentials,
+) -> AsyncIterator[Services]:
     async with open_services(
         read_settings(),
         engine_for=_no_engine,
-        s3_credentials=_no_credentials,
+        s3_credentials=s3_credentials,
         why_not_offered=OfferedModels().why_not,
         checks_keys=checks_keys,
     ) as services:
@@ -32,7 +40,3 @@ async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Service
 
 async def _no_engine(model: str) -> Engine:
     raise SettingsError(f"This command runs no engine, so none for {model}.")
-
-
-async def _no_credentials() -> S3Credentials:
-    raise SettingsError("This command reads and writes no S3 locations.")

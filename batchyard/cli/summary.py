@@ -20,10 +20,10 @@ _HINTS = {
 }
 
 
-async def summarise(services: Services, batch: BatchRecord, *, is_undelivered: bool = False) -> str:
+async def summarise(services: Services, batch: BatchRecord) -> str:
     """Status, counts, where each file is, and what was wrong with the input.
 
-    ``is_undelivered``: not all files are where the user wanted them, so say where they are kept.
+    A file that is not where the user wanted it is where it is kept.
     """
     counts, usage = batch.counts, batch.usage
     lines = [f"{batch.id} {_ended(batch)}."]
@@ -41,12 +41,13 @@ async def summarise(services: Services, batch: BatchRecord, *, is_undelivered: b
             f"{usage.output_tokens:,} out"
         )
     wanted = await services.store.batches.locations(batch.id)
-    for name, file_id, location in (
-        ("output", batch.output_file_id, wanted.output),
-        ("errors", batch.error_file_id, wanted.error),
+    undelivered = batch.undelivered or {}
+    for name, kind, file_id, location in (
+        ("output", "output", batch.output_file_id, wanted.output),
+        ("errors", "error", batch.error_file_id, wanted.error),
     ):
         if file_id is not None:
-            place = await _place(services, file_id, None if is_undelivered else location)
+            place = await _place(services, file_id, None if kind in undelivered else location)
             lines.append(f"  {name:<9} {place}")
     if batch.flow_run_id is not None:
         lines.append(f"  flow run  {batch.flow_run_id}")

@@ -7,35 +7,51 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import urlsplit
 
-from batchyard.errors import RecordNotFound
+from batchyard.errors import (
+    AccessDenied,
+    LocationRefused,
+    ObjectNotFound,
+    ObjectTooLarge,
+    RecordNotFound,
+    RequestRefused,
+    StorageError,
+)
 from batchyard.notify.answer import Answer
 from batchyard.notify.email import GivenUp, batch_email, given_up_email
 from batchyard.notify.event import batch_data, event_body
 from batchyard.notify.smtp import Mailer
 from batchyard.notify.webhook import WebhookSender
-from batchyard.store import WEBHOOK_GIVEN_UP, DeliveryKind
+from batchyard.steps.redeliver import write_kept
+from batchyard.storage.web import WebAccess
+from batchyard.store import FILE_EVENTS, WEBHOOK_GIVEN_UP, DeliveryKind
 
 if TYPE_CHECKING:
     import ssl
     from email.message import EmailMessage
 
     from batchyard.settings import SmtpSettings
+    from batchyard.steps.redeliver import Kind
     from batchyard.steps.services import Services
     from batchyard.store import DeliveryClaim, DeliveryRecord
 
 TIMEOUT_SECONDS: Final = 15.0
+_FILE_SECONDS: Final = 6 * 3600.0
+"""A file of 5 GiB at 250 kB a second takes as long."""
+_FINAL = (AccessDenied, LocationRefused, ObjectNotFound, ObjectTooLarge, RequestRefused)
+"""A URL or a file with which no later attempt would go better."""
 _AT_MOST_SECONDS: Final = 30.0
 """An attempt that is still under way then has a defect: it must not hold its place for ever."""
 
 
 class Messenger:
-    """Sends webhooks and e-mails. Use as an async context manager.
+    """Sends webhooks, e-mails and result files. Use as an async context manager.
 
     ``ssl_context``: instead of the system's trusted authorities.
     """
 
     def __init__(self, services: Services, *, ssl_context: ssl.SSLContext | None = None) -> None:
         self._services = services
+        self._ssl_context = ssl_context
         self._exits = AsyncExitStack()
         self._webhooks = WebhookSender(
             services.settings.address_guard,
@@ -53,8 +69,11 @@ class Messenger:
 
     async def send(self, claim: DeliveryClaim) -> Answer:
         """Make the attempt. Raises :class:`~batchyard.errors.StoreError`, nothing else."""
+        is_file = claim.delivery.kind is DeliveryKind.FILE
         try:
-            async with asyncio.timeout(_AT_MOST_SECONDS):
+            async with asyncio.timeout(_FILE_SECONDS if is_file else _AT_MOST_SECONDS):
+                if is_file:
+                    return await self._send_file(claim)
                 if claim.delivery.kind is DeliveryKind.EMAIL:
                     return await self._send_email(claim.delivery)
                 return await self._send_webhook(claim)
@@ -76,6 +95,22 @@ class Messenger:
         return await self._webhooks.send(
             claim.url, body, delivery_id=delivery.id, secrets=claim.secrets
         )
+
+    async def _send_file(self, claim: DeliveryClaim) -> Answer:
+        delivery, url = claim.delivery, claim.url
+        if url is None:
+            return Answer(error="no key opens its URL any more", is_final=True)
+        batch = await self._services.store.batches.get(delivery.batch_id)
+        # A client's, whoever made the batch.
+        web = WebAccess(guard=self._services.settings.address_guard, ssl_context=self._ssl_context)
+        kind: Kind = "output" if delivery.event_type == FILE_EVENTS["output"] else "error"
+        try:
+            await write_kept(self._services, batch, kind, url, web)
+        except _FINAL as error:
+            return Answer(error=str(error), is_final=True)
+        except (StorageError, OSError) as error:
+            return Answer(error=str(error))
+        return Answer()
 
     async def _send_email(self, delivery: DeliveryRecord) -> Answer:
         if self._mailer is None:

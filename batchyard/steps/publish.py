@@ -20,7 +20,8 @@ from batchyard.wire import BatchError
 if TYPE_CHECKING:
     from batchyard.steps.collect import Collected
     from batchyard.steps.services import Services
-    from batchyard.store import BatchRecord, NewFile
+    from batchyard.storage.web import WebAccess
+    from batchyard.store import BatchRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,16 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         raise LeaseLost(f"{batch_id} has another owner; drop what is left of it.")
     services.on_progress(Progress(batch_id, "publishing"))
     wanted = await services.store.batches.locations(batch_id)
-    undelivered = [
-        await _deliver(services, batch, "output", collected.output, wanted.output),
-        await _deliver(services, batch, "error", collected.error, wanted.error),
-    ]
+    undelivered = {}
+    for kind, file, place in (
+        ("output", collected.output, wanted.output),
+        ("error", collected.error, wanted.error),
+    ):
+        key = None if file is None else file.storage_key
+        web = services.web_for(batch.options)
+        failure = await deliver_file(services, kind, key, place, web)
+        if failure is not None:
+            undelivered[kind] = failure
     ended = await services.store.batches.finish(
         batch_id,
         target=collected.target,
@@ -61,9 +68,10 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         counts=collected.counts,
         usage=collected.usage.to_wire(),
         deduplicated_requests=collected.deduplicated,
+        undelivered=undelivered,
         epoch=collected.epoch,
     )
-    return Published(ended, tuple(filter(None, undelivered)))
+    return Published(ended, tuple(undelivered.values()))
 
 
 async def stop_failed(
@@ -92,33 +100,29 @@ async def stop_failed(
     return batch
 
 
-async def _deliver(
+async def deliver_file(
     services: Services,
-    batch: BatchRecord,
     kind: str,
-    file: NewFile | None,
+    storage_key: str | None,
     location_text: str | None,
+    web: WebAccess,
 ) -> str | None:
-    """Write one file to the user's location; what went wrong, if anything did.
+    """Write one result file to the user's location; what went wrong, if anything did.
 
     Whatever it was: the file is in the object store, and the batch must not wait for this copy.
+    ``storage_key`` None: the batch has no such file, and an older one must not stay there.
     """
     if location_text is None:
         return None
     location = parse_location(location_text)
     try:
-        if file is None:
+        if storage_key is None:
             if isinstance(location, LocalFile):
                 # Results of an earlier run must not pass for this one's.
                 await asyncio.to_thread(location.path.unlink, missing_ok=True)
             return None
-        path = await services.storage.local_path(file.storage_key, services.spool)
-        await write_location(
-            location,
-            path,
-            s3=await services.s3_for(location),
-            web=services.web_for(batch.options),
-        )
+        path = await services.storage.local_path(storage_key, services.spool)
+        await write_location(location, path, s3=await services.s3_for(location), web=web)
     except (BatchyardError, OSError) as error:
         return f"The {kind} file could not be delivered: {error}"
     except Exception as error:  # noqa: BLE001 - a defect here must not cost the results

@@ -137,10 +137,10 @@ class DeliveryAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be told to one receiver, and how far that is.
+    """What is to be told or given to one receiver, and how far that is.
 
-    ``recipient``: of an e-mail its address, of a batch's own webhook the host. ``attempt_count``
-    begins again when a delivery is replayed, the numbers of its attempts do not.
+    ``recipient``: of an e-mail its address, of a batch's own webhook and of a file the host.
+    ``attempt_count`` begins again when a delivery is replayed, the numbers of its attempts do not.
     """
 
     id: str
@@ -152,6 +152,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     webhook_endpoint_id: str | None
     recipient: str | None
     about_delivery_id: str | None
+    file_id: str | None
     status: DeliveryStatus
     attempt_count: int
     next_attempt_at: int | None
@@ -192,6 +193,7 @@ def delivery_with_attempts(
 def _values(delivery: DeliveryRecord) -> dict[str, Any]:
     is_pending = delivery.status is DeliveryStatus.PENDING
     is_batchs_own = delivery.kind is DeliveryKind.WEBHOOK and delivery.endpoint_id is None
+    is_at_host = is_batchs_own or delivery.kind is DeliveryKind.FILE
     return {
         "id": delivery.id,
         "kind": delivery.kind,
@@ -199,8 +201,9 @@ def _values(delivery: DeliveryRecord) -> dict[str, Any]:
         "event_type": delivery.event_type,
         "batch_id": delivery.batch_id,
         "webhook_endpoint_id": delivery.endpoint_id,
-        "recipient": delivery.destination if is_batchs_own else delivery.recipient,
+        "recipient": delivery.destination if is_at_host else delivery.recipient,
         "about_delivery_id": delivery.about_delivery_id,
+        "file_id": delivery.file_id,
         "status": delivery.status,
         "attempt_count": delivery.attempts,
         "next_attempt_at": int(delivery.due_at) if is_pending else None,

@@ -14,6 +14,7 @@ from batchyard.store.chunks import ChunkLease, Chunks, LeaseKey, ModelDemand, St
 from batchyard.store.database import Database
 from batchyard.store.deliveries import Deliveries
 from batchyard.store.delivery_rows import (
+    FILE_EVENTS,
     WEBHOOK_GIVEN_UP,
     Attempt,
     AttemptRecord,
@@ -40,6 +41,7 @@ from batchyard.store.webhook_endpoint_rows import EndpointWithSecret, WebhookEnd
 from batchyard.store.webhook_endpoints import WebhookEndpoints
 
 __all__ = [
+    "FILE_EVENTS",
     "WEBHOOK_GIVEN_UP",
     "ApiKeyRecord",
     "ApiKeys",

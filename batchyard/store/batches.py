@@ -38,7 +38,7 @@ from batchyard.store.status_changes import note_change
 from batchyard.store.tenants import Quota, hold_pace, hold_quota
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -134,6 +134,27 @@ class Batches:
             return BatchLocations(*row)
 
         return await self._database.read(work)
+
+    async def delivered(self, batch_id: str, kind: str, location: str) -> None:
+        """A result file that was not where it was wanted was delivered, to this location now.
+
+        ``kind`` is ``output`` or ``error``. Nothing where it had been delivered before.
+        """
+        column = {"output": "output_location", "error": "error_location"}[kind]
+        statement = select(BATCHES.c.undelivered).where(BATCHES.c.id == batch_id)
+
+        async def work(connection: AsyncConnection) -> None:
+            found = await connection.execute(statement.with_for_update())
+            missing = dict(found.scalar_one_or_none() or {})
+            if missing.pop(kind, None) is None:
+                return
+            await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id == batch_id)
+                .values({"undelivered": missing or None, column: location})
+            )
+
+        await self._database.write(work)
 
     async def set_flow_run(self, batch_id: str, flow_run_id: str) -> None:
         """Name the flow run that now works on the batch."""
@@ -352,9 +373,12 @@ class Batches:
         counts: RequestCounts,
         usage: BatchUsage,
         deduplicated_requests: int = 0,
+        undelivered: Mapping[str, str] | None = None,
         epoch: int | None = None,
     ) -> BatchRecord:
         """End as ``completed``, ``expired``, ``cancelled`` or ``failed``, with its files' rows.
+
+        ``undelivered``: by ``output`` and ``error``, why that file is not where it was wanted.
 
         The files' bytes are already durable. Of ``counts`` the total is not written again: it
         is what ``begin`` said. ``errors`` say why it failed. Raises
@@ -378,6 +402,7 @@ class Batches:
                 completed=counts.completed,
                 failed=counts.failed,
                 deduplicated_requests=deduplicated_requests,
+                undelivered=dict(undelivered) if undelivered else None,
                 **usage_values(usage),
             )
             for file in filter(None, (output, error)):

@@ -12,7 +12,12 @@ from sqlalchemy import case, delete, func, insert, select, update
 
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
 from batchyard.store.clock import clock, clock_seconds
-from batchyard.store.delivery_claims import IS_PENDING, free_deliveries, open_claims
+from batchyard.store.delivery_claims import (
+    CLAIMED_COLUMNS,
+    IS_PENDING,
+    free_deliveries,
+    open_claims,
+)
 from batchyard.store.delivery_rows import (
     ATTEMPTS,
     DELIVERIES,
@@ -22,7 +27,7 @@ from batchyard.store.delivery_rows import (
     DeliveryRecord,
     DeliveryStatus,
 )
-from batchyard.store.outbox import in_one_order, insert_given_up
+from batchyard.store.outbox import in_one_order, insert_file_deliveries, insert_given_up
 from batchyard.store.page import Page, from_place
 
 if TYPE_CHECKING:
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy import RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.store.batch_rows import BatchRecord
     from batchyard.store.database import Database
     from batchyard.store.delivery_rows import Attempt, DeliveryClaim
 
@@ -70,7 +76,7 @@ class Deliveries:
                     owner=owner,
                     lease_expires_at=clock() + lease_seconds,
                 )
-                .returning(*DELIVERIES.c)
+                .returning(*CLAIMED_COLUMNS)
             )
             rows = {row["id"]: row for row in leased.mappings()}
             return await open_claims(connection, [rows[each] for each in ids])
@@ -120,6 +126,31 @@ class Deliveries:
                 await insert_given_up(connection, row)
 
         await self._database.write(work)
+
+    async def give_files(
+        self, batch: BatchRecord, places: Mapping[str, str], *, most_pending: int
+    ) -> list[DeliveryRecord]:
+        """Deliver result files of an ended batch to URLs, by ``output`` and ``error``.
+
+        Raises :class:`~batchyard.errors.TransitionConflict` where as many of the batch are
+        pending already.
+        """
+        pending = select(func.count()).where(
+            DELIVERIES.c.batch_id == batch.id,
+            DELIVERIES.c.kind == DeliveryKind.FILE,
+            IS_PENDING,
+        )
+
+        async def work(connection: AsyncConnection) -> list[DeliveryRecord]:
+            if (await connection.execute(pending)).scalar_one() >= most_pending:
+                raise TransitionConflict(
+                    f"{most_pending} deliveries of results of {batch.id} are pending: wait until "
+                    "they have come to an end."
+                )
+            ids = await insert_file_deliveries(connection, batch, places)
+            return [await _load(connection, each) for each in ids]
+
+        return await self._database.write(work)
 
     async def get(self, delivery_id: str, tenant: str | None = None) -> DeliveryRecord:
         """The delivery, without URL and secrets."""
@@ -238,7 +269,7 @@ class Deliveries:
 async def _held(connection: AsyncConnection, claim: DeliveryClaim, owner: str) -> RowMapping:
     """The row, locked. Raises :class:`~batchyard.errors.LeaseLost`."""
     found = await connection.execute(
-        select(DELIVERIES)
+        select(*DELIVERY_COLUMNS)
         .where(
             DELIVERIES.c.id == claim.delivery.id,
             DELIVERIES.c.epoch == claim.epoch,

@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 IS_PENDING = DELIVERIES.c.status == DeliveryStatus.PENDING
 
 
+CLAIMED_COLUMNS = [
+    *(column for column in DELIVERIES.c if column.name != "location"),
+    # One that no key opens must not stop the others.
+    type_coerce(DELIVERIES.c.location, OpenedOrNone).label("location"),
+]
+"""What :func:`open_claims` needs of a row."""
+
+
 def free_deliveries(owner: str, *, limit: int, per_destination: int) -> Select[Any]:
     """The ids of those to lease, locked, the oldest due first.
 
@@ -74,6 +82,8 @@ async def open_claims(
     secrets = await webhook_secrets(connection, {row["tenant"] for row in own}) if own else {}
 
     def where_to(row: RowMapping) -> tuple[str | None, tuple[str, ...]]:
+        if row["kind"] == DeliveryKind.FILE:
+            return row["location"], ()
         if row["kind"] != DeliveryKind.WEBHOOK:
             return None, ()
         if row["endpoint_id"] is None:
@@ -84,11 +94,12 @@ async def open_claims(
 
 
 def _claim(row: RowMapping, url: str | None, secrets: tuple[str, ...]) -> DeliveryClaim:
-    # Without a secret nothing is sent: a receiver would take it for a forgery.
+    # Without a secret no webhook is sent: a receiver would take it for a forgery.
+    may_go = bool(secrets) or row["kind"] == DeliveryKind.FILE
     return DeliveryClaim(
         delivery=DeliveryRecord.from_row(row),
         epoch=row["epoch"],
-        url=url if secrets else None,
+        url=url if may_go else None,
         secrets=secrets,
     )
 

@@ -1,4 +1,4 @@
-"""The rows of the outbox: who is to be told of what, and how each attempt went.
+"""The rows of the outbox: who is to be told or given what, and how each attempt went.
 
 Changing them is in ``deliveries``.
 """
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 
 class DeliveryKind(StrEnum):
-    """How somebody is told."""
+    """How somebody is told, or that a file is what they get."""
 
     WEBHOOK = "webhook"
     EMAIL = "email"
+    FILE = "file"
+    """A result file that is PUT to a URL once more."""
 
 
 class DeliveryStatus(StrEnum):
@@ -41,7 +43,8 @@ class DeliveryRow(Row, table=True):
     """One row for each receiver of each event; deleted some weeks after its end.
 
     ``id`` is the ``webhook-id`` of every attempt. ``destination`` is what slow receivers are
-    told apart by: an endpoint's id, the host of a batch's own webhook, or ``email``.
+    told apart by: an endpoint's id, the host of a URL, or ``email``. ``location`` is where a
+    file goes.
     """
 
     __tablename__ = "deliveries"
@@ -95,6 +98,8 @@ _NOT_IN_RECORD = ("epoch", "owner", "lease_expires_at", "location")
 DELIVERY_COLUMNS = [column for column in DELIVERIES.c if column.name not in _NOT_IN_RECORD]
 """What :class:`DeliveryRecord` is made of."""
 
+FILE_EVENTS = {"output": "batch.output_file", "error": "batch.error_file"}
+"""The event types of the two result files."""
 WEBHOOK_GIVEN_UP = "webhook.given_up"
 """The event type of the e-mail that tells an owner of a webhook that was given up."""
 
@@ -108,7 +113,8 @@ class DeliveryRecord:
     tenant: str
     event_id: str
     event_type: str
-    """``batch.completed`` and its like; of an e-mail also :data:`WEBHOOK_GIVEN_UP`."""
+    """``batch.completed`` and its like; of an e-mail also :data:`WEBHOOK_GIVEN_UP`, of a file
+    one of :data:`FILE_EVENTS`."""
     event_at: int
     batch_id: str
     endpoint_id: str | None
@@ -142,8 +148,8 @@ class DeliveryClaim:
     delivery: DeliveryRecord
     epoch: int
     url: str | None = field(default=None, repr=False)
-    """Of a webhook. None: there is nowhere to go, for its endpoint was deleted or disabled, or
-    no key opens the URL or the secret any more."""
+    """Of a webhook or a file. None: there is nowhere to go, for its endpoint was deleted or
+    disabled, or no key opens the URL or the secret any more."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """What a webhook is signed with, ``whsec_…``, newest first; the older ones still count."""
 

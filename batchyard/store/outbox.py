@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 from sqlalchemy import and_, func, insert, select, type_coerce, update
 
 from batchyard.store.batch_rows import BATCHES
-from batchyard.store.clock import clock, clock_seconds
+from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.store.delivery_rows import (
     DELIVERIES,
+    FILE_EVENTS,
     WEBHOOK_GIVEN_UP,
     DeliveryKind,
     DeliveryStatus,
@@ -21,11 +22,20 @@ from batchyard.store.delivery_rows import (
 from batchyard.store.sealed import OpenedOrNone
 from batchyard.store.tenants import TENANTS
 from batchyard.store.webhook_endpoint_rows import ENDPOINTS
-from batchyard.wire import new_delivery_id, new_event_id, new_mail_id
+from batchyard.wire import (
+    new_delivery_id,
+    new_event_id,
+    new_file_delivery_id,
+    new_mail_id,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sqlalchemy import ColumnElement, RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.batch_rows import BatchRecord
 
 _EMAIL_DESTINATION = "email"
 _UNKNOWN_DESTINATION = "unknown"
@@ -96,6 +106,32 @@ async def insert_given_up(connection: AsyncConnection, given_up: RowMapping) -> 
     await connection.execute(
         insert(DELIVERIES).values({**_NOTHING_YET, **row, "event_at": clock_seconds()})
     )
+
+
+async def insert_file_deliveries(
+    connection: AsyncConnection, batch: BatchRecord, places: Mapping[str, str]
+) -> list[str]:
+    """Give result files to URLs, by ``output`` and ``error``: the ids of the deliveries."""
+    file_ids = {"output": batch.output_file_id, "error": batch.error_file_id}
+    rows: list[dict[str, Any]] = [
+        {
+            "id": new_file_delivery_id(),
+            "kind": DeliveryKind.FILE,
+            "tenant": batch.tenant,
+            "event_id": new_event_id(),
+            "event_type": FILE_EVENTS[kind],
+            "event_at": await read_seconds(connection),
+            "batch_id": batch.id,
+            "endpoint_id": None,
+            "recipient": None,
+            "destination": _host(url),
+            "file_id": file_ids[kind],
+            "location": url,
+        }
+        for kind, url in places.items()
+    ]
+    await connection.execute(insert(DELIVERIES).values(_NOTHING_YET), rows)
+    return [row["id"] for row in rows]
 
 
 async def fail_pending(connection: AsyncConnection, endpoint_id: str) -> None:

@@ -30,6 +30,7 @@ KEYS = [
     "webhook_endpoint_id",
     "recipient",
     "about_delivery_id",
+    "file_id",
     "status",
     "attempt_count",
     "next_attempt_at",

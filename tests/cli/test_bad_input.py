@@ -208,6 +208,31 @@ def test_results_that_nobody_takes_are_kept(run: Run, background: Background) ->
     assert "The output file could not be delivered: not allowed to use" in ended.stderr
 
 
+def test_resuming_delivers_what_was_not_delivered(
+    run: Run, here: Callable[..., Ended], background: Background, engine_url: str
+) -> None:
+    """It fails again while nobody takes it, and is done, once, when somebody does."""
+    web = background.enter(running_web_server())
+    web.answers = [says(403)]
+    ended = run("-i", "in.jsonl", output=web.url("/out.jsonl?sig=canary"))
+    assert f"batchyard results {ended.batch_id} -o PLACE" in ended.stderr
+    resume = ("run", "--resume", ended.batch_id, "--engine-url", engine_url)
+
+    again = here(*resume)
+    assert again.status == 1
+    assert "The output file could not be delivered: not allowed to use" in again.stderr
+    assert "canary" not in again.stderr
+
+    web.answers = [says(200)]
+    done = here(*resume)
+    assert done.status == 0, done.stderr
+    assert f"output    {web.url('/out.jsonl')}" in done.stderr
+    assert len(web.requests[-1].body.splitlines()) == 3
+    put = len(web.requests)
+    assert here(*resume).status == 0
+    assert len(web.requests) == put
+
+
 # -- the engine ----------------------------------------------------------------------------------
 
 

@@ -155,6 +155,7 @@ def test_what_is_not_openais_is_under_a_key_of_its_own(alone: Run) -> None:
         "wait_reason": None,
         "retry_of": "batch_0",
         "flow_run_id": None,
+        "undelivered": None,
     }
 
 

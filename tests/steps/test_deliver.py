@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,14 @@ import pytest
 from sqlalchemy import text
 from standardwebhooks import Webhook
 
+from batchyard.errors import TransitionConflict
 from batchyard.settings import SmtpSettings
 from batchyard.steps import messenger
 from batchyard.steps.deliver import Delivered, Deliverer
+from batchyard.steps.redeliver import ask_for_delivery
 from batchyard.steps.retention import expire_files
+from batchyard.storage.backoff import Backoff
+from batchyard.storage.web import WebAccess
 from batchyard.store import (
     BatchLocations,
     DeliveryRecord,
@@ -23,12 +28,15 @@ from batchyard.store import (
     NewBatch,
 )
 from batchyard.wire import BatchError
+from tests.contract.store.outbox_samples import raw_rows
 from tests.services.receiver import Reply, running_receiver
 from tests.services.smtp import running_mail_server
+from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from batchyard.store import BatchRecord
     from tests.services.receiver import Receiver
     from tests.steps.conftest import Yard
 
@@ -318,3 +326,97 @@ async def test_deliveries_are_forgotten_a_month_after_their_end(
     await yard.services.store.database.write(work)
     await expire_files(yard.services)
     assert not await yard.services.store.deliveries.page()
+
+
+# -- result files ---------------------------------------------------------------------------------
+
+
+async def ended_with_results(yard: Yard) -> BatchRecord:
+    return await yard.run([chat_line("one"), chat_line("two")])
+
+
+async def asked_for(yard: Yard, batch: BatchRecord, url: str) -> DeliveryRecord:
+    (delivery,) = await ask_for_delivery(yard.services, batch, {"output": url})
+    return delivery
+
+
+async def test_a_result_file_is_put_to_a_new_url(yard: Yard, receiver: Receiver) -> None:
+    batch = await ended_with_results(yard)
+    delivery = await asked_for(yard, batch, receiver.url(SECRET_PATH))
+    assert await deliver_due(yard, receiver) == Delivered(delivered=1)
+    (request,) = receiver.requests
+    assert (request.method, request.path_and_query) == ("PUT", SECRET_PATH)
+    sent = [json.loads(line) for line in request.body.splitlines()]
+    assert sent == await yard.results(batch.output_file_id)
+    delivered = await yard.services.store.deliveries.get(delivery.id)
+    assert delivered.status is DeliveryStatus.DELIVERED
+    assert delivered.file_id == batch.output_file_id
+    assert "webhook-signature" not in request.headers
+
+
+async def test_a_result_file_that_was_refused_is_not_tried_again(
+    yard: Yard, receiver: Receiver
+) -> None:
+    """The signature of the URL has expired, and stays so."""
+    receiver.answers += [Reply(403)]
+    delivery = await asked_for(yard, await ended_with_results(yard), receiver.url(SECRET_PATH))
+    assert await deliver_due(yard, receiver) == Delivered(failed=1)
+    error = await last_error(yard, delivery.id)
+    assert error is not None
+    assert "not allowed" in error
+    assert "hunter2" not in error
+
+
+async def test_a_result_file_goes_where_webhooks_may_go_and_nowhere_else(
+    yard: Yard, receiver: Receiver
+) -> None:
+    yard.set(internal_networks=[])
+    delivery = await asked_for(yard, await ended_with_results(yard), receiver.url())
+    assert await deliver_due(yard, receiver) == Delivered(failed=1)
+    assert receiver.requests == []
+    assert "not public" in str(await last_error(yard, delivery.id))
+
+
+async def test_a_result_file_that_was_deleted_is_given_up(yard: Yard, receiver: Receiver) -> None:
+    batch = await ended_with_results(yard)
+    delivery = await asked_for(yard, batch, receiver.url())
+    await yard.services.store.files.delete(str(batch.output_file_id))
+    assert await deliver_due(yard, receiver) == Delivered(failed=1)
+    assert "no longer kept" in str(await last_error(yard, delivery.id))
+
+
+async def test_a_store_that_is_away_gets_a_result_file_later(
+    yard: Yard, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by another process: what is to be delivered is in the database."""
+    monkeypatch.setattr(messenger, "WebAccess", partial(WebAccess, backoff=Backoff(attempts=1)))
+    receiver.answers += [Reply(503), Reply(200)]
+    delivery = await asked_for(yard, await ended_with_results(yard), receiver.url())
+    assert await deliver_due(yard, receiver) == Delivered(put_off=1)
+    await make_due(yard)
+    assert await deliver_due(yard, receiver) == Delivered(delivered=1)
+    attempts = await yard.services.store.deliveries.attempts(delivery.id)
+    assert len(attempts) == 2
+
+
+async def test_its_url_is_sealed_and_a_lost_key_stops_nothing_else(
+    yard: Yard, receiver: Receiver
+) -> None:
+    batch = await ended_with_results(yard)
+    await asked_for(yard, batch, receiver.url(SECRET_PATH))
+    assert "hunter2" not in str(await raw_rows(yard.services.store, "deliveries"))
+
+    async def lose_key(connection: Any) -> None:
+        await connection.execute(text("UPDATE deliveries SET location = 'of another key'"))
+
+    await yard.services.store.database.write(lose_key)
+    await ended(yard, locations=BatchLocations(webhook=receiver.url("/hook")))
+    assert await deliver_due(yard, receiver) == Delivered(delivered=1, failed=1)
+
+
+async def test_a_batch_has_so_many_files_under_way_and_no_more(yard: Yard) -> None:
+    batch = await ended_with_results(yard)
+    for _ in range(20):
+        await asked_for(yard, batch, "https://example.com/put")
+    with pytest.raises(TransitionConflict, match="20 deliveries"):
+        await asked_for(yard, batch, "https://example.com/put")

@@ -10,6 +10,7 @@ import pytest
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import AccessDenied, ObjectNotFound, RequestRefused
 from batchyard.lifecycle import BatchStatus
+from batchyard.steps.redeliver import deliver_to, redeliver
 from batchyard.wire import to_json
 from tests.steps.conftest import CHAT, Yard, chat_line
 
@@ -104,6 +105,44 @@ async def test_results_that_cannot_be_delivered_are_kept_and_named(
     assert "output file" in yard.undelivered[0]
     assert str(folder) in yard.undelivered[0]
     assert len(await yard.results(batch.output_file_id)) == 3
+
+
+async def test_what_was_not_delivered_is_delivered_again_once(yard: Yard, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    out = folder / "out.jsonl"
+    batch_id = await yard.create(lines(3), output=str(out), error=str(tmp_path / "errors.jsonl"))
+    folder.rmdir()
+    batch = await yard.finish(batch_id)
+    assert batch.undelivered is not None
+    assert list(batch.undelivered) == ["output"]
+
+    (failure,) = await redeliver(yard.services, batch)
+    assert str(folder) in failure
+    folder.mkdir()
+    assert await redeliver(yard.services, batch) == ()
+    assert len(out.read_text().splitlines()) == 3
+
+    batch = await yard.services.store.batches.get(batch_id)
+    assert batch.undelivered is None
+    out.write_text("the user's own by now")
+    assert await redeliver(yard.services, batch) == ()
+    assert out.read_text() == "the user's own by now"
+
+
+async def test_results_may_be_delivered_to_another_place(yard: Yard, tmp_path: Path) -> None:
+    """Which is then where they are, unless they had been delivered before."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    batch_id = await yard.create(lines(3), output=str(folder / "out.jsonl"))
+    folder.rmdir()
+    batch = await yard.finish(batch_id)
+    store = yard.services.store
+    for name in ("first", "second"):
+        place = tmp_path / name
+        assert await deliver_to(yard.services, batch, {"output": str(place)}) == ()
+        assert len(place.read_text().splitlines()) == 3
+        assert (await store.batches.locations(batch_id)).output == str(tmp_path / "first")
 
 
 async def test_a_missing_input_fails_the_batch_and_says_which_file(yard: Yard) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from batchyard.errors import StoreError
+from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchLocations, new_sealing_key, open_store, reseal
 from batchyard.store.columns import Row
 from batchyard.store.sealed import Sealed
-from tests.contract.store.outbox_samples import endpoint, raw_rows
-from tests.contract.store.samples import new_batch
+from tests.contract.store.outbox_samples import claim, endpoint, raw_rows
+from tests.contract.store.samples import batch_in, new_batch
 
+MOST = {"most_pending": 1}
 LOCATIONS = BatchLocations(input="https://a.example/?canary", webhook="https://b.example/?canary")
 
 
@@ -23,16 +25,23 @@ async def test_the_older_key_may_go_afterwards(database_url: str, sealing_key: s
         secrets = await store.webhook_endpoints.secrets(its_id)
         await store.tenants.rotate_webhook_secret("default", keep_old=False)
         salt = await store.cache_salts.get("tenant:default")
+        ended = await batch_in(store, BatchStatus.COMPLETED)
+        await store.deliveries.give_files(ended, {"output": "https://c.example/?canary"}, **MOST)
+        assert await store.sealing_proof.is_opened()
     async with open_store(database_url, keys=[newer, sealing_key]) as store:
-        # Two locations, the endpoint's URL and two secrets, the tenant's secret and salt.
-        assert await reseal(store.database) == 7
+        # Two locations, the endpoint's URL and two secrets, the tenant's secret and salt, a
+        # file's URL.
+        assert await reseal(store.database) == 8
         assert "canary" not in await raw_rows(store, "batches")
     async with open_store(database_url, keys=[newer]) as store:
         assert await store.batches.locations(batch.id) == LOCATIONS
         assert (await store.webhook_endpoints.get(its_id)).url.endswith("canary")
         assert await store.webhook_endpoints.secrets(its_id) == secrets
         assert await store.cache_salts.get("tenant:default") == salt
-        assert await reseal(store.database) == 7
+        (claimed,) = [each for each in await claim(store) if each.delivery.kind == "file"]
+        assert str(claimed.url).endswith("canary")
+        assert await store.sealing_proof.is_opened()
+        assert await reseal(store.database) == 8
     async with open_store(database_url, keys=[sealing_key]) as store:
         with pytest.raises(StoreError, match="None of the sealing keys"):
             await store.batches.locations(batch.id)

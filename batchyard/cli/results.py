@@ -1,0 +1,85 @@
+"""``batchyard results``: the result files of a batch that has ended, written wherever you like."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchyard.cli import options
+from batchyard.cli.offline import offline_services
+from batchyard.steps.create import check_destinations
+from batchyard.steps.redeliver import deliver_to, kept_file
+from batchyard.storage.bucket import S3Credentials
+
+if TYPE_CHECKING:
+    from batchyard.steps.redeliver import Kind
+    from batchyard.steps.services import Services
+    from batchyard.store import BatchRecord
+
+_STDOUT = "-"
+
+
+def results(
+    batch_id: Annotated[str, options.BATCH],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            *("--output", "--output-file", "-o"),
+            help="Where the answers go: a path on this machine, s3://bucket/key, or a URL that "
+            "takes a PUT. -: standard output, the default.",
+            show_default=False,
+        ),
+    ] = None,
+    errors: Annotated[
+        str | None,
+        typer.Option("--errors", "-e", help="Where the failed lines go, in the same way."),
+    ] = None,
+) -> None:
+    """Write the results of a batch that has ended: its output file, its error file, or both.
+
+    They are kept for 30 days unless the batch says otherwise. S3 credentials are boto3's own.
+    """
+    if output is None and errors is None:
+        output = _STDOUT
+    sys.exit(asyncio.run(_results(batch_id, output, errors)))
+
+
+async def _results(batch_id: str, output: str | None, errors: str | None) -> int:
+    """The exit status."""
+    asked: dict[Kind, str | None] = {"output": output, "error": errors}
+    async with offline_services(s3_credentials=_s3_credentials) as services:
+        batch = await services.store.batches.get(batch_id)
+        for kind, place in asked.items():
+            if place is not None:
+                await kept_file(services, batch, kind)
+        places = await check_destinations(
+            *(None if place == _STDOUT else place for place in asked.values()), taken={}
+        )
+        wanted = {kind: place for kind, place in zip(asked, places, strict=True) if place}
+        failures = await deliver_to(services, batch, wanted)
+        for kind, place in asked.items():
+            if place == _STDOUT:
+                await _print(services, batch, kind)
+    for failure in failures:
+        typer.echo(f"batchyard: {failure}", err=True)
+    if errors is None and batch.error_file_id is not None:
+        typer.echo(
+            f"batchyard: Lines without a good answer are in the error file: "
+            f"batchyard results {batch.id} --errors FILE",
+            err=True,
+        )
+    return 1 if failures else 0
+
+
+async def _print(services: Services, batch: BatchRecord, kind: Kind) -> None:
+    file = await kept_file(services, batch, kind)
+    async for part in services.storage.get(file.storage_key):
+        await asyncio.to_thread(sys.stdout.buffer.write, part)
+    sys.stdout.buffer.flush()
+
+
+async def _s3_credentials() -> S3Credentials:
+    return S3Credentials()

@@ -1,0 +1,136 @@
+"""``batchyard results``: what a batch has left behind, wherever it is wanted."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.store import NewBatch
+from tests.cli.conftest import Background, Ended, with_services, with_store
+from tests.steps.conftest import Yard, chat_line
+from tests.unit.storage.web_server import running_web_server, says
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from batchyard.steps.services import Services
+
+    Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def ran(alone: Run, tmp_path: Path) -> Callable[..., str]:
+    """Runs a batch of these texts, of which those that say "refused" fail; its id."""
+
+    def run(*texts: str) -> str:
+        asked = texts or ("one", "two", "three")
+
+        async def work(services: Services) -> str:
+            yard = Yard(services, tmp_path, StubEngine())
+            refused = Fault(FaultKind.ANSWER, lambda body: b"refused" in body, status=400)
+            yard.use(StubEngine(faults=[refused]))
+            path = yard.write_input([chat_line(f"id-{n}", text) for n, text in enumerate(asked)])
+            batch_id = await create_batch(yard.services, BatchRequest(input=str(path)))
+            return (await yard.finish(batch_id)).id
+
+        return with_services(work)
+
+    return run
+
+
+def ids(text: str) -> list[Any]:
+    return [json.loads(line)["custom_id"] for line in text.splitlines()]
+
+
+def test_the_answers_go_to_standard_output(alone: Run, ran: Callable[..., str]) -> None:
+    ended = alone("results", ran())
+    assert (ended.status, ended.stderr) == (0, "")
+    assert ids(ended.stdout) == ["id-0", "id-1", "id-2"]
+
+
+def test_failed_lines_are_pointed_at(alone: Run, ran: Callable[..., str]) -> None:
+    batch_id = ran("one", "refused", "three")
+    ended = alone("results", batch_id)
+    assert ended.status == 0
+    assert ids(ended.stdout) == ["id-0", "id-2"]
+    assert f"batchyard results {batch_id} --errors FILE" in ended.stderr
+
+
+def test_both_files_go_to_paths(alone: Run, ran: Callable[..., str], tmp_path: Path) -> None:
+    ended = alone("results", ran("one", "refused"), "-o", "out.jsonl", "--errors", "bad.jsonl")
+    assert (ended.status, ended.stdout, ended.stderr) == (0, "", "")
+    assert ids((tmp_path / "out.jsonl").read_text()) == ["id-0"]
+    assert ids((tmp_path / "bad.jsonl").read_text()) == ["id-1"]
+
+
+def test_the_errors_alone_go_to_standard_output(alone: Run, ran: Callable[..., str]) -> None:
+    ended = alone("results", ran("one", "refused"), "--errors", "-")
+    assert (ended.status, ids(ended.stdout)) == (0, ["id-1"])
+
+
+def test_a_url_gets_a_put(alone: Run, ran: Callable[..., str], background: Background) -> None:
+    web = background.enter(running_web_server())
+    web.answers = [says(200)]
+    ended = alone("results", ran(), "-o", web.url("/new?sig=canary"))
+    assert (ended.status, ended.stderr) == (0, "")
+    (put,) = web.requests
+    assert (put.method, ids(put.body.decode())) == ("PUT", ["id-0", "id-1", "id-2"])
+
+
+def test_what_cannot_be_written_is_an_error_without_its_secret(
+    alone: Run, ran: Callable[..., str], background: Background
+) -> None:
+    web = background.enter(running_web_server())
+    web.answers = [says(403)]
+    ended = alone("results", ran(), "-o", web.url("/new?sig=canary"))
+    assert ended.status == 1
+    assert "The output file could not be delivered: not allowed to use" in ended.stderr
+    assert "canary" not in ended.stderr
+
+
+def test_a_batch_that_still_runs_has_no_results(alone: Run) -> None:
+    batch = with_store(lambda store: store.batches.create(NewBatch(endpoint="/v1/embeddings")))
+    ended = alone("results", batch.id)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert f"{batch.id} is validating: its results are made when it ends" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("texts", "words", "message"),
+    [
+        (("refused",), (), "has no output file: none of its requests succeeded"),
+        (("one",), ("--errors", "-"), "has no error file: none of them failed"),
+    ],
+)
+def test_a_file_that_there_is_not_is_a_clear_error(
+    alone: Run,
+    ran: Callable[..., str],
+    texts: tuple[str, ...],
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    ended = alone("results", ran(*texts), *words)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert message in ended.stderr
+
+
+def test_a_file_that_was_deleted_is_a_clear_error(alone: Run, ran: Callable[..., str]) -> None:
+    batch_id = ran()
+
+    async def delete(services: Services) -> None:
+        batch = await services.store.batches.get(batch_id)
+        await services.store.files.delete(str(batch.output_file_id))
+
+    with_services(delete)
+    assert "is no longer kept" in alone("results", batch_id).stderr
+
+
+def test_both_files_in_one_place_are_refused(alone: Run, ran: Callable[..., str]) -> None:
+    ended = alone("results", ran("one", "refused"), "-o", "same", "--errors", "same")
+    assert ended.status == 1
+    assert "the same place" in ended.stderr
