@@ -153,6 +153,11 @@ class Settings(BaseSettings):
 
     Credentials and endpoint of S3 are boto3's own: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ….
     """
+    shared_paths: bool = False
+    """Whether a path means the same file on every machine: a mounted folder, or one machine.
+
+    Without it, batches that are handed over cannot write to paths where ``storage`` is in S3: they
+    may run on another machine than where the path was written down."""
     secret_key: SecretStr | None = None
     """Fernet keys, comma-separated, newest first; unset: a file in ``home``, made at first use."""
     engine_python: Path | None = None
@@ -270,6 +275,12 @@ class Settings(BaseSettings):
     def this_machine(self) -> Machine:
         """The machine that this process runs on."""
         return this_machine(self.machine)
+
+    @property
+    def knows_its_machine(self) -> bool:
+        """Whether a path that a user writes is on the machine where a batch will be run."""
+        is_in_s3 = self.storage is not None and self.storage.startswith("s3://")
+        return self.shared_paths or not is_in_s3
 
     @property
     def home_folder(self) -> Path:

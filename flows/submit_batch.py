@@ -11,7 +11,7 @@ from pydantic import Field
 
 from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.lines import REQUIRED_FIELDS
-from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, create_batch
+from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, check_paths, create_batch
 from batchyard.storage.location import LocalFile, WebUrl, parse_location
 from flows.cancel import cancel_its_batch
 from flows.control import control
@@ -69,6 +69,7 @@ async def submit_batch(
         for name, text in (("input", input), ("output", output), ("errors", errors)):
             _check_recordable(name, text)
         async with worker_services() as services, control(services) as keeper:
+            check_paths(services.settings, output=output, errors=errors)
             batch_id = await create_batch(
                 services,
                 BatchRequest(

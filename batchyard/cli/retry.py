@@ -11,6 +11,7 @@ from batchyard.cli import options
 from batchyard.cli.offline import offline_services
 from batchyard.cli.waking import wake
 from batchyard.dispatch import PrefectApi
+from batchyard.steps.create import check_paths
 from batchyard.steps.retry import retry_batch
 
 
@@ -33,6 +34,7 @@ async def _retry(
     batch_id: str, output: str | None, error: str | None, completion_window: str | None
 ) -> None:
     async with PrefectApi.from_environment() as api, offline_services() as services:
+        check_paths(services.settings, output=output, errors=error)
         new_id = await retry_batch(
             services, batch_id, completion_window=completion_window, output=output, error=error
         )

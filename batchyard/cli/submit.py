@@ -12,7 +12,7 @@ from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.offline import offline_services
 from batchyard.cli.waking import wake
 from batchyard.dispatch import PrefectApi
-from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.create import BatchRequest, check_paths, create_batch
 
 
 def submit(
@@ -57,6 +57,7 @@ def submit(
 
 async def _submit(request: BatchRequest) -> None:
     async with PrefectApi.from_environment() as api, offline_services() as services:
+        check_paths(services.settings, output=request.output, errors=request.error)
         batch_id = await create_batch(services, request)
         # Before anything else can fail: whoever has the id does not submit again.
         typer.echo(batch_id)

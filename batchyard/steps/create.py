@@ -235,6 +235,26 @@ async def check_destinations(
     return _absolute(output), _absolute(error)
 
 
+def check_paths(settings: Settings, *, output: str | None, errors: str | None) -> None:
+    """Whether a batch that is handed over may write to these places.
+
+    To be asked by those who do not run it themselves. Raises
+    :class:`~batchyard.errors.RequestRefused` for a path where it may be run on another machine.
+    """
+    if settings.knows_its_machine:
+        return
+    for name, text in (("output", output), ("errors", errors)):
+        if text and isinstance(parse_location(text), LocalFile):
+            raise RequestRefused(
+                f"{name} is the path {text}, and the batch may be run on another machine than "
+                f"{settings.this_machine}: give s3://bucket/key or a URL, or leave it out and "
+                "fetch the results with `batchyard results`. Where a path means the same on every "
+                "machine, set BATCHYARD_SHARED_PATHS=true.",
+                param=name,
+                code="invalid_value",
+            )
+
+
 def _check_distinct(wanted: Mapping[str, str | None], taken: Mapping[str, str | None]) -> None:
     """Results must replace nothing that counts, nor the error file the results."""
     names = {_place(text): name for name, text in taken.items() if text is not None}

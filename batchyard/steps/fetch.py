@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from batchyard.errors import InputRefused, RecordNotFound
+from batchyard.errors import InputRefused, ObjectNotFound, RecordNotFound
 from batchyard.steps.keys import file_key
 from batchyard.steps.services import Progress
 from batchyard.storage.location import (
@@ -15,6 +15,7 @@ from batchyard.storage.location import (
     parse_location,
     read_location,
 )
+from batchyard.storage.threads import in_thread
 from batchyard.store import NewFile
 from batchyard.wire import BatchError
 
@@ -60,6 +61,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
             services.on_progress(Progress(batch_id, "fetching", done))
             yield part
 
+    await _check_here(services, location)
     stored = await services.storage.put(file_key(batch.input_file_id), parts())
     await services.store.files.create(
         NewFile(
@@ -73,6 +75,17 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         )
     )
     return stored.size_bytes
+
+
+async def _check_here(services: Services, location: Location) -> None:
+    """A path of another machine is not on this one. To say so, this one must be named."""
+    if not isinstance(location, LocalFile) or await in_thread(location.path.exists):
+        return
+    if where := services.where(location):
+        raise ObjectNotFound(
+            f"{location} does not exist{where}, where this batch is run: give s3://bucket/key, a "
+            "URL, or a path that is the same file on every machine"
+        )
 
 
 def _check_file(batch: BatchRecord, file: FileRecord) -> None:

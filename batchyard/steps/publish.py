@@ -124,7 +124,8 @@ async def deliver_file(
         path = await services.storage.local_path(storage_key, services.spool)
         await write_location(location, path, s3=await services.s3_for(location), web=web)
     except (BatchyardError, OSError) as error:
-        return f"The {kind} file could not be delivered: {error}"
+        where = services.where(location)
+        return f"The {kind} file could not be delivered: {error}{where}"
     except Exception as error:  # noqa: BLE001 - a defect here must not cost the results
         # Its text may hold a secret.
         return f"The {kind} file could not be delivered ({type(error).__name__})"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
 from batchyard.steps.secret_key import key_file, read_secret_keys
 from batchyard.storage.local import LocalStorage
-from batchyard.storage.location import Location, S3Object
+from batchyard.storage.location import LocalFile, Location, S3Object
 from batchyard.storage.s3 import S3Storage
 from batchyard.storage.web import WebAccess
 from batchyard.store import open_store
@@ -72,6 +72,12 @@ class Services:
     async def s3_for(self, location: Location) -> S3Credentials | None:
         """The credentials that reading or writing ``location`` needs; most need none."""
         return await self.s3_credentials() if isinstance(location, S3Object) else None
+
+    def where(self, location: Location) -> str:
+        """For messages: on which machine a path was looked for, where that is not obvious."""
+        if isinstance(location, LocalFile) and self.settings.runners == "pool":
+            return f", on the machine {self.settings.this_machine}"
+        return ""
 
     def web_for(self, options: BatchOptions) -> WebAccess:
         """How the URLs of a batch are reached: a client's own lead to public addresses alone."""

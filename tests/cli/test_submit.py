@@ -264,3 +264,31 @@ def test_without_a_prefect_to_ask_nothing_is_retried(alone: Run) -> None:
     ended = alone("retry", batch.id)
     assert ended.status == 1
     assert ended.stderr.startswith("batchyard: PREFECT_API_URL is not set")
+
+
+# -- paths of one machine where there are several --------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("-o", "out.jsonl"), ("-o", "s3://b/o", "-e", "e.jsonl")])
+def test_a_path_is_no_place_for_results_where_there_may_be_several_machines(
+    here: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """It would be written on whichever machine runs the batch, and nothing would say which."""
+    monkeypatch.setenv("BATCHYARD_STORAGE", "s3://bucket/yard")
+    monkeypatch.setenv("BATCHYARD_MACHINE", "gpu-7")
+    ended = here("submit", "-i", "s3://inbox/in.jsonl", *words)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert "may be run on another machine than gpu-7" in ended.stderr
+    assert "batchyard results" in ended.stderr
+    assert all_batches() == []
+
+
+def test_places_that_every_machine_sees_are_accepted(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_STORAGE", "s3://bucket/yard")
+    assert here("submit", "-i", "in.jsonl", "-o", "s3://outbox/out.jsonl").status == 0
+    assert here("submit", "-i", "in.jsonl").status == 0
+    monkeypatch.setenv("BATCHYARD_SHARED_PATHS", "true")
+    assert here(*SUBMIT).status == 0
+    assert len(all_batches()) == 3

@@ -190,6 +190,16 @@ async def test_submit_batch_refuses_what_prefect_must_not_record(open_yard: Open
     assert "secret" not in str(state.message)
 
 
+async def test_submit_batch_refuses_a_path_of_one_machine_where_there_may_be_several(
+    open_yard: OpenYard,
+) -> None:
+    async with open_yard(storage="s3://bucket/yard", machine="control-1") as services:
+        state = await submit_batch("s3://in/x", output="/out.jsonl", return_state=True)
+        assert await services.store.batches.page() == []
+    assert state.is_failed()
+    assert "may be run on another machine than control-1" in str(state.message)
+
+
 async def test_submit_batch_refuses_a_path_that_depends_on_the_folder(open_yard: OpenYard) -> None:
     async with open_yard():
         state = await submit_batch("in.jsonl", return_state=True)

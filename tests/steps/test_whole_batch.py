@@ -107,6 +107,29 @@ async def test_results_that_cannot_be_delivered_are_kept_and_named(
     assert len(await yard.results(batch.output_file_id)) == 3
 
 
+async def test_a_path_that_is_not_on_the_machine_of_the_batch_is_an_error_that_names_it(
+    yard: Yard,
+) -> None:
+    """Somebody may have written it down on another machine."""
+    yard.set(runners="pool", machine="control-1")
+    batch = await yard.run([], input=str(yard.folder / "nowhere.jsonl"))
+    assert batch.errors is not None
+    assert batch.errors[0].code == "object_not_found"
+    assert "nowhere.jsonl does not exist, on the machine control-1" in batch.errors[0].message
+
+
+async def test_results_that_cannot_be_written_to_a_path_name_the_machine(
+    yard: Yard, tmp_path: Path
+) -> None:
+    yard.set(runners="pool", machine="control-1")
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    batch_id = await yard.create(lines(3), output=str(folder / "out.jsonl"))
+    folder.rmdir()
+    await yard.finish(batch_id)
+    assert yard.undelivered[0].endswith(", on the machine control-1")
+
+
 async def test_what_was_not_delivered_is_delivered_again_once(yard: Yard, tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()

@@ -36,7 +36,7 @@ CUT = "---- the next block ----"
 BUCKET = "https://bucket.example"
 CONFLICT = "Cannot cancel a batch with status 'completed'."
 
-_, UPLOAD, CREATE, RETRIEVE, CONTENT, CANCEL, LIST = blocks(PAGE, "bash")
+_, UPLOAD, CREATE, RETRIEVE, CONTENT, CANCEL, LIST, DELIVER = blocks(PAGE, "bash")
 
 
 @dataclass
@@ -110,6 +110,8 @@ def test_the_curl_commands(yard: Yard, folder: Path) -> None:
 
     make_long(folder / "batchinput.jsonl")
     long_id = shown(UPLOAD, folder, yard)["id"]
+    (delivery,) = shown(replaced(DELIVER, {"batch_abc123": batch_id}), folder, yard)["data"]
+    assert (delivery["kind"], delivery["recipient"]) == ("file", "bucket.example")
     other_id = shown(replaced(CREATE, {"file-abc123": long_id}), folder, yard)["id"]
     cancelled = shown(replaced(CANCEL, {"batch_abc123": other_id}), folder, yard)
     assert cancelled["status"] == "cancelling"
