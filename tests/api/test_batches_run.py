@@ -202,6 +202,25 @@ async def test_a_batch_with_a_bad_line_fails(
     assert {entry.line for entry in batch.errors.data or []} == {1}
 
 
+async def test_what_reaches_into_the_engine_is_refused_before_anything_runs(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [image]}], "priority": 5}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    file = await client.files.create(file=json.dumps(line).encode(), purpose="batch")
+    batch = await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    async with runners(services):
+        batch = await seen(client, batch.id, "failed")
+    assert batch.errors is not None
+    assert [(entry.code, entry.param, entry.line) for entry in batch.errors.data or []] == [
+        ("media_url_refused", "body.messages[0].content[0].image_url", 1),
+        ("unsupported_parameter", "body.priority", 1),
+    ]
+
+
 async def test_a_batch_that_is_cancelled_keeps_what_is_done(
     client: openai.AsyncOpenAI, services: Services
 ) -> None:

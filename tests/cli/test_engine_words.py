@@ -21,6 +21,11 @@ from batchyard.cli.engine_words import served_names, split_options
         ("-o b -- -i --model", "-o b", "-i --model"),
         ("--notify_email a@b.c --webhook-url=u", "--notify-email a@b.c --webhook-url=u", ""),
         ("--deduplicate -i a --seed 1", "--deduplicate -i a", "--seed 1"),
+        (
+            "--client-rules --seed 1 --no-client-rules",
+            "--client-rules --no-client-rules",
+            "--seed 1",
+        ),
         ("-i", "-i", ""),
         ("-h --help", "-h --help", ""),
     ],

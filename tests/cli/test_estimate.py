@@ -140,6 +140,19 @@ def test_bad_lines_are_listed_without_their_content(alone: Run, tmp_path: Path) 
     assert "canary" not in ended.stdout
 
 
+def test_what_clients_may_not_send_is_a_bad_line_unless_the_file_is_for_run(
+    alone: Run, tmp_path: Path
+) -> None:
+    lines = [chat_line("id-0"), chat_line("id-1")]
+    lines[1]["body"]["priority"] = 7
+    write(tmp_path / "in.jsonl", lines)
+    ended = alone("estimate", "in.jsonl")
+    assert ended.status == 1
+    assert "line 2: unsupported_parameter: body.priority" in ended.stdout
+    ended = alone("estimate", "in.jsonl", "--no-client-rules")
+    assert (ended.status, ended.stderr) == (0, "")
+
+
 def test_a_program_gets_the_bad_lines_too(alone: Run, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("{}\n")
     ended = alone("estimate", "in.jsonl", "--json")

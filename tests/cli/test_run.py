@@ -75,6 +75,23 @@ def test_identical_requests_run_once_and_the_summary_says_so(
     assert "2 with an identical one's answer" in ended.stderr
 
 
+def test_fields_and_media_urls_of_ones_own_file_reach_the_engine(
+    terminal: Terminal, engine_url: str
+) -> None:
+    """As with ``vllm run-batch``; ``--client-rules`` refuses the file as the API would."""
+    lines = [chat_line(f"id-{n}", priority=7, chat_template="x", n=9) for n in range(3)]
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    lines[1]["body"]["messages"][0]["content"] = [image]
+    terminal.write("in.jsonl", lines)
+    words = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url)
+    ended = terminal.batchyard(*words)
+    assert ended.status == 0, ended.stderr
+    assert ids(terminal.read("out.jsonl")) == ALL
+    ended = terminal.batchyard(*words, "--client-rules")
+    assert ended.status == 1
+    assert "body.priority is not accepted here" in ended.stderr
+
+
 def test_who_is_to_be_told_of_the_end_is_told(terminal: Terminal, engine_url: str) -> None:
     """Here and now: nobody else may be there to do it."""
     with running_receiver(tls=False) as receiver:

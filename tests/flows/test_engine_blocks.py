@@ -47,6 +47,21 @@ async def test_a_vllm_block_makes_an_engine_with_its_options(settings: Settings)
     assert engine.max_num_seqs == 7
 
 
+async def test_an_engine_of_a_block_serves_clients_and_fetches_from_where_they_may_name(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1")
+    await VllmEngineBlock(model="org/M.2").save("org-m-2")
+    for domains in ([], ["media.example.org"]):
+        settings.bodies.media_domains = domains
+        engine = await engine_from_block(settings, "org/M.2")
+        assert isinstance(engine, VllmEngine)
+        words = engine._command(tmp_path)
+        allowed = words[words.index("--allowed-media-domains") + 1]
+        assert allowed == (domains or ["none.invalid"])[0]
+        assert engine._environment(tmp_path)["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
 async def test_a_remote_block_makes_a_client_that_does_not_show_its_key(settings: Settings) -> None:
     block = RemoteEngineBlock(model="far", base_url="http://10.0.0.5:8000/v1", api_key="sk-canary")
     await block.save("far")

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from batchyard.body_policy import BodyPolicy
 from batchyard.errors import SettingsError
 from batchyard.settings import read_settings
 
@@ -52,4 +53,36 @@ def test_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tenant_in_two_cache_groups_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATCHYARD_CACHE_GROUPS", '{"x": ["alice", "alice"], "y": ["bob", "alice"]}')
     with pytest.raises(SettingsError, match=r"BATCHYARD_CACHE_GROUPS: .*one group only: alice"):
+        read_settings()
+
+
+def test_the_rules_for_bodies_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHYARD_BODIES__ALLOWED_FIELDS", '["chat_template", "image_embeds"]')
+    monkeypatch.setenv("BATCHYARD_BODIES__MEDIA_DOMAINS", '["Media.example.org", "10.0.0.7"]')
+    monkeypatch.setenv("BATCHYARD_BODIES__MAX_CHOICES", "128")
+
+    assert read_settings().bodies.to_policy() == BodyPolicy(
+        allowed_fields=frozenset({"chat_template", "image_embeds"}),
+        media_domains=frozenset({"media.example.org", "10.0.0.7"}),
+        max_choices=128,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALLOWED_FIELDS", '["chat_templates"]'),
+        ("MEDIA_DOMAINS", '["https://media.example.org"]'),
+        ("MEDIA_DOMAINS", '["media.example.org:8080"]'),
+        ("MEDIA_DOMAINS", '["*"]'),
+        ("MEDIA_DOMAINS", '["--api-key"]'),
+        ("MAX_CHOICES", "0"),
+    ],
+)
+def test_a_rule_for_bodies_that_means_nothing_is_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"BATCHYARD_BODIES__{name}", value)
+
+    with pytest.raises(SettingsError, match=f"BATCHYARD_BODIES__{name}"):
         read_settings()

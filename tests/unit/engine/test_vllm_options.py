@@ -123,6 +123,43 @@ def test_the_first_visible_gpu_decides(tmp_path: Path, monkeypatch: pytest.Monke
     assert detect_profile({"CUDA_VISIBLE_DEVICES": ""}) is CPU
 
 
+def test_where_clients_media_come_from_is_said_to_the_engine() -> None:
+    """As its own limit, which holds for every way of writing a URL; local files are never on."""
+    engine = EngineOptions(())
+
+    def media(domains: list[str] | None, options: EngineOptions = engine) -> list[str]:
+        words = added_options("m", "org/m", options, CPU, domains)
+        found = [at for at, word in enumerate(words) if word == "--allowed-media-domains"]
+        assert "--allowed-local-media-path" not in words
+        following = words[found[0] + 1 :] if found else []
+        return following[: next(n for n, word in enumerate([*following, "-"]) if word[0] == "-")]
+
+    assert media(["a.example", "b.example"]) == ["a.example", "b.example"]
+    assert media([]) == ["none.invalid"]
+    assert media(None) == []
+    assert media([], EngineOptions(["--allowed-media-domains", "c.example"])) == []
+
+
+def test_an_engine_of_clients_follows_no_redirect() -> None:
+    """Unless its block says so; the worker's own environment does not."""
+    name = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+
+    def value(own: dict[str, str], **inherited: str) -> str | None:
+        return engine_environment(
+            inherited,
+            own,
+            weights="org/m",
+            options=EngineOptions(()),
+            profile=CPU,
+            python_path=Path("/middleware"),
+            follows_media_redirects=False,
+        ).get(name)
+
+    assert value({}) == value({}, **{name: "1"}) == "0"
+    assert value({name: "1"}) == "1"
+    assert name not in environment("org/m")
+
+
 def environment(
     weights: str, *options: str, own: dict[str, str] | None = None, **inherited: str
 ) -> dict[str, str]:
