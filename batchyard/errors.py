@@ -25,7 +25,7 @@
     │   ├── AccessDenied              401 or 403, an expired signature, a file mode
     │   ├── LocationRefused           a URL, path or redirect that we do not follow
     │   ├── ObjectTooLarge
-    │   ├── UnreadableLine            of an input that passed validation
+    │   ├── BrokenLine                of an input that passed validation
     │   ├── StorageFull               no room on the device
     │   └── StorageUnavailable        *retriable*: time-outs, 5xx, unreachable hosts
     ├── DispatchFailed                *retriable*: Prefect's API did not do as asked
@@ -195,7 +195,7 @@ class ObjectTooLarge(StorageError):
     code = "file_too_large"
 
 
-class UnreadableLine(StorageError):
+class BrokenLine(StorageError):
     """A line of an input that passed validation is not what it was, or cannot be read."""
 
 

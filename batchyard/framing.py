@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from batchyard.errors import UnreadableLine
+from batchyard.errors import BrokenLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 def parse_envelope(data: bytes) -> Envelope:
-    """Open a line that has passed validation. Raises :class:`~batchyard.errors.UnreadableLine`.
+    """Open a line that has passed validation. Raises :class:`~batchyard.errors.BrokenLine`.
 
     It reads whatever the validator lets pass, with the same values: of a key that stands twice
     only the last value counts, and the ones before may have any type.
@@ -97,19 +97,22 @@ def parse_envelope(data: bytes) -> Envelope:
     try:
         line = _decode_line(data)
     except (ValueError, RecursionError):
-        raise UnreadableLine(_UNREADABLE) from None
+        raise BrokenLine(_UNREADABLE) from None
     if not (isinstance(line.custom_id, str) and isinstance(line.url, str)):
-        raise UnreadableLine(_UNREADABLE)
+        raise BrokenLine(_UNREADABLE)
     return Envelope(line.custom_id, line.url, line.body)
 
 
-def custom_id_of(data: bytes, ordinal: int) -> str:
-    """The ``custom_id`` of the request at 0-based ``ordinal``; a line that we cannot read gets a
-    stand-in, so that it costs no other line its result."""
+def custom_id_of(data: bytes) -> str:
+    """The ``custom_id`` of a line, whatever else is wrong with it; empty where there is none.
+
+    For those who name lines and must not stop at one of them.
+    """
     try:
-        return parse_envelope(data).custom_id
-    except UnreadableLine:
-        return f"(request {ordinal + 1})"
+        custom_id = _decode_any(data)["custom_id"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return ""
+    return custom_id if isinstance(custom_id, str) else ""
 
 
 class _Line(msgspec.Struct):
@@ -120,6 +123,7 @@ class _Line(msgspec.Struct):
     body: msgspec.Raw
 
 
+_decode_any = msgspec.json.Decoder().decode
 _decode_line = msgspec.json.Decoder(_Line).decode
 _UNREADABLE = (
     "A line of the input cannot be read, although it passed validation: the file was changed in "

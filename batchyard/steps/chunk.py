@@ -17,7 +17,7 @@ from batchyard.results import Outcome, unprocessed
 from batchyard.steps.attachments import Attachments, file_access
 from batchyard.steps.copies import Copies
 from batchyard.steps.keys import segment_key
-from batchyard.steps.line_reader import BrokenLine, read_custom_ids, read_envelope
+from batchyard.steps.line_reader import UnreadableLine, read_custom_ids, read_envelope
 from batchyard.steps.log_words import describe
 from batchyard.steps.patience import patiently
 from batchyard.steps.segments import (
@@ -317,7 +317,7 @@ class ChunkRun:
             some = [left.popleft() for _ in range(min(_READ_AHEAD, len(left)))]
             lines = await asyncio.to_thread(_read_lines, descriptor, some)
             for (record, copies), line in zip(some, lines, strict=True):
-                if not isinstance(line, BrokenLine):
+                if not isinstance(line, UnreadableLine):
                     yield record, copies, line
                     continue
                 self._admitted += 1
@@ -438,7 +438,7 @@ class ChunkRun:
         )
 
 
-def _read_lines(descriptor: int, requests: Sequence[_Planned]) -> list[Envelope | BrokenLine]:
+def _read_lines(descriptor: int, requests: Sequence[_Planned]) -> list[Envelope | UnreadableLine]:
     return [read_envelope(descriptor, record) for record, _ in requests]
 
 

@@ -213,8 +213,8 @@ async def _add_unfinished(
 
 def _custom_ids(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
-        for ordinal, physical in enumerate(read_lines(file, path.stat().st_size)):
-            yield custom_id_of(physical.data or b"", ordinal)
+        for physical in read_lines(file, path.stat().st_size):
+            yield custom_id_of(physical.data or b"")
 
 
 async def _write_file(

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class BrokenLine:
+class UnreadableLine:
     """A line that the runner cannot take apart, and the ``custom_id`` that it has all the same."""
 
     custom_id: str
@@ -30,7 +30,7 @@ class BrokenLine:
     """Without a word of the line."""
 
 
-def read_envelope(descriptor: int, record: Any) -> Envelope | BrokenLine:
+def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
     """The request of a plan record. Raises :class:`~batchyard.errors.ObjectChanged`."""
     data = _read(descriptor, record)
     try:
@@ -42,8 +42,8 @@ def read_envelope(descriptor: int, record: Any) -> Envelope | BrokenLine:
     except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only
         reason = type(error).__name__
     logger.warning("line.not_read ordinal=%s %s", record["ordinal"], reason)
-    return BrokenLine(
-        custom_id_of(data, int(record["ordinal"])),
+    return UnreadableLine(
+        custom_id_of(data),
         f"Batchyard could not read this line of the input ({reason}).",
     )
 

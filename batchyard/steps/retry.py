@@ -186,10 +186,10 @@ def _lines_in_error(batch: BatchRecord, source: Path, errors: Path) -> Iterator[
     """
     wanted = (_parse_error_line(line).custom_id for line in _lines(errors))
     custom_id = next(wanted, None)
-    for ordinal, line in enumerate(_lines(source)):
+    for line in _lines(source):
         if custom_id is None:
             return
-        if custom_id_of(line, ordinal) == custom_id:
+        if custom_id_of(line) == custom_id:
             yield line
             custom_id = next(wanted, None)
     if custom_id is not None:

@@ -177,3 +177,21 @@ async def test_a_segment_is_read_back_as_it_was_written() -> None:
     assert entries[0].usage == one.usage
     for entry, result in zip(entries, (one, two), strict=True):
         assert segment[entry.position : entry.position + entry.length] == result.line
+
+
+async def test_a_line_that_cannot_be_read_any_more_costs_no_other_line_its_result(
+    yard: Yard,
+) -> None:
+    """The input was changed in the object store, or an older version let the line pass."""
+    batch_id = await yard.prepared(lines(4))
+    batch = await yard.services.store.batches.get(batch_id)
+    [path] = (yard.folder / "home" / "objects").rglob(f"{batch.input_file_id}*")
+    whole = path.read_bytes().splitlines(keepends=True)
+    whole[1] = b'{"custom_id": 5, "custom_id": "id-1", "url": null}\n'
+    whole[2] = b"{\n"
+    path.write_bytes(b"".join(whole))
+    await write_segment(yard, batch_id, 1, answer(0))
+    batch = await end(yard, batch_id)
+    errors = await yard.results(batch.error_file_id)
+    assert [line["custom_id"] for line in errors] == ["id-1", "", "id-3"]
+    assert [line["custom_id"] for line in await yard.results(batch.output_file_id)] == ["id-0"]

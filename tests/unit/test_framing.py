@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchyard.errors import InputRefused, UnreadableLine
+from batchyard.errors import BrokenLine, InputRefused
 from batchyard.framing import PhysicalLine, custom_id_of, parse_envelope, read_lines
 from batchyard.lines import RequestLine, Rules, Validator
 
@@ -135,7 +135,7 @@ def test_whatever_the_validator_yields_the_runner_reads_with_the_same_values(
         return
     envelope = parse_envelope(data)
     assert (envelope.custom_id, envelope.url) == (line.custom_id, line.url)
-    assert custom_id_of(data, 7) == line.custom_id
+    assert custom_id_of(data) == line.custom_id
     assert validated_body(bytes(envelope.body)) == line.body
 
 
@@ -149,19 +149,24 @@ def validated_body(raw: bytes) -> dict[str, Any]:
 
 @given(st.binary(max_size=80) | st.text(max_size=80).map(str.encode))
 def test_a_line_that_cannot_be_read_is_one_error_of_ours(data: bytes) -> None:
-    with pytest.raises(UnreadableLine):
+    with pytest.raises(BrokenLine):
         parse_envelope(data)
 
 
 def test_the_error_of_an_unreadable_line_does_not_quote_it() -> None:
-    with pytest.raises(UnreadableLine) as caught:
+    with pytest.raises(BrokenLine) as caught:
         parse_envelope(b'{"custom_id": hunter2}')
     assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"{", b'{"url":"u","body":{}}', b'{"custom_id":5,"url":"u","body":{}}', b"[" * 100_000],
+    ("data", "custom_id"),
+    [
+        *((b"", ""), (b"{", ""), (b"[]", ""), (b"7", ""), (b"[" * 100_000, "")),
+        (b'{"url":"u","body":{}}', ""),
+        (b'{"custom_id":5,"url":"u","body":{}}', ""),
+        (b'{"custom_id":5,"custom_id":"a","url":7}', "a"),
+    ],
 )
-def test_an_unreadable_line_has_a_stand_in_for_its_custom_id(data: bytes) -> None:
-    assert custom_id_of(data, 41) == "(request 42)"
+def test_a_broken_line_has_the_custom_id_that_it_shows(data: bytes, custom_id: str) -> None:
+    assert custom_id_of(data) == custom_id
