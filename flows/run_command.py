@@ -12,6 +12,7 @@ from batchyard.cli import options
 from batchyard.cli.engine_words import PassThroughCommand
 from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.progress import ProgressDisplay
+from batchyard.cli.say import say
 from batchyard.cli.stoppable import run_stoppable
 from batchyard.errors import RequestRefused
 from batchyard.settings import read_settings
@@ -157,9 +158,9 @@ async def _run(
                     display.fail()
     except asyncio.CancelledError:
         kept = how_to_resume(batch_id) if batch_id else "No batch was made."
-        typer.echo(f"Stopped. {kept}", err=True)
+        say(f"Stopped. {kept}", err=True)
         raise
-    typer.echo(ending.text, err=True)
+    say(ending.text, err=True)
     return ending.status
 
 

@@ -26,6 +26,7 @@ import typer
 import flows
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import offline_services
+from batchyard.cli.say import say
 from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
 from batchyard.errors import SettingsError
 from batchyard.settings import read_settings
@@ -98,24 +99,15 @@ def up(
         signal.signal(number, signal.default_int_handler)
     try:
         everything.start()
-        _say(everything.welcome())
+        say(everything.welcome())
         everything.wait_for_an_end()
     except KeyboardInterrupt:
         pass
     finally:
         for number in _STOP_SIGNALS:  # a second Ctrl-C would leave half of it running
             signal.signal(number, signal.SIG_IGN)
-        _say("Stopping …")
+        say("Stopping …")
         everything.stop()
-
-
-def _say(text: str) -> None:
-    """Print it, unless the terminal or the reader of our output is gone: that ends nothing."""
-    try:
-        typer.echo(text)
-    except OSError:
-        # Python would try again at exit what is still in its buffer, and fail there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Everything:

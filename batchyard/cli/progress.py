@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import sys
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -13,6 +14,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from batchyard.cli.say import unbroken
 from batchyard.cli.time_words import duration
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class ProgressDisplay:
     ) -> None:
         self._title = title
         self._clock = clock
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or Console(file=unbroken(sys.stderr), highlight=False)
         self._is_live = self._console.is_terminal
         self._bars = Progress(
             SpinnerColumn(),

@@ -152,8 +152,6 @@ def test_a_closed_terminal_ends_everything(start: Callable[..., Yard]) -> None:
     os.close(terminal)
     wait_for_children(yard)
     os.close(window)
-    # It has a session of its own here, without a controlling terminal that would send it.
-    yard.process.send_signal(signal.SIGHUP)
     assert yard.process.wait(SECONDS) == 0
     assert yard.is_over()
 

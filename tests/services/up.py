@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.services.window import terminal_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -102,6 +104,7 @@ def start_yard(folder: Path, *, output: int | None = None, **more: str) -> Yard:
             stdout=log if output is None else output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=terminal_of(output),  # noqa: PLW1509 - one ioctl, no lock
         )
     return Yard(folder, port, environment, process)
 

@@ -85,17 +85,9 @@ class SmallPrefect:
             self.busy_times -= 1
             return web.Response(status=503)
         if request.path == "/api/csrf-token":
-            await asyncio.sleep(0.02)
-            self.tokens_made += 1
-            self.tokens[request.query["client"]] = token = f"token {self.tokens_made}"
-            return web.json_response({"token": token, "client": request.query["client"]})
-        if self.csrf and request.method != "GET":
-            token = request.headers.get("Prefect-Csrf-Token")
-            if token is None:
-                return web.json_response({"detail": "Missing CSRF token."}, status=403)
-            if self.tokens.get(request.headers["Prefect-Csrf-Client"]) != token:
-                detail = "Invalid CSRF token or client identifier."
-                return web.json_response({"detail": detail}, status=403)
+            return await self.new_token(request.query["client"])
+        if refusal := self.csrf_refusal(request):
+            return web.json_response({"detail": refusal}, status=403)
         if self.status != 200:
             return web.json_response({"detail": "no"}, status=self.status)
         match request.path.removeprefix("/api/").split("/"):
@@ -119,6 +111,23 @@ class SmallPrefect:
                 blocks = [{"data": {"model": name}, "created": created} for name in self.offered]
                 return web.json_response(blocks)
         return web.json_response({"detail": "not found"}, status=404)
+
+    async def new_token(self, client: str) -> web.Response:
+        await asyncio.sleep(0.02)
+        self.tokens_made += 1
+        self.tokens[client] = token = f"token {self.tokens_made}"
+        return web.json_response({"token": token, "client": client})
+
+    def csrf_refusal(self, request: web.Request) -> str | None:
+        """As Prefect says it."""
+        if not self.csrf or request.method == "GET":
+            return None
+        token = request.headers.get("Prefect-Csrf-Token")
+        if token is None:
+            return "Missing CSRF token."
+        if self.tokens.get(request.headers["Prefect-Csrf-Client"]) != token:
+            return "Invalid CSRF token or client identifier."
+        return None
 
     def create(self, deployment_id: str, asked: dict[str, Any]) -> dict[str, Any]:
         for run in self.runs:

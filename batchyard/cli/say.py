@@ -1,0 +1,46 @@
+"""Words for a person who may have closed the terminal meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO, Any, cast
+
+import typer
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print it, unless the terminal or the reader of our output is gone: that ends nothing."""
+    typer.echo(text, file=unbroken(sys.stderr if err else sys.stdout))
+
+
+def unbroken(stream: IO[str]) -> IO[str]:
+    """The same stream; what cannot be written to it any more is dropped."""
+    return cast("IO[str]", _Unbroken(stream))
+
+
+class _Unbroken:
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._drop_the_rest()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._drop_the_rest()
+
+    def _drop_the_rest(self) -> None:
+        """Python would try again at exit to write what is still in its buffer, and fail there."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
