@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOGIN_FILE: Final = "prefect.login"
+PRIVATE_UMASK: Final = 0o077
+"""Prefect's database holds parameters and logs. Workers keep the user's: results may be shared."""
 HOSTS: Final = ("127.0.0.1", "localhost")
 """The only names that the server answers to; another one is a name that somebody pointed at us."""
 

@@ -32,8 +32,9 @@ class GuardedProgram:
         environment: Mapping[str, str],
         log: int | IO[bytes],
         cwd: Path | None = None,
+        umask: int = -1,
     ) -> None:
-        """``log`` gets all output."""
+        """``log`` gets all output. ``umask``: -1 for ours."""
         no_folder = ""
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", GUARDIAN, str(os.getpid()), no_folder, *command],
@@ -42,6 +43,7 @@ class GuardedProgram:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
+            umask=umask,
             start_new_session=True,
         )
         self._orders = cast("IO[bytes]", self._guardian.stdin)

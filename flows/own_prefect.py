@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from batchyard.errors import DispatchFailed
-from flows.closed_prefect import new_login, server_command, server_environment
+from flows.closed_prefect import PRIVATE_UMASK, new_login, server_command, server_environment
 from flows.guarded_program import GuardedProgram
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class OwnPrefect:
                 server_command(port, log_level="error"),
                 environment=os.environ | _ENVIRONMENT | server_environment(port, self._login),
                 log=log_fd,
+                umask=PRIVATE_UMASK,
             )
         finally:
             os.close(log_fd)

@@ -32,6 +32,7 @@ from batchyard.errors import SettingsError
 from batchyard.settings import read_settings
 from flows.closed_prefect import (
     LOGIN_FILE,
+    PRIVATE_UMASK,
     client_environment,
     login_file,
     read_login,
@@ -136,7 +137,8 @@ class Everything:
         }
 
     def start(self) -> None:
-        (self._home / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("logs", "prefect"):
+            (self._home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         # The first to touch the database, so that nobody else has to make its tables.
         self._key_file = asyncio.run(_key_file())
         login = read_login(login_file(self._home))
@@ -144,7 +146,8 @@ class Everything:
         self._start(
             "server",
             *server_command(self._prefect_port, log_level="warning"),
-            **server_environment(self._prefect_port, login),
+            environment=self._environment | server_environment(self._prefect_port, login),
+            umask=PRIVATE_UMASK,
         )
         self._start("api", _BIN / "batchyard", "serve", "--port", str(self._port))
         self._wait_until_it_answers("server", f"{self._prefect_url}/health")
@@ -197,10 +200,21 @@ class Everything:
             for program in running:
                 program.close(_STOP_SECONDS)
 
-    def _start(self, name: str, *command: str | Path, **more: str) -> None:
-        with self._log(name).open("ab") as log:
+    def _start(
+        self,
+        name: str,
+        *command: str | Path,
+        environment: dict[str, str] | None = None,
+        umask: int = -1,
+    ) -> None:
+        descriptor = os.open(self._log(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "ab") as log:
             self._programs[name] = GuardedProgram(
-                command, environment=self._environment | more, log=log, cwd=ROOT
+                command,
+                environment=environment or self._environment,
+                log=log,
+                cwd=ROOT,
+                umask=umask,
             )
 
     def _run(self, program: str, *words: str) -> None:

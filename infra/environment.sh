@@ -35,21 +35,22 @@ make_folder() {
     "$python" -m venv --clear "$folder"
 }
 
+# Every archive must be the one that the list was made with, wherever it comes from.
 pip_install() {
-    "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --require-hashes "$@"
 }
 
 # First whatever pip is configured for (a folder of wheels, a mirror): the network may have no way
 # out. Nothing on PyPI has a "+cpu" version, so elsewhere that attempt ends in a second or two.
 install_cpu_torch() {
-    local pins=infra/engine/torch-cpu.txt quickly=(--no-deps --retries 1 --timeout 15) log
+    local pins=infra/engine/torch-cpu.txt quickly=(--retries 1 --timeout 15) log
     log=$(mktemp)
     pip_install "${quickly[@]}" -r "$pins" 2>"$log" ||
         pip_install "${quickly[@]}" --index-url "$torch_index" -r "$pins" 2>>"$log" || {
         cat "$log" >&2
         rm -f "$log"
         fail "no CPU build of torch: neither pip's own sources nor $torch_index has" \
-            "  $(grep -v '^#' "$pins")" \
+            "  $(grep -o '^torch[^ ]*' "$pins")" \
             "Let this machine reach that address (a proxy: HTTPS_PROXY=...), or fetch the wheel elsewhere and run" \
             "  PIP_FIND_LINKS=/folder/with/the/wheel make setup"
     }
@@ -61,13 +62,13 @@ case $environment in
 product)
     announce "product environment: about 550 MB, one minute"
     make_folder
-    pip_install --no-deps -r requirements/dev.txt
+    pip_install -r requirements/dev.txt
     ;;
 engine-cpu)
     announce "engine environment, CPU: about 2.5 GB, two minutes"
     make_folder
     install_cpu_torch
-    pip_install --no-deps -r infra/engine/requirements-cpu.txt
+    pip_install -r infra/engine/requirements-cpu.txt
     ;;
 engine-cuda)
     announce "engine environment, CUDA: about 10 GB, several minutes"

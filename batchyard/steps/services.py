@@ -145,7 +145,7 @@ def _open_home(settings: Settings) -> tuple[Path, list[str]]:
     home = settings.home_folder
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (home / "spool").mkdir(exist_ok=True)
+        (home / "spool").mkdir(mode=0o700, exist_ok=True)
         if shutil.disk_usage(home).free < _LEAST_ROOM_BYTES:
             # SQLite would call it an I/O error.
             raise StorageFull(

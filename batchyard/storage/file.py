@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     from batchyard.storage.base import StoredObject
 
+PRIVATE_MODE = 0o600
+_USERS_MODE = 0o666
+"""Less what the umask takes away."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
@@ -90,9 +93,12 @@ def _differs(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 async def write_file(
-    path: Path, parts: AsyncIterable[bytes], *, name: str | None = None
+    path: Path, parts: AsyncIterable[bytes], *, name: str | None = None, is_private: bool = False
 ) -> StoredObject:
     """Make ``path`` hold exactly ``parts``, durably and at once; its folder must exist.
+
+    A private file can be read by its owner only, whatever the umask is and whoever may enter the
+    folder. Others, which a user asked for, have the mode that the umask gives.
 
     The bytes go to a hidden file beside it, are synced, and take the name in one step, so that
     a failure, a cancellation or a power cut leaves the old file or the new one.
@@ -102,7 +108,12 @@ async def write_file(
     tally = Tally()
     try:
         async with (
-            _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name) as descriptor,
+            _opened(
+                partial,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+                name,
+                mode=PRIVATE_MODE if is_private else _USERS_MODE,
+            ) as descriptor,
             contextlib.aclosing(blocks(parts, BLOCK_BYTES)) as stream,
         ):
             async for block in stream:
@@ -121,9 +132,11 @@ async def write_file(
 
 
 @contextlib.asynccontextmanager
-async def _opened(path: Path, flags: int, name: str) -> AsyncIterator[int]:
+async def _opened(
+    path: Path, flags: int, name: str, *, mode: int = _USERS_MODE
+) -> AsyncIterator[int]:
     """A descriptor for the time of the block."""
-    opening = partial(os.open, path, flags | os.O_CLOEXEC, 0o666)
+    opening = partial(os.open, path, flags | os.O_CLOEXEC, mode)
     with os_errors_as_ours(name):
         descriptor = await in_executor(None, opening, undo=os.close)
     try:
@@ -167,11 +180,14 @@ def keep_secret(path: Path, secret: str) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Create ``folder`` and what is missing above it, durably. Blocks; raises ``OSError``."""
+    """Create ``folder`` and what is missing above it, durably and for their owner only.
+
+    Blocks; raises ``OSError``.
+    """
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     sync_folder(folder.parent)
 
 

@@ -45,7 +45,7 @@ class LocalStorage:
         # Where there is no room, the message must say where.
         with os_errors_as_ours(str(path)):
             await in_thread(make_folder, path.parent)
-        return replace(await write_file(path, parts), key=key)
+        return replace(await write_file(path, parts, is_private=True), key=key)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
         return read_file(self._path(key), start=start, stop=stop, name=key)

@@ -112,7 +112,7 @@ class MemoryStorage:
             self._content(key)
             with os_errors_as_ours(key):
                 await in_thread(make_folder, path.parent)
-            await write_file(path, self.get(key), name=key)
+            await write_file(path, self.get(key), name=key, is_private=True)
         return path
 
     async def close(self) -> None:

@@ -71,7 +71,7 @@ class S3Storage:
                 with os_errors_as_ours(key):
                     await in_thread(make_folder, path.parent)
                 async with contextlib.aclosing(self._bucket.read(self._name(key))) as parts:
-                    await write_file(path, parts, name=key)
+                    await write_file(path, parts, name=key, is_private=True)
         return path
 
     async def close(self) -> None:

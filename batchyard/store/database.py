@@ -8,6 +8,9 @@ reads see one moment, writes are one transaction, and whatever goes wrong is one
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import stamina
@@ -184,9 +187,25 @@ def _engine(url: URL, patience_seconds: float, *, migrates: bool) -> AsyncEngine
         ),
     )
     if is_sqlite:
+        _keep_private(Path(str(url.database)))
         close_failed_cursors(engine.sync_engine)
         _prepare_sqlite(engine, foreign_keys=not migrates)
     return engine
+
+
+def _keep_private(path: Path) -> None:
+    """For its owner only, whatever the umask is and whoever may enter the folder.
+
+    SQLite gives its other files the mode of this one.
+    """
+    with contextlib.suppress(OSError):  # SQLite says it better
+        # Never one that is there: closing it would drop the locks that SQLite has on it.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        each = path.with_name(name)
+        with contextlib.suppress(OSError):
+            if each.stat().st_mode & 0o077:
+                each.chmod(0o600)
 
 
 def _postgresql_arguments(patience_seconds: float, *, migrates: bool) -> dict[str, Any]:

@@ -144,6 +144,14 @@ def test_the_login_is_nowhere_but_in_its_file(yard: Yard, operator: httpx.Client
     assert hits == ["prefect.login"]
 
 
+def test_only_the_owner_can_read_logs_and_prefects_database(yard: Yard) -> None:
+    paths = [*(yard.home / "logs").iterdir(), *(yard.home / "prefect").glob("prefect.db*")]
+    assert len(paths) >= 5
+    assert {f"{path.stat().st_mode & 0o777:o}" for path in paths} == {"600"}
+    for name in ("logs", "prefect"):
+        assert (yard.home / name).stat().st_mode & 0o777 == 0o700
+
+
 def run_to_end(operator: httpx.Client, deployment: str) -> dict[str, Any]:
     body = {"state": {"type": "SCHEDULED"}}
     made = operator.post(f"/deployments/{deployment}/create_flow_run", json=body).json()

@@ -171,6 +171,16 @@ async def test_a_written_file_follows_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
 
 
+async def test_a_private_file_does_not_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        await write_file(tmp_path / "out", parts(1), is_private=True)
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600
+
+
 async def test_a_cancelled_write_removes_its_hidden_file(tmp_path: Path) -> None:
     """Also when it is cancelled while a thread writes."""
     for steps in range(30):
