@@ -1,0 +1,225 @@
+"""One chunk: what is durable when, and what becomes of it when it is stopped, lost or cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.engine.stub import StubEngine
+from batchyard.errors import LeaseLost, StorageUnavailable
+from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
+from batchyard.steps import patience
+from batchyard.steps.chunk import ChunkRun
+from batchyard.steps.keys import file_key, plan_key, segment_key
+from batchyard.steps.run import run_chunks
+from batchyard.steps.segments import encode_entry, finished_lines, put_bytes
+from batchyard.steps.window import Window
+from batchyard.storage.local import LocalStorage
+from batchyard.store import Standing
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable
+
+    from batchyard.steps.services import Progress
+    from batchyard.storage.base import StoredObject
+
+SOON_SECONDS = 10.0
+MODEL = "stub-model"
+
+
+def lines(*texts: str) -> list[dict[str, Any]]:
+    return [chat_line(f"id-{n}", text) for n, text in enumerate(texts)]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        while not is_so():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
+
+
+class Segments(LocalStorage):
+    """Calls ``before`` in place of each segment's first moment."""
+
+    def __init__(self, yard: Yard) -> None:
+        super().__init__(yard.services.settings.home_folder / "objects")
+        self.asked = 0
+        self.before = self._nothing
+
+    async def _nothing(self) -> None:
+        return
+
+    async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        if "/segments/" in key:
+            self.asked += 1
+            await self.before()
+        return await super().put(key, parts)
+
+
+def answers_seen(yard: Yard) -> Callable[[], int]:
+    """How many answers the runner has said that it has."""
+    done = [0]
+
+    def see(progress: Progress) -> None:
+        if progress.phase == "running":
+            done[0] = progress.done
+
+    yard.services = replace(yard.services, on_progress=see)
+    return lambda: done[0]
+
+
+# -- what is durable ----------------------------------------------------------------------------
+
+
+async def test_counts_name_no_line_that_is_not_durable(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.02)
+    storage = Segments(yard)
+    yard.services = replace(yard.services, storage=storage)
+    is_away = True
+
+    async def refuse() -> None:
+        if is_away:
+            raise StorageUnavailable("The object store is away.")
+
+    storage.before = refuse
+    batch_id = await yard.prepared(lines("a", "b", "c"))
+    running = asyncio.create_task(run_chunks(yard.services, MODEL, batch_id=batch_id))
+    await until(lambda: storage.asked >= 5)
+    so_far = await yard.services.store.chunks.summary(batch_id)
+    assert (so_far.completed, so_far.failed, so_far.usage.total_tokens) == (0, 0, 0)
+    is_away = False
+    assert await running == 3
+    assert (await yard.services.store.chunks.summary(batch_id)).completed == 3
+
+
+async def test_a_runner_that_is_cancelled_keeps_what_was_answered(yard: Yard) -> None:
+    """Whatever is left of the time until the next regular flush."""
+    yard.set(flush_seconds=3600)
+    yard.use(StubEngine(max_num_seqs=8, latency=lambda body: 3600.0 if b"slow" in body else 0.0))
+    answered_by = answers_seen(yard)
+    batch_id = await yard.prepared(lines("a", "b", "c", "slow d", "slow e"))
+    running = asyncio.create_task(run_chunks(yard.services, MODEL, batch_id=batch_id))
+    await until(lambda: answered_by() == 3)
+    running.cancel()
+    await asyncio.wait([running])
+    found = await finished_lines(yard.services.storage, batch_id, 0)
+    assert len(found) == 3
+    assert (await yard.services.store.chunks.summary(batch_id)).completed == 3
+
+
+async def test_a_chunk_is_done_when_all_its_lines_are_durable(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last answers come while those before them are being stored."""
+    storage = Segments(yard)
+    yard.services = replace(yard.services, storage=storage)
+    yard.use(StubEngine(max_num_seqs=8, latency=lambda body: 0.3 if b"later" in body else 0.0))
+    answered_by = answers_seen(yard)
+
+    async def wait_for_all() -> None:
+        if storage.asked == 1:
+            await until(lambda: answered_by() == 3)
+
+    storage.before = wait_for_all
+    durable: list[int] = []
+    chunks = yard.services.store.chunks
+    complete = chunks.complete
+
+    async def note(lease: Any, **figures: Any) -> None:
+        durable.append(len(await finished_lines(storage, lease.batch_id, lease.index)))
+        await complete(lease, **figures)
+
+    monkeypatch.setattr(chunks, "complete", note)
+    batch_id = await yard.prepared(lines("a", "later b", "later c"))
+    assert await run_chunks(yard.services, MODEL, batch_id=batch_id) == 3
+    assert durable == [3]
+
+
+async def test_of_two_answers_the_earlier_epochs_counts_for_a_later_owner(yard: Yard) -> None:
+    """As in the files that are made in the end."""
+    storage = yard.services.storage
+    failed = encode_entry(0, unanswered("id-0", NoAnswerCode.ENGINE_CRASH))
+    good = encode_entry(0, answered("id-0", "req_1", 200, b"{}"))
+    await put_bytes(storage, segment_key("batch_a", 0, 2, 0), [good])
+    await put_bytes(storage, segment_key("batch_a", 0, 1, 0), [failed])
+    assert (await finished_lines(storage, "batch_a", 0))[0].outcome is Outcome.ERROR
+
+
+# -- stopped and lost ---------------------------------------------------------------------------
+
+
+@dataclass
+class Running:
+    """A chunk whose requests are in the engine and stay there."""
+
+    chunk: ChunkRun
+    task: asyncio.Task[Any]
+    engine: StubEngine
+
+    async def end(self) -> Any:
+        async with asyncio.timeout(SOON_SECONDS):
+            return await self.task
+
+
+@pytest.fixture
+async def running(yard: Yard) -> AsyncIterator[Running]:
+    services = yard.services
+    engine = StubEngine(MODEL, max_num_seqs=8, latency=3600.0)
+    await engine.start()
+    batch_id = await yard.prepared(lines("a", "b", "c"))
+    batch = await services.store.batches.get(batch_id)
+    (lease,) = await services.store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
+    async with Window(engine, timeout_seconds=60, hang_seconds=60) as window:
+        chunk = ChunkRun(
+            services=services,
+            lease=lease,
+            window=window,
+            input_path=await services.storage.local_path(
+                file_key(batch.input_file_id), services.spool
+            ),
+            plan_key=plan_key(batch_id),
+            on_admitted=lambda: None,
+            on_answer=lambda _: None,
+            turn=asyncio.Lock(),
+        )
+        task = asyncio.create_task(chunk.run())
+        await until(lambda: engine.running == 3)
+        yield Running(chunk, task, engine)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, LeaseLost):
+            await task
+    await engine.stop()
+
+
+async def test_a_drain_does_not_take_back_an_abort(running: Running) -> None:
+    """The batch was cancelled, and then its runner is told to make room for another model."""
+    running.chunk.stop(Standing.DROP)
+    running.chunk.stop(Standing.YIELD)
+    assert await running.end() is None
+    assert running.engine.aborted == 3
+
+
+async def test_an_abort_goes_before_a_drain_that_still_waits(running: Running) -> None:
+    running.chunk.stop(Standing.YIELD)
+    await asyncio.sleep(0.05)
+    assert not running.task.done()
+    running.chunk.stop(Standing.DROP)
+    assert await running.end() is None
+    assert running.engine.aborted == 3
+
+
+async def test_a_chunk_that_is_lost_leaves_the_engine_and_its_lease_alone(
+    running: Running, yard: Yard
+) -> None:
+    """Its new owner runs the same requests, and holds the lease."""
+    running.chunk.lose()
+    with pytest.raises(LeaseLost):
+        await running.end()
+    assert running.engine.aborted == 3
+    assert running.chunk.lease.key in await yard.services.store.chunks.held("me")

@@ -1,0 +1,142 @@
+"""The keeper of batch leases: what is lost stops, what is claimed meanwhile does not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.errors import LeaseLost
+from batchyard.lifecycle import BatchStatus
+from batchyard.steps.keeper import BatchKeeper
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+SOON_SECONDS = 10.0
+
+
+async def run_out(yard: Yard, table: str = "batches") -> None:
+    """Every lease has run out."""
+
+    async def work(connection: Any) -> None:
+        await connection.exec_driver_sql(
+            f"UPDATE {table} SET lease_expires_at = 1 WHERE owner IS NOT NULL"  # noqa: S608
+        )
+
+    await yard.services.store.database.write(work)
+
+
+async def claimed_by(yard: Yard, owner: str) -> int:
+    leases = await yard.services.store.batch_leases.claim(owner=owner, lease_seconds=60, limit=10)
+    return len(leases)
+
+
+@pytest.fixture
+async def batch_id(yard: Yard) -> str:
+    return await yard.create([chat_line("a")])
+
+
+async def test_a_newer_claim_of_the_same_owner_ends_the_work_under_the_older(
+    yard: Yard, batch_id: str
+) -> None:
+    """Made by another part of this process, which this one learns of from the database."""
+    async with BatchKeeper(yard.services, owner="me") as keeper, asyncio.timeout(SOON_SECONDS):
+        with pytest.raises(LeaseLost):
+            async with keeper.hold(batch_id):
+                await run_out(yard)
+                assert await claimed_by(yard, "me") == 1
+                await asyncio.sleep(3600)
+
+
+async def test_a_batch_that_this_keeper_claims_again_is_worked_on_once(
+    yard: Yard, batch_id: str
+) -> None:
+    """At once: it need not look at the database for that."""
+    yard.set(poll_seconds=3600)
+    async with BatchKeeper(yard.services) as keeper, asyncio.timeout(SOON_SECONDS):
+        with pytest.raises(LeaseLost):
+            async with keeper.hold(batch_id):
+                await run_out(yard)
+                assert await keeper.claim(1) == [batch_id]
+                await asyncio.sleep(3600)
+        # The end of the older claim has not taken the newer one along.
+        assert await claimed_by(yard, "other") == 0
+        await keeper.give_back(batch_id)
+        assert await claimed_by(yard, "other") == 1
+
+
+async def test_no_work_begins_on_a_batch_that_was_lost_before(yard: Yard, batch_id: str) -> None:
+    has_begun = False
+    async with BatchKeeper(yard.services) as keeper, asyncio.timeout(SOON_SECONDS):
+        assert await keeper.claim(1) == [batch_id]
+        await run_out(yard)
+        assert await claimed_by(yard, "other") == 1
+        while not keeper._held[batch_id].is_lost:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
+        with pytest.raises(LeaseLost):
+            async with keeper.hold(batch_id):
+                await asyncio.sleep(0)
+                has_begun = True
+    assert not has_begun
+
+
+async def test_after_an_error_a_batch_is_left_alone_for_a_while(yard: Yard, batch_id: str) -> None:
+    """What was away will still be away."""
+    async with BatchKeeper(yard.services) as keeper:
+        with pytest.raises(ValueError, match="away"):
+            async with keeper.hold(batch_id):
+                raise ValueError("away")
+        assert await claimed_by(yard, "other") == 0
+
+
+async def test_without_an_error_a_batch_is_free_at_once(yard: Yard, batch_id: str) -> None:
+    async with BatchKeeper(yard.services) as keeper:
+        async with keeper.hold(batch_id):
+            assert await claimed_by(yard, "other") == 0
+        assert await claimed_by(yard, "other") == 1
+
+
+async def test_a_batch_whose_window_ends_is_stopped_by_who_holds_it(yard: Yard) -> None:
+    batch_id = await yard.prepared([chat_line("a")])
+
+    async def overdue(connection: Any) -> None:
+        await connection.exec_driver_sql("UPDATE batches SET expires_at = 1")
+
+    async with BatchKeeper(yard.services) as keeper, asyncio.timeout(SOON_SECONDS):
+        async with keeper.hold(batch_id):
+            await yard.services.store.database.write(overdue)
+            await keeper.until_run(batch_id)
+            batch = await yard.services.store.batches.get(batch_id)
+    assert batch.status is BatchStatus.FINALIZING
+
+
+async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
+    yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer does not know of that batch yet."""
+    yard.set(poll_seconds=3600)
+    leases = yard.services.store.batch_leases
+    standings = leases.standings
+    async with BatchKeeper(yard.services) as keeper:
+        assert await keeper.claim(1) == [batch_id]
+        late = await yard.create([chat_line("b")])
+
+        async def slow(batch_ids: Collection[str]) -> Any:
+            found = await standings(list(batch_ids))
+            await keeper.claim(1)
+            return found
+
+        monkeypatch.setattr(leases, "standings", slow)
+        await keeper._look()
+        assert not keeper._held[late].is_lost
+        assert not keeper._held[batch_id].is_lost
+
+
+async def test_at_its_end_a_keeper_gives_everything_back(yard: Yard, batch_id: str) -> None:
+    async with BatchKeeper(yard.services) as keeper:
+        assert await keeper.claim(1) == [batch_id]
+        assert await claimed_by(yard, "other") == 0
+    assert await claimed_by(yard, "other") == 1
