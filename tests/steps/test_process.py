@@ -1,0 +1,62 @@
+"""The life of a batch: what is waited for, and which errors pass."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from batchyard.errors import StorageFull
+from batchyard.lifecycle import BatchStatus
+from batchyard.steps import patience, process
+from batchyard.steps.patience import patiently
+from batchyard.storage.backoff import Backoff
+from tests.steps.conftest import Yard, chat_line
+
+
+async def test_files_are_made_when_runners_have_stored_what_they_finished(yard: Yard) -> None:
+    batch_id = await yard.prepared([chat_line("a")])
+    chunks = yard.services.store.chunks
+    (lease,) = await chunks.claim(model="stub-model", owner="runner", lease_seconds=60)
+    settling = asyncio.create_task(process._settle(yard.services, batch_id))
+    await asyncio.sleep(3 * process._SETTLE_POLL_SECONDS)
+    assert not settling.done()
+    await chunks.release(lease)
+    async with asyncio.timeout(process._SETTLE_SECONDS):
+        await settling
+
+
+async def test_a_runner_that_crashed_is_not_waited_for_until_its_lease_ends(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_SETTLE_SECONDS", 0.3)
+    batch_id = await yard.prepared([chat_line("a")])
+    await yard.services.store.chunks.claim(model="stub-model", owner="gone", lease_seconds=3600)
+    async with asyncio.timeout(10):
+        await process._settle(yard.services, batch_id)
+
+
+async def test_a_disk_that_is_full_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
+    tried = 0
+
+    async def write() -> str:
+        nonlocal tried
+        tried += 1
+        if tried < 3:
+            raise StorageFull("No room.")
+        return "written"
+
+    assert await patiently(write, "a segment") == "written"
+    assert tried == 3
+
+
+async def test_an_input_that_cannot_be_fetched_fails_its_batch(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's server is away, not ours: nobody could say when it will be back."""
+    monkeypatch.setattr(Backoff, "waits", lambda _: iter(()))
+    ended = await yard.run([], input="http://127.0.0.1:9/in.jsonl")
+    assert ended.status is BatchStatus.FAILED
+    assert ended.errors is not None
+    assert "cannot be reached" in ended.errors[0].message

@@ -1,0 +1,100 @@
+"""Publishing: once, by who holds the batch, and never over the files of somebody else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.errors import InputRefused, LeaseLost
+from batchyard.lifecycle import BatchStatus
+from batchyard.steps import publish
+from batchyard.steps.collect import collect_results
+from batchyard.steps.publish import fail_batch, publish_results
+from batchyard.steps.run import run_chunks
+from batchyard.wire import BatchError
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from batchyard.steps.collect import Collected
+
+MODEL = "stub-model"
+
+
+async def claimed(yard: Yard, batch_id: str, owner: str) -> int:
+    """The epoch of a claim after every earlier one has run out."""
+
+    async def run_out(connection: Any) -> None:
+        await connection.exec_driver_sql("UPDATE batches SET lease_expires_at = 1")
+
+    await yard.services.store.database.write(run_out)
+    (lease,) = await yard.services.store.batch_leases.claim(
+        owner=owner, lease_seconds=60, batch_id=batch_id
+    )
+    return lease.epoch
+
+
+async def collected(yard: Yard) -> tuple[str, Collected, Path]:
+    """A batch whose files are made under a lease, and where its output is wanted."""
+    output = yard.folder / "out.jsonl"
+    batch_id = await yard.prepared([chat_line("a")], output=str(output))
+    await run_chunks(yard.services, MODEL, batch_id=batch_id)
+    epoch = await claimed(yard, batch_id, "me")
+    return batch_id, await collect_results(yard.services, batch_id, epoch), output
+
+
+async def test_one_who_lost_the_batch_does_not_touch_the_users_files(yard: Yard) -> None:
+    batch_id, made, output = await collected(yard)
+    await claimed(yard, batch_id, "other")
+    output.write_text("of the other one")
+    with pytest.raises(LeaseLost):
+        await publish_results(yard.services, batch_id, made)
+    assert output.read_text() == "of the other one"
+
+
+async def test_one_who_loses_the_batch_while_it_delivers_does_not_end_it(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id, made, _ = await collected(yard)
+    write = publish.write_location
+
+    async def write_slowly(*args: Any, **options: Any) -> None:
+        await write(*args, **options)
+        await claimed(yard, batch_id, "other")
+
+    monkeypatch.setattr(publish, "write_location", write_slowly)
+    with pytest.raises(LeaseLost):
+        await publish_results(yard.services, batch_id, made)
+    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.FINALIZING
+
+
+async def test_what_has_ended_is_not_delivered_again(yard: Yard) -> None:
+    """The user may have moved the file away since."""
+    batch_id, made, output = await collected(yard)
+    ended = (await publish_results(yard.services, batch_id, made)).batch
+    output.unlink()
+    assert (await publish_results(yard.services, batch_id, made)).batch == ended
+    assert not output.exists()
+
+
+async def test_results_of_an_earlier_run_do_not_stay_where_there_are_none_now(yard: Yard) -> None:
+    stale = yard.folder / "errors.jsonl"
+    stale.write_text("of an earlier run")
+    batch_id = await yard.create(
+        [chat_line("b")], output=str(yard.folder / "b.jsonl"), error=str(stale)
+    )
+    ended = await yard.finish(batch_id)
+    assert (ended.status, ended.error_file_id) == (BatchStatus.COMPLETED, None)
+    assert not stale.exists()
+
+
+async def test_one_who_lost_the_batch_does_not_make_it_fail(yard: Yard) -> None:
+    batch_id = await yard.create([chat_line("a")])
+    epoch = await claimed(yard, batch_id, "me")
+    await claimed(yard, batch_id, "other")
+    refused = InputRefused([BatchError("empty_file", "The file has no request lines.")])
+    with pytest.raises(LeaseLost):
+        await fail_batch(yard.services, batch_id, refused, epoch)
+    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING

@@ -1,0 +1,191 @@
+"""The runner: leases that it keeps, loses and gives back, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.engine.stub import StubEngine
+from batchyard.errors import StoreUnavailable
+from batchyard.steps.run import Runner, run_chunks
+from batchyard.store import RunnerKind
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+SOON_SECONDS = 10.0
+MODEL = "stub-model"
+
+
+def lines(count: int, name: str = "id") -> list[dict[str, Any]]:
+    return [chat_line(f"{name}-{n}", f"question {n} of {name}") for n in range(count)]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        while not is_so():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def pool(yard: Yard) -> AsyncIterator[PoolRunner]:
+    yard.set(runner_idle_seconds=3600.0, lease_seconds=20.0)
+    runner = PoolRunner(yard)
+    yield runner
+    await runner.cancel()
+
+
+class PoolRunner:
+    """A runner of the pool as a task; it has no batch of its own."""
+
+    def __init__(self, yard: Yard) -> None:
+        self.yard = yard
+        self.task: asyncio.Task[int] | None = None
+
+    def start(self, **engine: Any) -> StubEngine:
+        stub = StubEngine(MODEL, **engine)
+        self.yard.use(stub)
+        self.task = asyncio.create_task(run_chunks(self.yard.services, MODEL))
+        return stub
+
+    async def ended(self) -> int:
+        assert self.task is not None
+        async with asyncio.timeout(SOON_SECONDS):
+            return await self.task
+
+    async def cancel(self) -> None:
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            await asyncio.wait([self.task])
+
+
+async def done(yard: Yard, batch_id: str, chunks: int) -> None:
+    async with asyncio.timeout(SOON_SECONDS):
+        while (await yard.services.store.chunks.summary(batch_id)).done < chunks:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer does not know of that chunk yet."""
+    batch_id = await yard.prepared(lines(20))
+    chunks = yard.services.store.chunks
+    claim, held = chunks.claim, chunks.held
+    asked = asyncio.Event()
+    claims = 0
+
+    async def claim_later(**wanted: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        if claims == 2:
+            await asked.wait()
+        return await claim(**wanted)
+
+    async def answer_slowly(owner: str) -> Any:
+        found = await held(owner)
+        if not asked.is_set() and found:
+            asked.set()
+            await until(lambda: engine.running == 20)
+        return found
+
+    monkeypatch.setattr(chunks, "claim", claim_later)
+    monkeypatch.setattr(chunks, "held", answer_slowly)
+    engine = pool.start(max_num_seqs=32, latency=1.0)
+    await done(yard, batch_id, 2)
+    assert [chunk.epoch for chunk in await chunks.of_batch(batch_id)] == [1, 1]
+    assert (engine.executed, engine.aborted) == (20, 0)
+
+
+async def test_a_runner_that_was_taken_for_dead_ends(yard: Yard, pool: PoolRunner) -> None:
+    """Another has its place by now."""
+    pool.start()
+    runners = yard.services.store.runners
+    async with asyncio.timeout(SOON_SECONDS):
+        while not await runners.lose(-60):
+            await asyncio.sleep(0.01)
+    assert await pool.ended() == 0
+
+
+async def test_a_runner_that_is_told_to_drain_takes_no_more(yard: Yard, pool: PoolRunner) -> None:
+    batch_id = await yard.prepared(lines(40))
+    engine = pool.start(max_num_seqs=4, latency=0.2)
+    await until(lambda: engine.running == 4)
+    runners = yard.services.store.runners
+    (runner,) = await runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
+    assert await runners.drain(runner.id)
+    await pool.ended()
+    left = await yard.services.store.chunks.summary(batch_id)
+    assert left.pending > 0
+    assert left.leased == 0
+
+
+async def test_one_renewal_that_fails_is_not_the_last(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = yard.services.store.chunks
+    renew = chunks.renew
+    tried = 0
+
+    async def away_at_first(*args: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        if tried == 1:
+            raise StoreUnavailable("The database is away.")
+        return await renew(*args)
+
+    monkeypatch.setattr(chunks, "renew", away_at_first)
+    yard.set(lease_seconds=0.6)
+    pool.start()
+    await until(lambda: tried >= 3)
+
+
+async def test_a_chunk_that_is_stopped_before_it_is_admitted_lets_the_next_in(
+    yard: Yard, pool: PoolRunner
+) -> None:
+    slow = await yard.prepared(lines(10, "slow"))
+    quick = await yard.prepared(lines(3, "quick"))
+    await yard.services.store.batch_schedule.set_priority(slow, 10)
+    engine = pool.start(max_num_seqs=2, latency=lambda body: 3600.0 if b"of slow" in body else 0.0)
+    await until(lambda: engine.running == 2)
+    await yard.services.store.batches.cancel(slow)
+    await done(yard, quick, 1)
+
+
+async def test_the_end_of_a_lost_claim_leaves_a_newer_one_alone(yard: Yard) -> None:
+    """Of the same chunk, by the same runner: it may have been the first to see it free."""
+    yard.use(StubEngine(MODEL, max_num_seqs=8, latency=3600.0))
+    yard.set(look_seconds=0.05, lease_seconds=60.0)
+    batch_id = await yard.prepared(lines(3))
+    async with Runner(yard.services, MODEL) as runner:
+        leases = runner.leases()
+        old = await anext(leases)
+        running = asyncio.create_task(runner.run(old.batch_id, old.index))
+        await until(lambda: yard.engine.running == 3)
+
+        async def run_out(connection: Any) -> None:
+            await connection.exec_driver_sql("UPDATE chunks SET lease_expires_at = 1")
+
+        await yard.services.store.database.write(run_out)
+        (new,) = await yard.services.store.chunks.claim(
+            model=MODEL, owner=runner._owner, lease_seconds=60
+        )
+        runner._held[batch_id, 0] = new
+        async with asyncio.timeout(SOON_SECONDS):
+            assert await running is None
+        assert runner._held[batch_id, 0] is new
+        await leases.aclose()  # type: ignore[attr-defined] # it is a generator
+
+
+async def test_a_runner_that_is_cancelled_gives_its_chunks_back(
+    yard: Yard, pool: PoolRunner
+) -> None:
+    await yard.prepared(lines(3))
+    engine = pool.start(max_num_seqs=8, latency=3600.0)
+    await until(lambda: engine.running == 3)
+    await pool.cancel()
+    others = await yard.services.store.chunks.claim(model=MODEL, owner="other", lease_seconds=60)
+    assert [lease.epoch for lease in others] == [2]
