@@ -334,3 +334,25 @@ async def _claim_all(url: str, owner: str) -> list[BatchLease]:
         while leases := await claim(store, owner, limit=2):
             claimed += leases
     return claimed
+
+
+async def test_one_that_only_needs_its_files_goes_before_all_others(store: Store) -> None:
+    """Also before the first of a tenant that has not had its turn."""
+    urgent = await begun_batch(store, tenant="a", priority=9)
+    ending = await begun_batch(store, tenant="b", priority=-9)
+    waiting = await begun_batch(store, tenant="b", priority=9)
+    await store.batches.advance(ending.id, S.IN_PROGRESS, S.FINALIZING)
+    await rewrite(store, ending.id, expires_at=2**33)
+    order = [lease.batch_id for lease in await claim(store, limit=3)]
+    assert order[0] == ending.id
+    assert set(order[1:]) == {urgent.id, waiting.id}
+
+
+async def test_a_batch_that_was_given_back_for_later_is_not_given_back_again(
+    store: Store,
+) -> None:
+    await created(store)
+    (lease,) = await claim(store)
+    assert await store.batch_leases.release(lease, after_seconds=60)
+    assert not await store.batch_leases.release(lease)
+    assert await claim(store, "b") == []

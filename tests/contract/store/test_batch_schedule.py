@@ -20,6 +20,7 @@ from tests.contract.store.samples import (
     batch_in,
     begun_batch,
     new_batch,
+    rewrite,
 )
 
 if TYPE_CHECKING:
@@ -238,3 +239,10 @@ async def test_only_batches_in_progress_wait(store: Store) -> None:
     batch = await batch_in(store, S.FINALIZING)
     await store.batch_schedule.record_waits({str(batch.model): "On gpu-c: no GPU"})
     assert (await store.batches.get(batch.id)).wait_reason is None
+
+
+async def test_a_pause_begins_once(store: Store) -> None:
+    batch = await begun_batch(store)
+    await store.batch_schedule.pause(batch.id)
+    await rewrite(store, batch.id, paused_at=17)
+    assert (await store.batch_schedule.pause(batch.id)).paused_at == 17

@@ -335,3 +335,16 @@ async def test_what_was_attempted_before_a_replay_does_not_end_it(store: Store) 
     with pytest.raises(LeaseLost):
         await store.deliveries.record(claimed, REFUSED, owner="one", status=D.FAILED)
     assert (await store.deliveries.get(claimed.delivery.id)).status is D.PENDING
+
+
+async def test_of_two_claims_of_one_owner_the_later_counts(store: Store) -> None:
+    """The first one ran out while its owner was stopped, and its attempt is still under way."""
+    await endpoint(store)
+    await ended(store)
+    earlier = await one_claim(store, lease_seconds=NOW_OVER)
+    later = await one_claim(store)
+    with pytest.raises(LeaseLost):
+        await store.deliveries.record(earlier, REFUSED, owner="one", status=D.FAILED)
+    await store.deliveries.record(later, ACCEPTED, owner="one", status=D.DELIVERED)
+    delivery = await store.deliveries.get(later.delivery.id)
+    assert (delivery.status, delivery.attempts) == (D.DELIVERED, 1)

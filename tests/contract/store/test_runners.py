@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -202,3 +202,15 @@ async def test_only_runners_that_ended_long_ago_are_pruned(store: Store) -> None
     assert await store.runners.prune(older_than_seconds=-1) == 1
     assert await store.runners.prune(older_than_seconds=-1) == 0
     assert len(await live(store)) == 1
+
+
+async def test_a_lost_runner_that_retires_stays_lost(store: Store) -> None:
+    runner = await store.runners.register(kind=RunnerKind.CHUNKS, model=MODEL, pool="gpu")
+    (lost,) = await store.runners.lose(-60)
+    assert lost.id == runner.id
+    await store.runners.retire(runner.id)
+
+    async def work(connection: Any) -> list[str]:
+        return list((await connection.exec_driver_sql("SELECT status FROM runners")).scalars())
+
+    assert await store.database.read(work) == [RunnerStatus.LOST]

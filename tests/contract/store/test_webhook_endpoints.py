@@ -15,6 +15,7 @@ from batchyard.store.webhook_endpoint_rows import ENDPOINTS
 from tests.contract.store.outbox_samples import (
     EVENTS,
     claim,
+    end_delivery,
     ended,
     endpoint,
     of_batch,
@@ -235,3 +236,13 @@ async def _tenant_secrets(store: Store) -> tuple[str, ...]:
     await store.deliveries.give_back("one")
     (claimed,) = await claim(store)
     return claimed.secrets
+
+
+async def test_what_has_arrived_stays_delivered_when_its_endpoint_is_disabled(
+    store: Store,
+) -> None:
+    its_id = await endpoint(store)
+    await ended(store)
+    delivered = await end_delivery(store, DeliveryStatus.DELIVERED)
+    await store.webhook_endpoints.disable(its_id, "It answered 410.")
+    assert await store.deliveries.get(delivered.id) == delivered

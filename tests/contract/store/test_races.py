@@ -1,0 +1,150 @@
+"""What somebody else writes between two statements of one transaction: it waits, or is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.errors import StoreError
+from batchyard.lifecycle import BatchStatus
+from batchyard.store import batch_moves, batches, open_store
+from batchyard.store import reseal as reseal_all
+from tests.contract.store.outbox_samples import endpoint, of_batch
+from tests.contract.store.samples import NOW_OVER, begun_batch, finish, new_batch
+
+if TYPE_CHECKING:
+    from batchyard.store import BatchLease, Store
+
+LOCKED_SECONDS = 0.5
+"""Somebody who has not come through after so long waits for a lock."""
+
+
+@pytest.mark.parametrize("ends_as", ["finished", "failed"])
+async def test_nobody_claims_a_batch_that_its_owner_is_about_to_end(
+    database_url: str, sealing_key: str, monkeypatch: pytest.MonkeyPatch, ends_as: str
+) -> None:
+    """Its lease has run out; either it ends, or the new owner has it, never both."""
+    async with (
+        open_store(database_url, keys=[sealing_key]) as store,
+        open_store(database_url, keys=[sealing_key]) as other,
+    ):
+        batch = await begun_batch(store)
+        await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        (lease,) = await store.batch_leases.claim(owner="me", lease_seconds=NOW_OVER)
+        claims: list[asyncio.Task[list[BatchLease]]] = []
+        end_batch = batches.end_batch
+
+        async def end_later(*args: Any, **values: Any) -> Any:
+            claims.append(
+                asyncio.create_task(other.batch_leases.claim(owner="other", lease_seconds=60))
+            )
+            await asyncio.wait(claims, timeout=LOCKED_SECONDS)
+            return await end_batch(*args, **values)
+
+        monkeypatch.setattr(batches, "end_batch", end_later)
+        if ends_as == "finished":
+            await finish(store, batch.id, BatchStatus.COMPLETED, epoch=lease.epoch)
+        else:
+            await store.batches.fail(batch.id, [], epoch=lease.epoch)
+        assert await claims[0] == []
+
+
+async def test_a_secret_that_is_rotated_while_all_are_sealed_anew_stays(
+    database_url: str, sealing_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(database_url, keys=[sealing_key]) as store:
+        its_id = await endpoint(store)
+    made: list[str] = []
+
+    async def rotate() -> None:
+        async with open_store(database_url, keys=[sealing_key]) as other:
+            made.append((await other.webhook_endpoints.rotate(its_id, keep_old=False)).secret)
+
+    rotating = Thread(target=lambda: asyncio.run(rotate()))
+    module = __import__("batchyard.store.reseal", fromlist=["update"])
+    update = module.update
+
+    def update_later(table: Any) -> Any:
+        # Between what was read and what is written.
+        if not rotating.ident:
+            rotating.start()
+            rotating.join(LOCKED_SECONDS)
+        return update(table)
+
+    monkeypatch.setattr(module, "update", update_later)
+    async with open_store(database_url, keys=[sealing_key]) as store:
+        assert await reseal_all(store.database) == 2
+        await asyncio.to_thread(rotating.join)
+        assert await store.webhook_endpoints.secrets(its_id) == tuple(made)
+
+
+async def test_a_batch_does_not_end_where_its_deliveries_cannot_be_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await endpoint(store)
+    batch = await begun_batch(store)
+
+    async def refuse(*_: Any) -> None:
+        raise StoreError("The outbox cannot be written.")
+
+    monkeypatch.setattr(batch_moves, "insert_deliveries", refuse)
+    with pytest.raises(StoreError, match="outbox"):
+        await store.batches.fail(batch.id, [])
+    assert (await store.batches.get(batch.id)).status is BatchStatus.IN_PROGRESS
+    assert await of_batch(store, batch.id) == []
+
+
+async def test_a_transaction_whose_caller_is_cancelled_ends_by_itself(store: Store) -> None:
+    """Cut off midway it would keep its locks until its thread noticed."""
+    has_begun, may_go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work(_: Any) -> None:
+        has_begun.set()
+        await may_go_on.wait()
+        ended.set()
+
+    writer = asyncio.create_task(store.database.write(work))
+    await has_begun.wait()
+    writer.cancel()
+    await asyncio.wait([writer])
+    assert writer.cancelled()
+    may_go_on.set()
+    async with asyncio.timeout(10):
+        await ended.wait()
+
+
+async def test_a_writer_that_reads_first_is_not_overtaken(sqlite_url: str) -> None:
+    """SQLite would refuse it and it would begin again: a long one, again and again."""
+    async with open_store(sqlite_url) as store, open_store(sqlite_url) as other:
+        batch = await store.batches.create(new_batch())
+        begun = 0
+        writing: list[asyncio.Task[Any]] = []
+
+        async def work(connection: Any) -> None:
+            nonlocal begun
+            begun += 1
+            await connection.exec_driver_sql("SELECT count(*) FROM batches")
+            if begun == 1:
+                writing.append(asyncio.create_task(other.batch_schedule.set_priority(batch.id, 3)))
+                await asyncio.wait(writing, timeout=LOCKED_SECONDS)
+            await connection.exec_driver_sql("UPDATE batches SET priority = 7")
+
+        await store.database.write(work)
+        await asyncio.gather(*writing)
+        assert begun == 1
+
+
+async def test_an_error_shows_none_of_the_values_of_its_statement(store: Store) -> None:
+    async def work(connection: Any) -> None:
+        await connection.execute(
+            batches.insert(batches.BATCHES).values(id="batch_a", tenant="canary-7f3a9e")
+        )
+
+    with pytest.raises(StoreError) as refused:
+        await store.database.write(work)
+    causes = [str(refused.value), str(refused.value.__cause__)]
+    assert "INSERT INTO batches" in causes[1]
+    assert not any("canary" in text.split("Failing row")[0] for text in causes)
