@@ -46,6 +46,10 @@ def test_what_fails_is_tried_again_by_the_schedule(attempts: int) -> None:
     assert pause <= end.again_after_seconds <= 1.1 * pause
 
 
+def test_what_failed_at_once_does_not_come_back_at_once() -> None:
+    assert len({verdict(DELIVERY, BROKEN).again_after_seconds for _ in range(20)}) > 1
+
+
 def test_the_schedule_lasts_for_three_days() -> None:
     assert sum(SCHEDULE_SECONDS) >= 72 * 3600
 

@@ -290,6 +290,7 @@ async def test_pauses_double_with_jitter_and_honour_what_the_engine_asks() -> No
     policy = RetryPolicy(5, 0.5, 30.0)
     assert 0.375 <= policy.pause_seconds(1, None) <= 0.5
     assert 1.5 <= policy.pause_seconds(3, None) <= 2.0
+    assert len({policy.pause_seconds(1, None) for _ in range(20)}) > 1
     assert policy.pause_seconds(1, 7.0) == 7.0
     assert policy.pause_seconds(9, 3600.0) == 30.0
 

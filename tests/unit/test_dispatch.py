@@ -27,7 +27,7 @@ from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, S
 from batchyard.settings import Settings
 from batchyard.store import RunnerKind, RunnerRecord, RunnerStatus, open_store
 from batchyard.wire import BatchError, BatchUsage
-from tests.contract.store.samples import begun_batch
+from tests.contract.store.samples import begun_batch, new_batch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -993,3 +993,106 @@ async def test_a_prefect_that_lost_its_database_is_given_its_runners_again(
     await store.runners.retire(row.id)
     await looking.look()
     assert len(prefect.runs) == 1
+
+
+# -- looks that come too late -------------------------------------------------------------------
+
+
+async def test_of_those_who_start_a_successor_at_once_all_get_the_same(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    """Also where none has seen what another one has started."""
+    runs = await asyncio.gather(
+        *(api.start_after(RUN_CHUNKS, {}, name=MODEL, last=None) for _ in range(5))
+    )
+    assert {run.id for run in runs} == {"r001"}
+    assert len(prefect.runs) == 1
+
+
+async def test_a_scheduler_whose_turn_ends_while_prefect_answers_starts_nothing(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await begun_batch(store)
+    find = api.find
+
+    async def find_slowly(flow_run_ids: Any) -> Any:
+        found = await find(flow_run_ids)
+        await store.leases.release("scheduler", "me")
+        assert await store.leases.acquire("scheduler", "other", 60)
+        return found
+
+    monkeypatch.setattr(api, "find", find_slowly)
+    assert not await scheduler_of(api, store, settings).look()
+    assert prefect.runs == []
+
+
+@pytest.mark.parametrize(
+    ("state", "ago", "is_registered"),
+    [("CANCELLING", 1.0, True), ("CANCELLING", 1.0, False), ("RUNNING", 500.0, False)],
+)
+async def test_one_that_is_leaving_or_gone_keeps_its_place_and_serves_nobody(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    state: str,
+    ago: float,
+    is_registered: bool,
+) -> None:
+    prefect.limits["gpu"] = 2
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    if is_registered:
+        await announce(prefect, store)
+    prefect.put(state, ago=ago)
+    await looking.look()
+    assert len(prefect.runs) == 2
+    await looking.look()
+    assert len(prefect.runs) == 2
+
+
+async def test_a_flow_run_that_was_missed_once_and_seen_since_is_not_lost(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    await api.start(RUN_CHUNKS, {}, name=MODEL)
+    flow_run_id = prefect.put("RUNNING", ago=999)
+    seen: set[str] = set()
+    assert await bury(api, store, seen) == []
+    row = await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", flow_run_id=flow_run_id)
+    assert await bury(api, store, seen) == []
+    await store.runners.retire(row.id)
+    assert [await bury(api, store, seen) for _ in range(2)] == [[], [flow_run_id]]
+
+
+async def test_a_process_that_announces_itself_between_the_two_looks_lives(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.start(RUN_CHUNKS, {}, name=MODEL)
+    flow_run_id = prefect.put("RUNNING", ago=999)
+    begun = api.begun
+
+    async def announce_meanwhile(flows: Any) -> Any:
+        found = await begun(flows)
+        await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", flow_run_id=flow_run_id)
+        return found
+
+    monkeypatch.setattr(api, "begun", announce_meanwhile)
+    assert await bury(api, store, {flow_run_id}) == []
+    assert prefect.states() == ["RUNNING"]
+
+
+async def test_a_flow_run_that_holds_a_batch_lives(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    prefect.deployments.add("process-batch/default")
+    run = await api.start("process-batch/default", {}, name="batch")
+    prefect.put("RUNNING", ago=999)
+    batch = await store.batches.create(new_batch(), owner="me", lease_seconds=60)
+    await store.batches.set_flow_run(batch.id, run.id)
+    seen: set[str] = set()
+    assert [await bury(api, store, seen) for _ in range(3)] == [[], [], []]

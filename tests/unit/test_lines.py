@@ -192,6 +192,24 @@ def test_too_many_requests_are_refused_without_reading_on() -> None:
     assert refusal(data, limits=Limits(max_requests=4)) == [("too_many_tasks", None, None)]
 
 
+def test_exactly_as_much_as_is_allowed_is_accepted() -> None:
+    """Requests, characters of a custom_id and inputs of embeddings."""
+    lines = [
+        request(f"id-{n}", url="/v1/embeddings", body={"model": "m", "input": ["a", "b"]})
+        for n in range(4)
+    ]
+    limits = Limits(max_requests=4, max_custom_id_chars=4, max_embedding_inputs=8)
+    assert len(validate(dumps(*lines), endpoint="/v1/embeddings", limits=limits)) == 4
+
+
+def test_two_custom_ids_with_the_same_hash_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchyard.lines._hash64", lambda _: 7)
+    assert len(validate(dumps(request("a"), request("b")))) == 2
+    assert refusal(dumps(request("a"), request("b"), request("a"))) == [
+        ("duplicate_custom_id", "custom_id", 3)
+    ]
+
+
 def test_a_line_over_the_cap_is_reported_and_the_next_is_read() -> None:
     data = dumps(request("x" * 400), request("b")) + b"nope"
     assert refusal(data, limits=Limits(max_line_bytes=300)) == [

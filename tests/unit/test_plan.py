@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.lines import RequestLine
-from batchyard.plan import RECORD, Planner, PlanSummary, left_to_run, read_records
+from batchyard.plan import (
+    RECORD,
+    Planner,
+    PlanSummary,
+    _ChunkCutter,
+    left_to_run,
+    read_records,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -297,3 +304,16 @@ def test_of_what_is_left_to_run_the_first_copy_takes_the_place_of_a_finished_req
         (8, [10, 11]),
     ]
     assert left_to_run(records, set(range(12))) == []
+
+
+def test_copies_do_not_make_a_chunk_one_of_short_answers() -> None:
+    """A chunk of long answers goes first, however many requests share them."""
+    cutter = _ChunkCutter(requests=24, tokens=262, chunk_requests=12)
+    for _ in range(4):
+        cutter.add(1, 32)
+    for _ in range(2):
+        cutter.add(1, 64)
+        for _ in range(9):
+            cutter.add_copy()
+    chunks = [(chunk.first_record, chunk.request_count) for chunk in cutter.finish()]
+    assert chunks == [(4, 20), (0, 4)]

@@ -72,6 +72,14 @@ def test_a_pretty_printed_answer_becomes_one_line_with_the_same_numbers() -> Non
     assert b'{"x":1.50,"y":"a b"}' in line
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r", "\r\n"])
+def test_an_answer_of_several_lines_becomes_one(line_end: str) -> None:
+    line = answered("a", "r", 200, f'{{{line_end}"x": 1}}'.encode()).line
+    assert line.endswith(b'"body":{"x":1}},"error":null}\n')
+    assert line.count(b"\n") == 1
+    assert b"\r" not in line
+
+
 def test_line_separators_in_text_are_escaped_for_careless_readers() -> None:
     line = answered("a\u2028", "r", 200, '{"x":"\u2028\u2029"}'.encode()).line.decode()
     assert len(line.splitlines()) == 1

@@ -363,3 +363,16 @@ def test_what_does_not_change_is_left_as_it_is() -> None:
     for _ in range(200):
         yard.look(demand)
     assert (yard.starts, yard.drains) == (4, [])
+
+
+def test_an_idle_runner_stays_where_one_that_leaves_already_makes_room() -> None:
+    runners = [runner("gone", "r1", is_draining=True), runner("idle", "r2")]
+    assert plan(2, [work("a")], runners) == Decision()
+    assert plan(2, [work("a"), work("b")], runners).drain == ["r2"]
+
+
+def test_a_working_runner_stays_where_one_that_leaves_makes_room_for_all_who_are_entitled() -> None:
+    """The other one that waits has had its turn a moment ago."""
+    demand = [work("a"), work("b", served_at=NOW - 10), work("c")]
+    runners = [runner("gone", "r1", is_draining=True), runner("c", "r2")]
+    assert plan(2, demand, runners) == Decision()

@@ -19,6 +19,11 @@ def test_waits_double_up_to_the_longest() -> None:
         assert whole / 2 <= wait <= whole
 
 
+def test_those_who_failed_together_do_not_try_again_together() -> None:
+    first_waits = {next(Backoff().waits()) for _ in range(20)}
+    assert len(first_waits) > 1
+
+
 async def test_a_call_that_recovers_gives_its_result() -> None:
     """Failures before the last try do not show."""
     outcomes = [StorageUnavailable("a"), StorageUnavailable("b"), "done"]

@@ -469,3 +469,22 @@ async def test_no_error_shows_the_query_when_the_connection_times_out(web: WebAc
             await get(f"https://127.0.0.1:{port}/in?X-Amz-Signature={SECRET}", stuck)
 
     assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+async def test_a_part_that_does_not_say_where_the_object_ends_is_not_its_end(
+    server: WebServer, web: WebAccess
+) -> None:
+    """The length is known from the first answer; what is missing is asked for again."""
+
+    async def a_part_of_the_rest(request: server_side.BaseRequest) -> server_side.StreamResponse:
+        start = int(request.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        headers = {"ETag": '"one"', "Content-Range": f"bytes {start}-{start + 99}/*"}
+        return server_side.Response(status=206, body=CONTENT[start : start + 100], headers=headers)
+
+    server.answers = [
+        cuts(CONTENT, MIB + 7, ETag='"one"'),
+        a_part_of_the_rest,
+        gives(CONTENT, ETag='"one"'),
+    ]
+    assert await get(server.url(), web) == CONTENT
+    assert len(server.requests) == 3

@@ -20,7 +20,7 @@ from batchyard.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from batchyard.storage.file import read_file, write_file
+from batchyard.storage.file import make_folder, read_file, write_file
 from batchyard.storage.local import LocalStorage
 
 if TYPE_CHECKING:
@@ -229,3 +229,36 @@ async def test_unfinished_files_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / "files" / ".0123456789abcdef.partial").write_bytes(b"half")
 
     assert [key async for key in storage.list("")] == ["files/a"]
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Each path that was made durable, and whether ``new`` was there under its name by then."""
+    seen: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        folder = path if path.is_dir() else path.parent
+        seen.append((str(path), (folder / "new").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return seen
+
+
+async def test_bytes_are_durable_before_their_name_and_the_name_before_the_end(
+    tmp_path: Path, synced: list[tuple[str, bool]]
+) -> None:
+    """A power cut leaves the old file or the new one."""
+    await write_file(tmp_path / "new", parts(1))
+    (file, named_before), (folder, named_after) = synced
+    assert file.endswith(".partial")
+    assert (folder, named_before, named_after) == (str(tmp_path), False, True)
+
+
+def test_a_new_folder_is_durable_in_each_that_holds_it(
+    tmp_path: Path, synced: list[tuple[str, bool]]
+) -> None:
+    make_folder(tmp_path / "a" / "new")
+    assert synced == [(str(tmp_path), False), (str(tmp_path / "a"), True)]

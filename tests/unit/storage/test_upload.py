@@ -189,6 +189,31 @@ async def test_a_server_that_stops_reading_is_given_up(web: WebAccess, tmp_path:
             await upload(f"http://127.0.0.1:{port}/out", large, web=impatient)
 
 
+async def test_a_server_that_reads_slowly_and_goes_on_reading_gets_everything(
+    web: WebAccess, tmp_path: Path
+) -> None:
+    """The time is for each block, not for all of them."""
+    large = tmp_path / "large"
+    with large.open("wb") as sparse:
+        sparse.truncate(24 * 1024 * 1024)
+    patient = replace(web, stall_seconds=2.0, backoff=Backoff(1))
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for _ in range(24):
+            await reader.readexactly(1024 * 1024)
+            await asyncio.sleep(0.125)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as slow:
+        port = slow.sockets[0].getsockname()[1]
+        began = asyncio.get_running_loop().time()
+        await upload(f"http://127.0.0.1:{port}/out", large, web=patient)
+    assert asyncio.get_running_loop().time() - began > patient.stall_seconds
+
+
 async def test_an_unreachable_host_is_unavailable(web: WebAccess, path: Path) -> None:
     """Nobody listens on the port."""
     with pytest.raises(StorageUnavailable, match="cannot be reached"):
@@ -221,6 +246,18 @@ async def test_more_than_s3_takes_is_refused_before_any_connection(
     with pytest.raises(ObjectTooLarge, match="split the batch"):
         await upload(server.url(f"/out?{V4}"), huge, web=web)
     assert server.requests == []
+
+
+async def test_as_much_as_s3_takes_is_not_too_large(
+    server: WebServer, web: WebAccess, tmp_path: Path
+) -> None:
+    """It comes as far as the next check, which is of the URL's time."""
+    huge = tmp_path / "huge"
+    with huge.open("wb") as sparse:
+        os.truncate(sparse.fileno(), S3_PUT_LIMIT_BYTES)
+    query = f"{V4}&X-Amz-Date=20200101T000000Z&X-Amz-Expires=60"
+    with pytest.raises(AccessDenied, match="expired"):
+        await upload(server.url(f"/out?{query}"), huge, web=web)
 
 
 async def test_an_absent_file_is_not_found(
