@@ -7,7 +7,7 @@
     python -m tests.mutations --jobs 1
 
 Each is tried in a copy of the working tree, so that nothing happens to yours. The tests that are
-to notice run once without any change first: a test that fails anyway notices nothing. The exit
+to notice run once without any change first: one that fails anyway notices nothing. The exit
 status is 0 if nothing survived and nothing was broken.
 """
 
@@ -96,10 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         trees = Trees(Path(folder), asked.jobs)
         seconds = _times(trees, tried)
-        if seconds is None:
-            return 2
         outcomes = []
-        for outcome in trees.each(lambda tree, one: tree.judge(one, _limit(one, seconds)), tried):
+        for outcome in trees.each(lambda tree, one: _try(tree, one, seconds), tried):
             outcomes.append(outcome)
             _print(outcome, len(outcomes), len(tried))
     return _sum_up(outcomes, len(chosen) - len(tried), time.monotonic() - began)
@@ -109,8 +107,8 @@ def _is_wanted(mutation: Mutation, words: Sequence[str]) -> bool:
     return not words or any(word in f"{mutation.name} {mutation.file}" for word in words)
 
 
-def _times(trees: Trees, mutations: Sequence[Mutation]) -> dict[str, float] | None:
-    """How long each file of tests takes without a change, seconds; None: one of them fails."""
+def _times(trees: Trees, mutations: Sequence[Mutation]) -> dict[str, float]:
+    """How long each file of tests takes without a change, seconds; without those that fail."""
     wanted: dict[str, set[str]] = {}
     for mutation in mutations:
         for test in mutation.tests:
@@ -123,14 +121,21 @@ def _times(trees: Trees, mutations: Sequence[Mutation]) -> dict[str, float] | No
         return file, done.seconds, "" if done.status == 0 else done.output
 
     seconds = {}
-    failures = 0
     for file, took, failure in trees.each(run, sorted(wanted)):
-        seconds[file] = took
         if failure:
-            failures += 1
             print(f"without any change, {file} fails:\n{failure}", flush=True)
+        else:
+            seconds[file] = took
     print(f"{len(seconds)} files of tests, {sum(seconds.values()):.0f} s", flush=True)
-    return None if failures else seconds
+    return seconds
+
+
+def _try(tree: Tree, mutation: Mutation, seconds: dict[str, float]) -> Outcome:
+    failing = mutation.test_files - seconds.keys()
+    if failing:
+        reason = f"without any change {', '.join(sorted(failing))} fails, too"
+        return Outcome(mutation, Verdict.BROKEN, 0.0, reason)
+    return tree.judge(mutation, _limit(mutation, seconds))
 
 
 def _limit(mutation: Mutation, seconds: dict[str, float]) -> float:
