@@ -63,8 +63,8 @@ def read_mutations(folder: Path = LISTS) -> list[Mutation]:
     """All of them, list by list. Raises :class:`BadMutation` for a name that is there twice."""
     found: list[Mutation] = []
     for path in sorted(folder.glob("*.toml")):
-        for entry in tomllib.loads(path.read_text())["mutation"]:
-            found.append(Mutation(**{**entry, "tests": tuple(entry.get("tests", ()))}))
+        entries = tomllib.loads(path.read_text())["mutation"]
+        found += [Mutation(**{**each, "tests": tuple(each.get("tests", ()))}) for each in entries]
     names = [mutation.name for mutation in found]
     twice = {name for name in names if names.count(name) > 1}
     if twice:

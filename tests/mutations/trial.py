@@ -146,7 +146,7 @@ class Tree:
         return TestRun(status, time.monotonic() - began, output)
 
     def imports(self, package: str) -> bool:
-        """Whether tests of this tree get its own ``package``, and not the one it was copied from."""
+        """Whether tests of this tree get its own ``package``, and not the original."""
         done = subprocess.run(
             [sys.executable, "-c", f"import {package}; print({package}.__file__)"],
             cwd=self.folder.parent,

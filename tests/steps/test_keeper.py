@@ -44,11 +44,15 @@ async def test_a_newer_claim_of_the_same_owner_ends_the_work_under_the_older(
 ) -> None:
     """Made by another part of this process, which this one learns of from the database."""
     async with BatchKeeper(yard.services, owner="me") as keeper, asyncio.timeout(SOON_SECONDS):
-        with pytest.raises(LeaseLost):
+
+        async def work() -> None:
             async with keeper.hold(batch_id):
                 await run_out(yard)
                 assert await claimed_by(yard, "me") == 1
                 await asyncio.sleep(3600)
+
+        with pytest.raises(LeaseLost):
+            await work()
 
 
 async def test_a_batch_that_this_keeper_claims_again_is_worked_on_once(
@@ -57,11 +61,15 @@ async def test_a_batch_that_this_keeper_claims_again_is_worked_on_once(
     """At once: it need not look at the database for that."""
     yard.set(poll_seconds=3600)
     async with BatchKeeper(yard.services) as keeper, asyncio.timeout(SOON_SECONDS):
-        with pytest.raises(LeaseLost):
+
+        async def work() -> None:
             async with keeper.hold(batch_id):
                 await run_out(yard)
                 assert await keeper.claim(1) == [batch_id]
                 await asyncio.sleep(3600)
+
+        with pytest.raises(LeaseLost):
+            await work()
         # The end of the older claim has not taken the newer one along.
         assert await claimed_by(yard, "other") == 0
         await keeper.give_back(batch_id)
@@ -76,10 +84,15 @@ async def test_no_work_begins_on_a_batch_that_was_lost_before(yard: Yard, batch_
         assert await claimed_by(yard, "other") == 1
         while not keeper._held[batch_id].is_lost:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
-        with pytest.raises(LeaseLost):
+
+        async def work() -> None:
+            nonlocal has_begun
             async with keeper.hold(batch_id):
                 await asyncio.sleep(0)
                 has_begun = True
+
+        with pytest.raises(LeaseLost):
+            await work()
     assert not has_begun
 
 
@@ -105,11 +118,14 @@ async def test_a_batch_whose_window_ends_is_stopped_by_who_holds_it(yard: Yard) 
     async def overdue(connection: Any) -> None:
         await connection.exec_driver_sql("UPDATE batches SET expires_at = 1")
 
-    async with BatchKeeper(yard.services) as keeper, asyncio.timeout(SOON_SECONDS):
-        async with keeper.hold(batch_id):
-            await yard.services.store.database.write(overdue)
-            await keeper.until_run(batch_id)
-            batch = await yard.services.store.batches.get(batch_id)
+    async with (
+        BatchKeeper(yard.services) as keeper,
+        asyncio.timeout(SOON_SECONDS),
+        keeper.hold(batch_id),
+    ):
+        await yard.services.store.database.write(overdue)
+        await keeper.until_run(batch_id)
+        batch = await yard.services.store.batches.get(batch_id)
     assert batch.status is BatchStatus.FINALIZING
 
 

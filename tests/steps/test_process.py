@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-
-import pytest
+from typing import TYPE_CHECKING
 
 from batchyard.errors import StorageFull
 from batchyard.lifecycle import BatchStatus
@@ -12,6 +11,9 @@ from batchyard.steps import patience, process
 from batchyard.steps.patience import patiently
 from batchyard.storage.backoff import Backoff
 from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    import pytest
 
 
 async def test_files_are_made_when_runners_have_stored_what_they_finished(yard: Yard) -> None:

@@ -64,7 +64,7 @@ class PoolRunner:
 
 async def done(yard: Yard, batch_id: str, chunks: int) -> None:
     async with asyncio.timeout(SOON_SECONDS):
-        while (await yard.services.store.chunks.summary(batch_id)).done < chunks:
+        while (await yard.services.store.chunks.summary(batch_id)).done < chunks:  # noqa: ASYNC110 - the database tells nobody
             await asyncio.sleep(0.01)
 
 
@@ -105,7 +105,7 @@ async def test_a_runner_that_was_taken_for_dead_ends(yard: Yard, pool: PoolRunne
     pool.start()
     runners = yard.services.store.runners
     async with asyncio.timeout(SOON_SECONDS):
-        while not await runners.lose(-60):
+        while not await runners.lose(-60):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
     assert await pool.ended() == 0
 

@@ -7,13 +7,16 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy.dialects import postgresql
 
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import batch_moves, batches, open_store
+from batchyard.store import batch_moves, batches, files, open_store, tenants
 from batchyard.store import reseal as reseal_all
+from batchyard.store.delivery_rows import DELIVERIES
+from batchyard.store.outbox import in_one_order
 from tests.contract.store.outbox_samples import endpoint, of_batch
-from tests.contract.store.samples import NOW_OVER, begun_batch, finish, new_batch
+from tests.contract.store.samples import MODEL, NOW_OVER, begun_batch, finish, new_batch, new_file
 
 if TYPE_CHECKING:
     from batchyard.store import BatchLease, Store
@@ -79,6 +82,104 @@ async def test_a_secret_that_is_rotated_while_all_are_sealed_anew_stays(
         assert await reseal_all(store.database) == 2
         await asyncio.to_thread(rotating.join)
         assert await store.webhook_endpoints.secrets(its_id) == tuple(made)
+
+
+async def test_the_first_secret_of_a_tenant_is_made_once(
+    database_url: str, sealing_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two who see none, both sign with the same."""
+    making: list[asyncio.Task[Any]] = []
+    upsert = tenants.upsert
+
+    async def secrets(store: Store) -> Any:
+        return await store.database.write(
+            lambda connection: tenants.webhook_secrets(connection, ["default"])
+        )
+
+    async def upsert_later(*args: Any, **options: Any) -> bool:
+        if not making:
+            making.append(asyncio.create_task(secrets(other)))
+            await asyncio.wait(making, timeout=LOCKED_SECONDS)
+        return await upsert(*args, **options)
+
+    monkeypatch.setattr(tenants, "upsert", upsert_later)
+    async with (
+        open_store(database_url, keys=[sealing_key]) as store,
+        open_store(database_url, keys=[sealing_key]) as other,
+    ):
+        mine = await secrets(store)
+        assert await making[0] == mine
+        assert await secrets(other) == mine
+
+
+async def test_of_two_who_delete_a_file_at_once_one_has_deleted_it(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one must not wipe bytes that it did not mark."""
+    deleting: list[asyncio.Task[Any]] = []
+    load_file = files.load_file
+    async with open_store(database_url) as store, open_store(database_url) as other:
+        file = await store.files.create(new_file())
+
+        async def load_and_wait(*args: Any) -> Any:
+            found = await load_file(*args)
+            if not deleting:
+                deleting.append(asyncio.create_task(other.files.delete(file.id)))
+                await asyncio.wait(deleting, timeout=LOCKED_SECONDS)
+            return found
+
+        monkeypatch.setattr(files, "load_file", load_and_wait)
+        ends = await asyncio.gather(store.files.delete(file.id), return_exceptions=True)
+        ends += await asyncio.gather(*deleting, return_exceptions=True)
+    assert sorted(type(end).__name__ for end in ends) == ["FileRecord", "RecordNotFound"]
+
+
+LOCKS = {
+    "batches": lambda store: store.batch_leases.claim(owner="other", lease_seconds=60, limit=9),
+    "chunks": lambda store: store.chunks.claim(model=MODEL, owner="other", lease_seconds=60),
+    "chunks put back": lambda store: store.chunks.put_back(),
+    "deliveries": lambda store: store.deliveries.claim(
+        "other", lease_seconds=60, limit=9, per_destination=9
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LOCKS)
+async def test_what_another_transaction_has_locked_is_passed_over(
+    postgres_url: str, sealing_key: str, what: str
+) -> None:
+    """Whoever waited for it would hold up everybody behind."""
+    table = what.split()[0]
+    async with (
+        open_store(postgres_url, keys=[sealing_key]) as store,
+        open_store(postgres_url, keys=[sealing_key]) as other,
+    ):
+        await endpoint(store)
+        await store.batches.fail((await begun_batch(store)).id, [])
+        await begun_batch(store)
+        await store.chunks.claim(model=MODEL, owner="gone", lease_seconds=NOW_OVER)
+        is_locked, may_end = asyncio.Event(), asyncio.Event()
+
+        async def lock(connection: Any) -> None:
+            await connection.exec_driver_sql(f"SELECT * FROM {table} FOR UPDATE")  # noqa: S608
+            is_locked.set()
+            await may_end.wait()
+
+        locking = asyncio.create_task(store.database.write(lock))
+        await is_locked.wait()
+        try:
+            async with asyncio.timeout(5):
+                assert not await LOCKS[what](other)
+        finally:
+            may_end.set()
+            await locking
+        assert await LOCKS[what](other)
+
+
+def test_several_deliveries_are_locked_in_one_order_by_everybody() -> None:
+    """Two who took them in different orders could wait for each other."""
+    several = str(in_one_order(DELIVERIES.c.owner == "a").compile(dialect=postgresql.dialect()))
+    assert several.endswith("ORDER BY deliveries.id FOR UPDATE)")
 
 
 async def test_a_batch_does_not_end_where_its_deliveries_cannot_be_written(
