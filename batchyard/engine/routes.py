@@ -28,7 +28,7 @@ def routes_with_field(openapi: bytes, field: str) -> frozenset[str]:
     """The paths that take POST with a JSON object that may have ``field``."""
     try:
         document = msgspec.json.decode(openapi, type=_Document)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return frozenset()
     return frozenset(
         path

@@ -23,7 +23,7 @@ def seats_of(server_info: bytes) -> int | None:
     """From vLLM's ``/server_info?config_format=json``, for all its ranks; None: unknown."""
     try:
         config = msgspec.json.decode(server_info, type=_ServerInfo).vllm_config
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
     seats = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
     return seats if seats > 0 else None

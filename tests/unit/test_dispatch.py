@@ -90,6 +90,9 @@ class SmallPrefect:
             return web.json_response({"detail": refusal}, status=403)
         if self.status != 200:
             return web.json_response({"detail": "no"}, status=self.status)
+        return await self.answer_call(request)
+
+    async def answer_call(self, request: web.Request) -> web.Response:
         match request.path.removeprefix("/api/").split("/"):
             case ["deployments", "name", *names] if "/".join(names) in self.deployments:
                 return web.json_response({"id": "--".join(names)})
@@ -510,9 +513,9 @@ async def test_a_flow_run_without_a_process_is_ended_at_the_second_look(
 @pytest.mark.parametrize(
     ("workers", "is_lost"),
     [
-        ([worker("ONLINE", ago=500)], False),
-        ([worker("OFFLINE", ago=500)], True),
-        ([worker("OFFLINE", ago=500), worker("ONLINE", ago=10)], True),
+        ([("ONLINE", 500)], False),
+        ([("OFFLINE", 500)], True),
+        ([("OFFLINE", 500), ("ONLINE", 10)], True),
         ([], True),
     ],
 )
@@ -520,12 +523,12 @@ async def test_a_pending_runner_is_waited_for_unless_the_worker_that_took_it_is_
     api: PrefectApi,
     prefect: SmallPrefect,
     store: Store,
-    workers: list[dict[str, Any]],
+    workers: list[tuple[str, float]],
     is_lost: bool,
 ) -> None:
     await api.start(RUN_CHUNKS, {}, name=MODEL)
     prefect.put("PENDING", ago=200)
-    prefect.workers = workers
+    prefect.workers = [worker(status, ago=ago) for status, ago in workers]
     seen: set[str] = set()
     for _ in range(2):
         await bury(api, store, seen)
