@@ -108,8 +108,10 @@ class ChunkRun:
     _is_waiting: bool = False
     """Nothing is admitted until all of that is finished."""
     _flushed: asyncio.Event = field(default_factory=asyncio.Event)
+    _unrecorded: ChunkTally | None = None
+    """What is durable and not yet in the chunk's row."""
     _has_run: bool = False
-    """Whether a request has been answered since the last flush."""
+    """Whether a request has been answered since the row was written last."""
     _failure: Exception | None = None
     _unflushed: list[bytes] = field(default_factory=list)
     _unflushed_bytes: int = 0
@@ -272,6 +274,8 @@ class ChunkRun:
                 await self._give_up(descriptor, requests[:given_up])
             size = company_of(self.lease)
             if size is not None:
+                # Others need not wait between the groups; one that runs alone keeps them out.
+                self.admission.leave()
                 suspects = requests[given_up : given_up + NARROWING * size]
                 for first in range(0, len(suspects), size):
                     await self._admit_some(descriptor, suspects[first : first + size])
@@ -414,28 +418,40 @@ class ChunkRun:
                 await self._flush()
 
     async def _flush(self) -> None:
-        if not self._unflushed:
-            return
+        """Bytes first, then the row that counts them."""
+        if self._unflushed:
+            await self._write_segment()
+        if self._unrecorded is not None:
+            await self._record(self._unrecorded)
+            self._unrecorded = None
+
+    async def _record(self, tally: ChunkTally) -> None:
+        clears, self._has_run = self._has_run, False
+        try:
+            await self.services.store.chunks.record_progress(
+                self.lease,
+                completed=tally.completed,
+                failed=tally.failed,
+                usage=tally.usage.to_wire(),
+                clears=clears,
+            )
+        except BaseException:
+            self._has_run = self._has_run or clears
+            raise
+
+    async def _write_segment(self) -> None:
         entries, self._unflushed, self._unflushed_bytes = self._unflushed, [], 0
         tally = ChunkTally(self.tally.completed, self.tally.failed, self.tally.usage)
         lease = self.lease
         key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence)
         self._sequence += 1
         try:
-            # Bytes first, then the row that counts them.
             await put_bytes(self.services.storage, key, entries)
         except BaseException:
             self._unflushed = entries + self._unflushed
             self._unflushed_bytes += sum(map(len, entries))
             raise
-        clears, self._has_run = self._has_run, False
-        await self.services.store.chunks.record_progress(
-            lease,
-            completed=tally.completed,
-            failed=tally.failed,
-            usage=tally.usage.to_wire(),
-            clears=clears,
-        )
+        self._unrecorded = tally
 
 
 def _read_lines(descriptor: int, requests: Sequence[_Planned]) -> list[Envelope | UnreadableLine]:

@@ -9,50 +9,39 @@ import secrets
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from batchyard.errors import (
-    BatchyardError,
-    LeaseLost,
-    ObjectNotFound,
-    RecordNotFound,
-    StorageError,
-    StoreError,
-)
+from batchyard.errors import EngineLost, LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.admission import Admission
 from batchyard.steps.cache_isolation import CacheIsolation
 from batchyard.steps.chunk import ChunkRun
 from batchyard.steps.inputs import Inputs
-from batchyard.steps.keys import file_key, plan_key
+from batchyard.steps.keys import plan_key
 from batchyard.steps.log_words import describe
 from batchyard.steps.pace import Pace
-from batchyard.steps.patience import PASSING, patiently
-from batchyard.steps.publish import stop_failed
+from batchyard.steps.patience import patiently
 from batchyard.steps.retry_policy import RetryPolicy
+from batchyard.steps.returns import Returns
 from batchyard.steps.services import Progress
-from batchyard.steps.suspects import LAST_LEVEL, level_of, runs_alone
+from batchyard.steps.suspects import runs_alone
 from batchyard.steps.window import Window
 from batchyard.store import RunnerKind, RunnerStatus, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable, Collection
 
     from batchyard.engine.base import Engine, StartProgress
     from batchyard.steps.chunk import ChunkTally
     from batchyard.steps.services import Services
     from batchyard.store import ChunkLease, LeaseKey
 
-    _Return = Callable[[], Awaitable[object]]
-    """Ends a lease, one way or another."""
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
 
 logger = logging.getLogger(__name__)
 
 _MOST_REFUSALS = 10
 """A database that refuses so many claims in a row will not take any."""
-PUT_OFF_SECONDS = 30.0
-"""A batch that this machine cannot run is left to others for so long."""
 
 
 class Runner:
@@ -100,15 +89,12 @@ class Runner:
         self._turn = asyncio.Lock()
         """Held by the one chunk that is being admitted, see :mod:`batchyard.steps.admission`."""
         self._slow: Counter[str] = Counter()
-        self._put_off: dict[str, float] = {}
-        """Batches that cannot be run on this machine for now, and until when."""
-        self._owed: dict[LeaseKey, _Return] = {}
-        """What could not be given back yet."""
         self._is_making_room = False
         """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
         self._copying = asyncio.Lock()
         settings = services.settings
         self._retry = RetryPolicy(settings.request_attempts, settings.retry_pause_seconds)
+        self._returns = Returns(services, self._retry, is_shared=batch_id is None)
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
@@ -151,15 +137,23 @@ class Runner:
         :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the database
         says when it goes on to refuse; what is finished is durable then.
         """
+        chunks: set[asyncio.Task[ChunkTally | None]] = set()
         try:
-            async with asyncio.TaskGroup() as chunks:
-                async for lease in self.leases():
-                    work = chunks.create_task(self.run(lease.batch_id, lease.index))
-                    if on_begin is not None:
-                        on_begin(lease, work)
-        except BaseExceptionGroup as group:
-            # From leases(); it has ended the chunks, which raise nothing themselves.
-            raise group.exceptions[0] from None
+            async for lease in self.leases():
+                work = asyncio.create_task(self.run(lease.batch_id, lease.index))
+                chunks.add(work)
+                work.add_done_callback(chunks.discard)
+                if on_begin is not None:
+                    on_begin(lease, work)
+            await _until_done(chunks)
+        except EngineLost:
+            # They see it themselves and save what is finished; a cancellation would cut that short.
+            await _until_done(chunks)
+            raise
+        finally:
+            for work in chunks:
+                work.cancel()
+            await _until_done(chunks)
         # Chunks that the engine has left end in silence, and leases() may have ended before.
         self._window.check()
         return self.answered
@@ -235,7 +229,8 @@ class Runner:
             if self._window.has_ended:
                 # leases() raises it; the chunk is given back as the runner ends.
                 return None
-            await self._give_back_after(error, lease)
+            self._inputs.forget(batch_id)
+            await self._returns.after(error, lease)
         finally:
             del self._running[lease.key]
             admission.leave()
@@ -279,7 +274,7 @@ class Runner:
             return lease
         # Not kept: a death of this runner meanwhile would count against it.
         self._is_making_room = True
-        await self._give_back(lease.key, partial(self.services.store.chunks.release, lease))
+        await self._returns.release(lease)
         return None
 
     def _busy(self, *, but: LeaseKey | None = None) -> list[ChunkRun]:
@@ -291,77 +286,14 @@ class Runner:
         ]
 
     async def _claim(self) -> ChunkLease | None:
-        now = time.monotonic()
-        self._put_off = {batch: until for batch, until in self._put_off.items() if until > now}
         claimed = await self.services.store.chunks.claim(
             model=self.model,
             owner=self._owner,
             lease_seconds=self.services.settings.lease_seconds,
             batch_id=self.batch_id,
-            without=self._put_off.keys() | self._slow.keys(),
+            without=self._returns.put_off() | self._slow.keys(),
         )
         return claimed[0] if claimed else None
-
-    async def _give_back_after(self, error: BaseException, lease: ChunkLease) -> None:
-        """The error ends the chunk here: it is tried again, by this runner or another."""
-        self._inputs.forget(lease.batch_id)
-        chunks = self.services.store.chunks
-        if await self._is_passing(error, lease):
-            logger.warning("chunk.put_off chunk=%s %s", lease.key, describe(error))
-            self._put_off[lease.batch_id] = time.monotonic() + PUT_OFF_SECONDS
-            await self._give_back(lease.key, partial(chunks.release, lease))
-            return
-        logger.warning(
-            "chunk.struck chunk=%s strikes=%d %s", lease.key, lease.strikes + 1, describe(error)
-        )
-        logger.debug("chunk.struck chunk=%s", lease.key, exc_info=error)
-        if level_of(lease) >= LAST_LEVEL:
-            await self._give_back(lease.key, partial(self._fail_batch, error, lease))
-        else:
-            pause = self._retry.pause_seconds(lease.strikes + 1, None)
-            await self._give_back(lease.key, partial(chunks.strike, lease, pause_seconds=pause))
-
-    async def _is_passing(self, error: BaseException, lease: ChunkLease) -> bool:
-        """Whether the error is about this machine, or everything, and not about the chunk."""
-        if isinstance(error, PASSING):
-            return True
-        if not isinstance(error, ObjectNotFound) or self.batch_id is not None:
-            return False
-        # A machine with the wrong folder finds neither of the batch's objects.
-        try:
-            batch = await self.services.store.batches.get(lease.batch_id)
-            keys = (plan_key(batch.id), file_key(batch.input_file_id))
-            return not any([await self._has(key) for key in keys])
-        except RecordNotFound:
-            return False
-        except (StoreError, StorageError):
-            return True
-
-    async def _has(self, key: str) -> bool:
-        try:
-            await self.services.storage.size(key)
-        except ObjectNotFound:
-            return False
-        return True
-
-    async def _fail_batch(self, error: BaseException, lease: ChunkLease) -> None:
-        """Not even error lines could be written for the chunk: nothing of it can be read."""
-        if not isinstance(error, BatchyardError):
-            error = BatchyardError(f"Chunk {lease.index} cannot be run: {describe(error)}.")
-        await stop_failed(self.services, lease.batch_id, error)
-        await self.services.store.chunks.release(lease)
-
-    async def _give_back(self, key: LeaseKey, call: _Return) -> None:
-        """``call`` ends the lease; what the database refuses is tried again at the next look."""
-        try:
-            await call()
-        except LeaseLost as error:
-            logger.warning("chunk.lost %s", error)
-        except Exception as error:  # noqa: BLE001 - to be tried again, whatever it is
-            logger.warning("chunk.not_given_back chunk=%s %s", key, describe(error))
-            self._owed[key] = call
-            return
-        self._owed.pop(key, None)
 
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:
@@ -389,10 +321,9 @@ class Runner:
                 task.cancel()
             await asyncio.wait(background)
             for lease in self._held.values():
-                release = partial(self.services.store.chunks.release, lease)
                 # One that fails ends by itself, when it is not renewed any more.
-                await self._give_back(lease.key, release)
-            await self._pay_back()
+                await self._returns.release(lease)
+            await self._returns.catch_up()
 
     async def _keep_leases(self) -> None:
         """Renew every lease that is held, in one statement."""
@@ -409,16 +340,11 @@ class Runner:
         """See what has become of what is held, tell that this runner lives, and how fast it is."""
         while True:
             await asyncio.sleep(self.services.settings.look_seconds)
-            for part in (self._look, self._tell, self._pay_back):
+            for part in (self._look, self._tell, self._returns.catch_up):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better
                     logger.warning("runner.not_seen runner=%s %s", self._owner, describe(error))
-
-    async def _pay_back(self) -> None:
-        """Give back what the database would not take before."""
-        for key, call in list(self._owed.items()):
-            await self._give_back(key, call)
 
     async def _look(self) -> None:
         """Tell chunks that are not wanted any more."""
@@ -488,6 +414,11 @@ class Runner:
         self.services.on_progress(
             Progress(self.batch_id or "", "loading", done, total, start.message)
         )
+
+
+async def _until_done(tasks: Collection[asyncio.Task[Any]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:
