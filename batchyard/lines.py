@@ -11,6 +11,7 @@ import hashlib
 import re
 from array import array
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -331,7 +332,9 @@ class Validator:
         file.seek(0)
         seen: set[str] = set()
         errors_by_line = []
-        for physical in read_lines(file, self.rules.limits.max_line_bytes):
+        limits = self.rules.limits
+        # No more than was read before: a file may have any number of lines behind its limit.
+        for physical in islice(read_lines(file, limits.max_line_bytes), limits.max_requests):
             custom_id = _custom_id_of(physical.data)
             if custom_id is None or _hash64(custom_id) not in suspects:
                 continue

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from batchyard.duplicates import answer_digest
 from batchyard.errors import BrokenLine, InputRefused
 from batchyard.framing import PhysicalLine, custom_id_of, parse_envelope, read_lines
-from batchyard.lines import RequestLine, Rules, Validator
+from batchyard.lines import REQUIRED_FIELDS, RequestLine, Rules, Validator
+from batchyard.prompt import expected_output_tokens, prompt_key
 
 CHAT = "/v1/chat/completions"
 BODY = '{"model":"m","messages":[]}'
@@ -137,6 +139,33 @@ def test_whatever_the_validator_yields_the_runner_reads_with_the_same_values(
     assert (envelope.custom_id, envelope.url) == (line.custom_id, line.url)
     assert custom_id_of(data) == line.custom_id
     assert validated_body(bytes(envelope.body)) == line.body
+
+
+BODIES = st.dictionaries(
+    st.sampled_from(
+        [
+            *("messages", "input", "prompt", "tools", "instructions", "max_tokens", "n", "seed"),
+            *("temperature", "query", "documents", "text_1", "text_2", "data", "file_url", "stop"),
+        ]
+    ),
+    VALUES,
+)
+
+
+@given(BODIES, st.sampled_from(sorted(REQUIRED_FIELDS)))
+@example({"messages": f'[{{"role":{"9" * 4300}}}]', "n": "9" * 4300, "seed": "1"}, CHAT)
+def test_whatever_the_validator_yields_can_be_planned(body: dict[str, str], url: str) -> None:
+    fields = "".join(f',"{name}":{value}' for name, value in body.items())
+    line = validated(
+        f'{{"custom_id":"a","method":"POST","url":"{url}","body":{{"model":"m"{fields}}}}}'.encode()
+    )
+    if line is None:
+        return
+    key, size = prompt_key(line.url, line.body)
+    assert key.startswith(url.encode())
+    assert 0 <= size < 2**31
+    assert 0 <= expected_output_tokens(line.url, line.body) <= 2**31
+    assert len(answer_digest(line.url, line.body)) == 16
 
 
 def validated_body(raw: bytes) -> dict[str, Any]:

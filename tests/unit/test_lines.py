@@ -322,6 +322,15 @@ def test_messages_never_quote_the_input() -> None:
     assert not any(secret in entry.message for entry in caught.value.entries)
 
 
+def test_lines_behind_the_limit_are_not_read_again() -> None:
+    """A file of a hundred thousand lines must not cost more than one of the most that are taken."""
+    data = dumps(*(request("a") for _ in range(3)))
+    assert refusal(data, limits=Limits(max_requests=2)) == [
+        ("duplicate_custom_id", "custom_id", 2),
+        ("too_many_tasks", None, None),
+    ]
+
+
 @given(st.binary(max_size=200))
 def test_no_input_whatever_breaks_the_validator(data: bytes) -> None:
     with contextlib.suppress(InputRefused):
