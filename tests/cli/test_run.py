@@ -79,7 +79,9 @@ def test_fields_and_media_urls_of_ones_own_file_reach_the_engine(
     terminal: Terminal, engine_url: str
 ) -> None:
     """As with ``vllm run-batch``; ``--client-rules`` refuses the file as the API would."""
-    lines = [chat_line(f"id-{n}", priority=7, chat_template="x", n=9) for n in range(3)]
+    lines = [chat_line(f"id-{n}") for n in range(3)]
+    for line in lines:
+        line["body"] |= {"priority": 7, "chat_template": "x", "n": 9}
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     lines[1]["body"]["messages"][0]["content"] = [image]
     terminal.write("in.jsonl", lines)
