@@ -86,7 +86,7 @@ def _is_for_us(tag: Tag) -> bool:
         tag.platform.startswith(("manylinux", "linux")) and tag.platform.endswith(_MACHINES)
     )
     cpython = re.fullmatch(r"cp3(\d+)", tag.interpreter)
-    is_our_python = tag.interpreter == "py3" or (
+    is_our_python = re.fullmatch(r"py3\d*", tag.interpreter) is not None or (
         cpython is not None
         and (int(cpython[1]) >= _OLDEST_PYTHON or tag.abi in {"abi3", "none"})
         and not tag.abi.endswith("t")
