@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 _KEPT_SECONDS: Final = 60.0
 """A model that was offered is believed to be for as long as this; one that was not is asked for."""
 _PATIENCE_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 10.0
+"""A Prefect that did not say is not asked again for as long as this: many batches may wait."""
 _SHOWN_CHARS: Final = 100
 
 
@@ -29,17 +31,20 @@ class OfferedModels:
 
     def __init__(self) -> None:
         self._names: frozenset[str] = frozenset()
-        self._asked_at = -_KEPT_SECONDS
+        self._asked_at = self._failed_at = -_KEPT_SECONDS
         self._asking = asyncio.Lock()
 
     async def why_not(self, model: str) -> str | None:
         """Why no engine serves the model, and what to do; None: one does, or it is not known."""
         async with self._asking:
-            is_known = time.monotonic() - self._asked_at < _KEPT_SECONDS
-            if is_known and model in self._names:
+            now = time.monotonic()
+            if now - self._asked_at < _KEPT_SECONDS and model in self._names:
+                return None
+            if now - self._failed_at < _PAUSE_SECONDS:
                 return None
             names = await _ask()
             if names is None:
+                self._failed_at = time.monotonic()
                 return None
             self._names, self._asked_at = names, time.monotonic()
         return None if model in names else _missing(model)

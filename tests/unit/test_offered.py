@@ -47,8 +47,11 @@ async def test_prefect_is_asked_again_only_for_what_it_did_not_offer(
 async def test_while_prefect_does_not_say_every_model_is_accepted(
     prefect: SmallPrefect, status: int
 ) -> None:
+    """And for some seconds it is not asked again: many batches may be waiting for it."""
     prefect.status = status
-    assert await OfferedModels().why_not("a") is None
+    offered = OfferedModels()
+    assert [await offered.why_not("a") for _ in range(5)] == [None] * 5
+    assert len(prefect.asked) == 1
 
 
 async def test_without_a_prefect_every_model_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
