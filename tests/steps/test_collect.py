@@ -195,3 +195,25 @@ async def test_a_line_that_cannot_be_read_any_more_costs_no_other_line_its_resul
     errors = await yard.results(batch.error_file_id)
     assert [line["custom_id"] for line in errors] == ["id-1", "", "id-3"]
     assert [line["custom_id"] for line in await yard.results(batch.output_file_id)] == ["id-0"]
+
+
+async def test_collectors_under_two_leases_write_no_object_of_each_other(yard: Yard) -> None:
+    """The later one may have published by the time that the earlier one goes on."""
+    batch_id = await yard.prepared(lines(2))
+    await write_segment(yard, batch_id, 1, answer(0))
+    keys = set()
+    for epoch in (1, 2):
+        made = await collect_results(yard.services, batch_id, epoch)
+        assert made.output is not None
+        assert made.error is not None
+        keys |= {made.output.storage_key, made.error.storage_key}
+    assert len(keys) == 4
+
+
+async def test_result_files_are_their_batchs_tenants(yard: Yard) -> None:
+    batch_id = await yard.prepared(lines(2), tenant="search")
+    await write_segment(yard, batch_id, 1, answer(0))
+    batch = await end(yard, batch_id)
+    files = yard.services.store.files
+    for file_id in (batch.output_file_id, batch.error_file_id):
+        assert (await files.get(str(file_id))).tenant == "search"

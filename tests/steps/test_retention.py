@@ -13,8 +13,11 @@ import pytest
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import RecordNotFound, StorageUnavailable
 from batchyard.lifecycle import BatchStatus
+from batchyard.steps.collect import collect_results
 from batchyard.steps.keys import file_key, part_key, plan_key, segment_key
+from batchyard.steps.publish import publish_results
 from batchyard.steps.retention import Expired, Swept, expire_files, sweep_orphans
+from batchyard.steps.run import run_chunks
 from batchyard.steps.segments import put_bytes
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import NewBatch, NewFile
@@ -138,6 +141,39 @@ async def test_results_of_every_claim_are_kept_until_the_batch_has_ended(yard: Y
     await yard.services.store.batches.fail(batch_id, [])
     await sweep_orphans(yard.services, 0)
     assert await keys(yard, key) == []
+
+
+async def test_a_batch_that_ends_while_the_sweep_looks_keeps_its_results(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends between the two reads, whichever is the first."""
+    batch_id = await yard.prepared(lines(2))
+    files = yard.services.store.files
+    await run_chunks(yard.services, "stub-model", batch_id=batch_id)
+    made = await collect_results(yard.services, batch_id, 0)
+    assert made.output is not None
+    has_ended = False
+
+    async def end_after(found: Any) -> Any:
+        nonlocal has_ended
+        if not has_ended:
+            has_ended = True
+            await publish_results(yard.services, batch_id, made)
+        return found
+
+    awaited, storage_keys = files.awaited, files.storage_keys
+
+    async def awaited_then() -> Any:
+        return await end_after(await awaited())
+
+    async def storage_keys_then(keys: Any) -> Any:
+        return await end_after(await storage_keys(keys))
+
+    monkeypatch.setattr(files, "awaited", awaited_then)
+    monkeypatch.setattr(files, "storage_keys", storage_keys_then)
+    await sweep_orphans(yard.services, 0)
+    assert has_ended
+    assert made.output.storage_key in await keys(yard)
 
 
 async def test_an_object_stays_by_the_key_that_its_row_has(yard: Yard) -> None:

@@ -788,3 +788,56 @@ async def test_a_pause_that_is_no_number_is_not_honoured(asked_seconds: float) -
 
 async def test_any_number_of_attempts_has_a_pause() -> None:
     assert RetryPolicy(5000, 0.5, 30.0).pause_seconds(4000, None) <= 30.0
+
+
+async def test_an_abort_between_two_deaths_is_no_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine has answered nothing: it is given up all the same."""
+    monkeypatch.setattr(window_module, "_DEATHS_WITHOUT_ANSWER", 2)
+    engine = stub()
+    async with opened(engine) as window:
+        a, b = Owner(window, "a"), Owner(window, "b")
+        await a.submit("slow")
+        await b.submit("slow")
+        await until(lambda: engine.running == 2)
+        engine.kill()
+        await until(lambda: engine.starts == 2 and engine.running == 1)
+        await a.withdraw(abort=True)
+        await until(lambda: runs_of(engine, "b") == 2 and engine.running == 1)
+        assert engine.aborted >= 1
+
+        engine.kill()
+
+        async with asyncio.timeout(SOON_SECONDS):
+            await window.ended()
+        with pytest.raises(EngineLost):
+            window.check()
+
+
+async def test_an_engine_that_dies_again_and_again_is_started_after_ever_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    class Hurried:
+        """asyncio without its pauses."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        async def sleep(self, seconds: float) -> None:
+            pauses.append(seconds)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(window_module, "asyncio", Hurried())
+    monkeypatch.setattr(window_module, "_LONGEST_RESTART_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(window_module, "_DEATHS_WITHOUT_ANSWER", 8)
+    monkeypatch.setattr(window_module, "_STRIKES", 100)
+    engine = stub(faults=[Fault(FaultKind.DEATH)])
+    async with opened(engine) as window:
+        await Owner(window, "a").submit("quick")
+        async with asyncio.timeout(SOON_SECONDS):
+            await window.ended()
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert engine.starts == 8

@@ -149,7 +149,7 @@ async def test_what_another_transaction_has_locked_is_passed_over(
     postgres_url: str, sealing_key: str, what: str
 ) -> None:
     """Whoever waited for it would hold up everybody behind."""
-    table = what.split(maxsplit=1)[0]
+    table = what.partition(" ")[0]
     async with (
         open_store(postgres_url, keys=[sealing_key]) as store,
         open_store(postgres_url, keys=[sealing_key]) as other,
