@@ -20,10 +20,10 @@ ENGINE := .venv-engine/.made-$(DEVICE)
 MODELS := .models/.made
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench up lock clean
+.PHONY: help setup demo test test-slow test-mutations check bench up lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 setup: $(INSTALLED) $(ENGINE) $(MODELS) ## both environments and the tiny models; nothing where they exist
 
@@ -35,6 +35,9 @@ test: setup ## the tests
 
 test-slow: setup ## the long fault and scale tests
 	.venv/bin/pytest -m slow $(ARGS)
+
+test-mutations: setup ## wrong changes of the product, one at a time: does a test notice?
+	@.venv/bin/python -m tests.mutations $(ARGS)
 
 check: setup ## format, lint, types, import contracts, tests: what a change must pass
 	.venv/bin/ruff format --check .

@@ -299,3 +299,20 @@ async def test_parts_that_an_upload_has_left_are_wiped_after_a_day(yard: Yard) -
     written_hours_ago(yard, left, 25)
     assert (await sweep_orphans(yard.services)).objects == 1
     assert await keys(yard, "uploads/") == [fresh]
+
+
+async def test_what_somebody_else_has_expired_meanwhile_is_theirs_to_wipe(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = await record(yard, "files/theirs")
+    await record(yard, "files/ours")
+    files = yard.services.store.files
+    delete_expired = files.delete_expired
+
+    async def after_another(file_ids: Any) -> Any:
+        await delete_expired([theirs.id])
+        return await delete_expired(file_ids)
+
+    monkeypatch.setattr(files, "delete_expired", after_another)
+    assert await expire_files(yard.services) == Expired(1, len(CANARY), 1)
+    assert await keys(yard) == ["files/theirs"]

@@ -841,3 +841,22 @@ async def test_an_engine_that_dies_again_and_again_is_started_after_ever_longer_
             await window.ended()
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
     assert engine.starts == 8
+
+
+async def test_who_waits_for_a_slot_is_told_that_the_engine_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody would ever free one."""
+    monkeypatch.setattr(window_module, "_DEATHS_WITHOUT_ANSWER", 1)
+    engine = stub()
+    async with opened(engine) as window:
+        a = Owner(window, "a")
+        await a.submit(*["slow"] * window.size)
+        waiting = [asyncio.create_task(a.submit("slow")) for _ in range(3)]
+        await until(lambda: engine.running == 2)
+
+        engine.kill()
+
+        async with asyncio.timeout(SOON_SECONDS):
+            ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(end) for end in ends] == [EngineLost] * 3
