@@ -860,3 +860,14 @@ async def test_who_waits_for_a_slot_is_told_that_the_engine_was_given_up(
         async with asyncio.timeout(SOON_SECONDS):
             ends = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(end) for end in ends] == [EngineLost] * 3
+
+
+async def test_a_request_that_was_alone_at_two_deaths_is_not_tried_a_third_time() -> None:
+    """Each of them costs a start, and a large model loads for minutes."""
+    engine = stub(faults=[Fault(FaultKind.DEATH, lambda body: b"bad" in body)])
+    async with opened(engine) as window:
+        a = Owner(window, "a")
+        await a.submit("bad")
+        await a.has(1)
+    assert json.loads(a.results[1].line)["error"]["code"] == NoAnswerCode.ENGINE_CRASH
+    assert runs_of(engine, "a") == 2
