@@ -33,6 +33,8 @@ from batchyard.machine import Machine, this_machine
 from batchyard.notify.email import check_address
 from batchyard.web.address import AddressGuard
 
+_BATCH_LEASE_SECONDS = 30.0
+
 
 class LimitSettings(BaseSettings):
     """What one input file may hold; see :class:`batchyard.lines.Limits`."""
@@ -169,7 +171,8 @@ class Settings(BaseSettings):
     chunk_requests: int = Field(default=1024, ge=1)
     """About how many requests one chunk holds."""
     lease_seconds: float = Field(default=60.0, gt=0)
-    """How long a runner owns a batch, a chunk or an engine slot without a sign of life."""
+    """How long a runner owns a chunk or an engine slot, and at most 30 seconds of it a batch,
+    without a sign of life."""
     look_seconds: float = Field(default=1.0, gt=0)
     """How often a runner looks whether what it runs is still wanted."""
     poll_seconds: float = Field(default=0.25, gt=0)
@@ -263,6 +266,15 @@ class Settings(BaseSettings):
     def pool_of(self, model: str) -> str:
         """The work pool whose workers run the model's engines."""
         return self.pools.get(model, "gpu")
+
+    @property
+    def batch_lease_seconds(self) -> float:
+        """How long a process owns a batch without a sign of life: never more than 30 seconds.
+
+        Batches whose process has crashed wait for so long, and it costs no inference when
+        another process takes them over too soon.
+        """
+        return min(self.lease_seconds, _BATCH_LEASE_SECONDS)
 
     @property
     def address_guard(self) -> AddressGuard | None:

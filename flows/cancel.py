@@ -70,4 +70,5 @@ async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None: 
         # Where this fails, the reconciler does it within a minute.
         with suppress(DispatchFailed, SettingsError):
             async with PrefectApi.from_environment() as api:
-                await wake_batch_runner(api, store, silent_seconds=services.settings.lease_seconds)
+                silent_seconds = services.settings.batch_lease_seconds
+                await wake_batch_runner(api, store, silent_seconds=silent_seconds)

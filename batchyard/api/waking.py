@@ -52,7 +52,7 @@ class RunnerWaker:
             await asyncio.sleep(_PAUSE_SECONDS if await self._ask() else _RETRY_SECONDS)
 
     async def _ask(self) -> bool:
-        lease_seconds = self._services.settings.lease_seconds
+        lease_seconds = self._services.settings.batch_lease_seconds
         try:
             await wake_batch_runner(
                 self._prefect, self._services.store, silent_seconds=lease_seconds

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 async def wake(api: PrefectApi, services: Services, what: str) -> None:
     """See to it that ``what`` is taken up; on standard error, that it has to wait."""
     try:
-        await wake_batch_runner(api, services.store, silent_seconds=services.settings.lease_seconds)
+        silent_seconds = services.settings.batch_lease_seconds
+        await wake_batch_runner(api, services.store, silent_seconds=silent_seconds)
     except BatchyardError as error:
         typer.echo(
             f"batchyard: {error} {what} is kept: it waits until Prefect is back and the "

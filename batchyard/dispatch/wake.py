@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from batchyard.dispatch.prefect_api import RUN_BATCHES
@@ -11,14 +12,17 @@ if TYPE_CHECKING:
     from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
     from batchyard.store import Store
 
+_BEGIN_SECONDS = 30.0
+"""A process that has not begun by then may be gone. If it is not, there are two, which share."""
+
 
 async def wake_batch_runner(
     api: PrefectApi, store: Store, *, silent_seconds: float
 ) -> FlowRun | None:
-    """See to it that somebody leases batches; the flow run that is about to.
+    """See to it that a process leases batches; the flow run that is about to.
 
-    None when one does already: it gave a sign of life in the last ``silent_seconds``. Of callers
-    at once all get the same flow run. Raises :class:`~batchyard.errors.DispatchFailed`,
+    None when one does already: it gave a sign of life in the last ``silent_seconds``. Callers at
+    once all get the same flow run. Raises :class:`~batchyard.errors.DispatchFailed`,
     :class:`~batchyard.errors.SettingsError`.
     """
     rows = await store.runners.live(kind=RunnerKind.BATCHES, within_seconds=silent_seconds)
@@ -27,8 +31,14 @@ async def wake_batch_runner(
     last = await api.latest(RUN_BATCHES)
     leaving = {row.flow_run_id for row in rows}
     for run in await api.active(RUN_BATCHES):
-        if run.state != "CANCELLING" and not run.is_late() and run.id not in leaving:
+        if run.id not in leaving and _is_about_to(run, silent_seconds):
             return run
     return await api.start_after(
         RUN_BATCHES, {}, name="run-batches", last=last.id if last else None
     )
+
+
+def _is_about_to(run: FlowRun, silent_seconds: float) -> bool:
+    """Whether it will lease batches soon. One that runs for so long already would be known."""
+    limits = {"SCHEDULED": math.inf, "PENDING": _BEGIN_SECONDS, "RUNNING": silent_seconds}
+    return run.state_seconds < limits.get(run.state, 0.0)

@@ -145,7 +145,7 @@ async def accept_batch(
         quota=default_quota(services),
         batches_per_hour=batches_per_hour,
         owner=owner,
-        lease_seconds=services.settings.lease_seconds,
+        lease_seconds=services.settings.batch_lease_seconds,
         idempotency=idempotency,
     )
 

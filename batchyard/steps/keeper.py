@@ -98,7 +98,7 @@ class BatchKeeper:
     async def claim(self, limit: int) -> list[str]:
         """Lease up to ``limit`` batches, whichever come first; to be held or given back."""
         leases = await self.services.store.batch_leases.claim(
-            owner=self.owner, lease_seconds=self.services.settings.lease_seconds, limit=limit
+            owner=self.owner, lease_seconds=self.services.settings.batch_lease_seconds, limit=limit
         )
         for lease in leases:
             # Ours until its lease ran out: whoever still works on it here works for nobody.
@@ -191,7 +191,7 @@ class BatchKeeper:
                 self._held[batch_id] = _Held(lease)
                 return
             leases = await store.batch_leases.claim(
-                owner=self.owner, lease_seconds=settings.lease_seconds, batch_id=batch_id
+                owner=self.owner, lease_seconds=settings.batch_lease_seconds, batch_id=batch_id
             )
             if leases:
                 self._held[batch_id] = _Held(leases[0])
@@ -206,7 +206,7 @@ class BatchKeeper:
             await self.services.store.batch_leases.release(held.lease, after_seconds=after_seconds)
 
     async def _keep_leases(self) -> None:
-        lease_seconds = self.services.settings.lease_seconds
+        lease_seconds = self.services.settings.batch_lease_seconds
         while True:
             await asyncio.sleep(lease_seconds / 3)
             try:

@@ -161,6 +161,18 @@ class BatchLeases:
 
         return await self._database.read(work)
 
+    async def next_end_seconds(self) -> float | None:
+        """How long the lease that ends next still runs; None: no batch that runs is leased."""
+        statement = select(func.min(BATCHES.c.lease_expires_at) - clock()).where(
+            _IS_UNFINISHED, BATCHES.c.owner.is_not(None), BATCHES.c.lease_expires_at > clock()
+        )
+
+        async def work(connection: AsyncConnection) -> float | None:
+            seconds = (await connection.execute(statement)).scalar_one()
+            return None if seconds is None else float(seconds)
+
+        return await self._database.read(work)
+
     async def live_flow_runs(self) -> set[str]:
         """The flow runs that the holders of live leases have named."""
         statement = select(BATCHES.c.flow_run_id).where(

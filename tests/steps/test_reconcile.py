@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
-from batchyard.steps.reconcile import reconcile
+from batchyard.steps.reconcile import reconcile, unrenewed_lease_seconds
 from batchyard.store import ChunkStatus, RunnerKind
 from tests.steps.conftest import Yard, chat_line
-
-if TYPE_CHECKING:
-    import pytest
 
 RUN_OUT = -1.0
 
@@ -61,3 +58,27 @@ async def test_what_it_did_is_in_the_log_without_a_word_of_the_input(
     await reconcile(yard.services)
     assert "runner.lost" in caplog.text
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("left_seconds", "is_waited_for"),
+    [
+        (30.0, False),  # renewed just now
+        (20.5, False),  # to be renewed at any moment
+        (12.0, True),
+    ],
+)
+async def test_a_lease_that_was_not_renewed_in_time_is_waited_for(
+    yard: Yard, left_seconds: float, is_waited_for: bool
+) -> None:
+    """The default of a lease is a minute, and that of a batch is 30 seconds at most."""
+    yard.set(lease_seconds=60.0)
+    batch_id = await yard.create([chat_line("one")])
+    assert await unrenewed_lease_seconds(yard.services) is None
+    leases = yard.services.store.batch_leases
+    assert await leases.claim(owner="gone", lease_seconds=left_seconds, batch_id=batch_id)
+    seconds = await unrenewed_lease_seconds(yard.services)
+    if not is_waited_for:
+        assert seconds is None
+    else:
+        assert seconds == pytest.approx(left_seconds, abs=1)

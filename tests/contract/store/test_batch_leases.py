@@ -315,6 +315,20 @@ async def test_what_nobody_takes_care_of_is_counted(store: Store) -> None:
     assert await store.batch_leases.free_count() == 3
 
 
+async def test_the_lease_that_ends_next_is_known(store: Store) -> None:
+    assert await store.batch_leases.next_end_seconds() is None
+    for lease_seconds in (NOW_OVER, 40, 20):
+        await created(store)
+        await claim(store, lease_seconds=lease_seconds)
+    await store.batches.create(new_batch(), owner="a", lease_seconds=5)
+    ended = await store.batches.create(new_batch(), owner="a", lease_seconds=1)
+    await store.batches.fail(ended.id, [])
+    given_back = await store.batches.create(new_batch(), owner="a", lease_seconds=1)
+    await store.batch_leases.release(BatchLease(given_back.id, 1, "a"), after_seconds=2)
+    seconds = await store.batch_leases.next_end_seconds()
+    assert seconds == pytest.approx(5, abs=1)
+
+
 async def test_only_flow_runs_that_hold_a_live_lease_are_alive(store: Store) -> None:
     for flow_run_id in ("alive", "gone", "ended", "released"):
         lease_seconds = NOW_OVER if flow_run_id == "gone" else 60
