@@ -1,11 +1,13 @@
 """A PostgreSQL server of our own for a test session: one cluster, many databases, no TCP port.
 
-It listens on a Unix socket in a folder of its own, so that any number can run side by side.
-Without PostgreSQL's programs the test is skipped at the desk and fails in CI.
+It listens on a Unix socket in a folder of its own, so that any number can run side by side; one
+that several machines share listens on a port of loopback as well. Without PostgreSQL's programs
+the test is skipped at the desk and fails in CI.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -20,7 +22,7 @@ import asyncpg
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _START_TIMEOUT_SECONDS = 30.0
 _STOP_TIMEOUT_SECONDS = 10.0
@@ -33,7 +35,7 @@ _SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "off",
-    "max_connections": "100",
+    "max_connections": "200",
     "shared_buffers": "32MB",
 }
 
@@ -54,28 +56,39 @@ _CLUSTER = pytest.StashKey["PostgresCluster"]()
 
 @dataclass
 class PostgresCluster:
-    """A running server. ``folder`` holds its data and its socket."""
+    """A running server. ``folder`` holds its data and its socket; ``port``: of loopback, if any."""
 
     folder: Path
+    command: Sequence[str]
     process: subprocess.Popen[bytes]
+    port: int | None = None
     databases: int = 0
 
     def url(self, database: str) -> str:
         """For :func:`batchyard.store.open_store`."""
+        if self.port is not None:
+            return f"postgresql://{_SUPERUSER}@127.0.0.1:{self.port}/{database}"
         return f"postgresql://{_SUPERUSER}@/{database}?host={self.folder}"
 
     async def create_database(self, template: str = "template1") -> str:
         """A new database, a copy of ``template``, which nobody may be connected to."""
         self.databases += 1
         name = f"test_{self.databases}"
-        connection = await asyncpg.connect(
-            host=str(self.folder), user=_SUPERUSER, database="postgres"
-        )
+        connection = await asyncpg.connect(self.url("postgres"))
         try:
             await connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         finally:
             await connection.close()
         return name
+
+    async def renew_database(self, name: str) -> None:
+        """An empty database of this name, whoever uses the one that there may be."""
+        connection = await asyncpg.connect(self.url("postgres"))
+        try:
+            await connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+            await connection.execute(f'CREATE DATABASE "{name}"')
+        finally:
+            await connection.close()
 
     async def empty_database(self, name: str) -> None:
         """Make a migrated database as new: quicker than another copy of the template."""
@@ -86,15 +99,23 @@ class PostgresCluster:
         finally:
             await connection.close()
 
-    def stop(self) -> None:
-        """End the server at once and remove every trace of it."""
-        # Every backend ends without a checkpoint.
+    def crash(self) -> None:
+        """End the server at once, without a checkpoint, and every connection with it."""
         self.process.send_signal(signal.SIGQUIT)
         try:
             self.process.wait(_STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    def start_again(self) -> None:
+        """Return when it has recovered and takes connections, where it was."""
+        self.process = _run(self.command, self.folder)
+        _wait_until_ready(self)
+
+    def stop(self) -> None:
+        """End the server at once and remove every trace of it."""
+        self.crash()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -106,6 +127,16 @@ def postgres_for_session(request: pytest.FixtureRequest) -> PostgresCluster:
         request.config.stash[_CLUSTER] = cluster
         request.config.add_cleanup(cluster.stop)
     return cluster
+
+
+@contextlib.contextmanager
+def postgres_on(port: int) -> Iterator[PostgresCluster]:
+    """A cluster of its own that can be reached over TCP, for machines that share nothing else."""
+    cluster = _start(_binaries(), port)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def _binaries() -> Path:
@@ -120,7 +151,7 @@ def _binaries() -> Path:
     pytest.skip(message)
 
 
-def _start(binaries: Path) -> PostgresCluster:
+def _start(binaries: Path, port: int | None = None) -> PostgresCluster:
     # A socket's path has at most 107 bytes, which pytest's own folders may exceed.
     folder = Path(tempfile.mkdtemp(prefix="batchyard-pg-", dir="/tmp"))
     as_user = _unprivileged(folder)
@@ -129,17 +160,24 @@ def _start(binaries: Path) -> PostgresCluster:
     initdb += ["--username", _SUPERUSER, "--encoding", "UTF8", "--no-locale"]
     subprocess.run([*as_user, *initdb], check=True, stdout=subprocess.DEVNULL, cwd=folder)
     server = [str(binaries / "postgres"), "-D", str(data), "-k", str(folder)]
-    for name, value in _SETTINGS.items():
+    settings = dict(_SETTINGS)
+    if port is not None:
+        settings |= {"listen_addresses": "127.0.0.1", "port": str(port)}
+    for name, value in settings.items():
         server += ["-c", f"{name}={value}"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*as_user, *server], cwd=folder, stdout=log, stderr=log)
-    cluster = PostgresCluster(folder, process)
+    command = [*as_user, *server]
+    cluster = PostgresCluster(folder, command, _run(command, folder), port)
     try:
-        _wait_until_ready(cluster, data)
+        _wait_until_ready(cluster)
     except BaseException:
         cluster.stop()
         raise
     return cluster
+
+
+def _run(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
 
 
 def _unprivileged(folder: Path) -> Sequence[str]:
@@ -156,14 +194,15 @@ def _unprivileged(folder: Path) -> Sequence[str]:
     pytest.fail("PostgreSQL refuses to run as root, and there is no user to run it as.")
 
 
-def _wait_until_ready(cluster: PostgresCluster, data: Path) -> None:
+def _wait_until_ready(cluster: PostgresCluster) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-    status = data / "postmaster.pid"
+    status = cluster.folder / "data" / "postmaster.pid"
     while time.monotonic() < deadline:
         if cluster.process.poll() is not None:
             break
-        # The file's last line says when the server takes connections.
-        if status.exists() and status.read_text().rstrip().endswith("ready"):
+        # The file's first line says whose it is, its last one when it takes connections.
+        lines = status.read_text().split() if status.exists() else []
+        if lines and lines[0] == str(cluster.process.pid) and lines[-1] == "ready":
             return
         time.sleep(0.02)
     log = (cluster.folder / "log").read_text(errors="replace")

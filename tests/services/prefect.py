@@ -164,25 +164,32 @@ class PrefectServer:
 @contextlib.contextmanager
 def prefect_for_session(folder: Path, more: Mapping[str, str]) -> Iterator[PrefectServer]:
     """A server with this project's pools, deployments and block types; workers with ``more``."""
-    port = _free_port()
-    api_url = f"http://127.0.0.1:{port}/api"
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "BATCHYARD_"))
-    }
-    environment = inherited | _QUICK_AND_QUIET | dict(more)
-    environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": api_url}
-    server = PrefectServer(folder, api_url, environment)
-    try:
-        server.start_server()
+    with prefect_server(folder, more) as server:
         server.make_pools()
         for pool in POOLS:
             server.start_worker(pool)
         server.deploy()
         yield server
+
+
+@contextlib.contextmanager
+def prefect_server(folder: Path, more: Mapping[str, str]) -> Iterator[PrefectServer]:
+    """A server that runs and has nothing in it; its processes and commands have ``more``."""
+    api_url = f"http://127.0.0.1:{free_port()}/api"
+    environment = clean_environment() | _QUICK_AND_QUIET | dict(more)
+    environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": api_url}
+    server = PrefectServer(folder, api_url, environment)
+    try:
+        server.start_server()
+        yield server
     finally:
         server.stop_all()
+
+
+def clean_environment() -> dict[str, str]:
+    """What this process has inherited, without what Prefect and Batchyard read."""
+    ours = ("PREFECT_", "BATCHYARD_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 def engine_processes(model: str) -> list[int]:
@@ -214,7 +221,7 @@ def _is_healthy(api_url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

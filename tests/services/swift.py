@@ -19,7 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,9 +118,22 @@ class SwiftServer:
     """Where the server listens and the one account it knows."""
 
     endpoint_url: str
+    root: Path = field(repr=False)
     region: str = "us-east-1"
     access_key_id: str = "test:tester"
     secret_access_key: str = "testing"
+    _proxy: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
+
+    def go_away(self) -> None:
+        """SIGKILL to what clients speak to; what is stored stays."""
+        (proxy,) = self._proxy
+        proxy.kill()
+        proxy.wait()
+
+    def come_back(self) -> None:
+        """Return when it answers again, where it was."""
+        self._proxy[:] = [_start(self.root, "proxy")]
+        _wait_until_healthy(f"{self.endpoint_url}/healthcheck", self._proxy, self.root)
 
 
 @contextlib.contextmanager
@@ -134,13 +147,18 @@ def swift_for_session(root: Path) -> Iterator[SwiftServer]:
     for kind, port in zip(_BACKENDS, ports, strict=True):
         _write_ring(root, kind, port)
         _write_conf(root, kind, port, _BACKEND)
-    server = SwiftServer(f"http://127.0.0.1:{proxy_port}")
+    server = SwiftServer(f"http://127.0.0.1:{proxy_port}", root)
     _write_conf(root, "proxy", proxy_port, _PROXY, region=server.region)
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_running(root, kind)) for kind in (*_BACKENDS, "proxy")]
+        processes = []
+        for kind in _BACKENDS:
+            processes.append(_start(root, kind))
+            stack.callback(_stop, processes[-1])
+        server._proxy.append(_start(root, "proxy"))
+        stack.callback(lambda: _stop(server._proxy[0]))
         for port in ports:
             _wait_until_healthy(f"http://127.0.0.1:{port}/", processes, root)
-        _wait_until_healthy(f"{server.endpoint_url}/healthcheck", processes, root)
+        _wait_until_healthy(f"{server.endpoint_url}/healthcheck", server._proxy, root)
         yield server
 
 
@@ -187,24 +205,23 @@ def _write_ring(root: Path, kind: str, port: int) -> None:
     builder.get_ring().save(str(root / f"{kind}.ring.gz"))
 
 
-@contextlib.contextmanager
-def _running(root: Path, kind: str) -> Iterator[subprocess.Popen[bytes]]:
-    with (root / f"{kind}.log").open("wb") as log:
-        process = subprocess.Popen(
+def _start(root: Path, kind: str) -> subprocess.Popen[bytes]:
+    with (root / f"{kind}.log").open("ab") as log:
+        return subprocess.Popen(
             [sys.executable, _program(kind), root / f"{kind}.conf", "--verbose"],
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
     try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.wait(_STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _wait_until_healthy(url: str, processes: list[subprocess.Popen[bytes]], root: Path) -> None:
