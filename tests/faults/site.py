@@ -32,6 +32,7 @@ _POLL_SECONDS = 0.02
 _UNFINISHED_CODES = {
     BatchStatus.CANCELLED: "batch_cancelled",
     BatchStatus.EXPIRED: "batch_expired",
+    BatchStatus.FAILED: "batch_failed",
 }
 
 
