@@ -49,10 +49,13 @@ def lines(count: int, name: str) -> list[dict[str, Any]]:
     return [chat_line(f"{name}-{n}", f"question {n} of {name}") for n in range(count)]
 
 
-def poison(custom_id: str, key: str = "custom_id") -> bytes:
-    """A line that readers of JSON accept, and a typed decoder refuses."""
-    line = json.dumps(chat_line(custom_id))
-    return (f'{{"{key}":5,' + line[1:] + "\n").encode()
+def poison(custom_id: str, key: str = "url") -> bytes:
+    """A line that readers of JSON accept, and that is no request: this key is wrong or missing."""
+    line = chat_line(custom_id) | {"url": 5}
+    if key == "body":
+        line = chat_line(custom_id)
+        del line["body"]
+    return f"{json.dumps(line)}\n".encode()
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +120,7 @@ async def check_whole(yard: Yard, batch: BatchRecord, name: str, count: int) -> 
 # -- one line -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["custom_id", "url"])
+@pytest.mark.parametrize("key", ["url", "body"])
 async def test_a_line_that_cannot_be_read_costs_that_line_and_nobody_elses(
     yard: Yard, key: str
 ) -> None:
