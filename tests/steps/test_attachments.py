@@ -231,3 +231,17 @@ async def test_there_is_room_for_so_much_and_first_come_is_first_served() -> Non
 
 def test_at_least_one_file_fits() -> None:
     assert ROOM_BYTES >= MAX_FILE_BYTES
+
+
+async def test_a_file_that_is_too_large_costs_its_line_and_no_memory(
+    window: Window, server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attachments, "MAX_FILE_BYTES", 2000)
+    server.answers = [says(200, b"x" * 2001)]
+    results = Results()
+    async with Attachments(window, WEB) as one:
+        await one.submit(results.request(1, server.url()))
+    await until_all_is_free(window)
+    (line,) = results.lines.values()
+    assert line["error"]["code"] == "file_url_unavailable"
+    assert "larger than 2000 bytes" in line["error"]["message"]

@@ -94,6 +94,8 @@ async def test_a_request_that_outlasts_its_time_is_a_timeout_line(yard: Yard) ->
     (error,) = await yard.results(batch.error_file_id)
     assert error["error"]["code"] == "request_timeout"
     assert batch.status is BatchStatus.COMPLETED
+    # Once: another try would hold the engine for as long again.
+    assert sum(is_question(1)(request.body) for request in yard.engine.log) == 1
 
 
 async def test_a_dead_engine_is_started_again_and_every_line_is_answered(yard: Yard) -> None:
