@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 LATE_SECONDS: Final = 300.0
-"""So long every forecast must be late before anybody is told."""
+"""How long every forecast must be late before the batch is reported to be at risk."""
 _FORECAST_COLUMNS = [
     BATCHES.c[name]
     for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at")
