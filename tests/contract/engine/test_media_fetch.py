@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.engine.base import EngineRequest
-from tests.contract.engine import tiny_llava
 from tests.contract.engine.conftest import (
     CHAT,
     ENGINE_PYTHON,
@@ -36,7 +35,8 @@ PIXEL = (
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_vllm()
     folder = tmp_path_factory.mktemp("models") / "tiny-llava"
-    script = Path(tiny_llava.__file__)
+    # Not imported here: only the engine's environment has what it needs.
+    script = Path(__file__).with_name("tiny_llava.py")
     subprocess.run([ENGINE_PYTHON, script, TINY_CHAT, folder], check=True, timeout=300)
     return folder
 
