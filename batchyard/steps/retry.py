@@ -102,7 +102,7 @@ async def _files_of(services: Services, batch: BatchRecord) -> tuple[FileRecord,
             "new batch.",
             "batch_not_validated",
         )
-    if batch.status is BatchStatus.FAILED:
+    if batch.status is BatchStatus.FAILED and not (batch.output_file_id or batch.error_file_id):
         return await _file(services, batch, "input", batch.input_file_id), None
     if batch.error_file_id is None:
         raise _refused(

@@ -10,7 +10,7 @@ from batchyard.errors import InputRefused, LeaseLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps import publish
 from batchyard.steps.collect import collect_results
-from batchyard.steps.publish import fail_batch, publish_results
+from batchyard.steps.publish import publish_results, stop_failed
 from batchyard.steps.run import run_chunks
 from batchyard.wire import BatchError
 from tests.steps.conftest import Yard, chat_line
@@ -96,5 +96,5 @@ async def test_one_who_lost_the_batch_does_not_make_it_fail(yard: Yard) -> None:
     await claimed(yard, batch_id, "other")
     refused = InputRefused([BatchError("empty_file", "The file has no request lines.")])
     with pytest.raises(LeaseLost):
-        await fail_batch(yard.services, batch_id, refused, epoch)
+        await stop_failed(yard.services, batch_id, refused, epoch)
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING

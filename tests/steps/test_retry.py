@@ -12,6 +12,7 @@ import pytest
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
     BatchyardError,
+    EngineStartFailed,
     QuotaExceeded,
     RecordNotFound,
     RequestRefused,
@@ -19,9 +20,10 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
-from batchyard.steps.keys import file_key
+from batchyard.steps.keys import file_key, segment_key
+from batchyard.steps.publish import stop_failed
 from batchyard.steps.retry import retry_batch
-from batchyard.steps.segments import put_bytes, read_object
+from batchyard.steps.segments import encode_entry, put_bytes, read_object
 from batchyard.store import BatchOptions, NewBatch, NewChunk, NewFile, Quota
 from batchyard.wire import BatchError, BatchUsage, RequestCounts, new_batch_id
 from tests.steps.conftest import CHAT, Yard, chat_line
@@ -176,6 +178,18 @@ async def test_a_batch_that_failed_after_validation_is_retried_whole(yard: Yard)
     second = await yard.finish(await retry_batch(yard.services, first.id))
     assert second.counts.completed == 5
     assert await input_of(yard, second.id) == content
+
+
+async def test_of_a_batch_that_failed_midway_only_the_other_lines_are_retried(yard: Yard) -> None:
+    first = await begun(yard, as_input(lines(5)))
+    one = encode_entry(2, answered("id-2", "req_x", 200, b"{}"))
+    await put_bytes(yard.services.storage, segment_key(first.id, 0, 1, 0), [one])
+    await stop_failed(yard.services, first.id, EngineStartFailed("no GPU"))
+    await yard.finish(first.id)
+    second = await yard.finish(await retry_batch(yard.services, first.id))
+    assert (await yard.services.store.batches.get(first.id)).counts.completed == 1
+    results = await yard.results(second.output_file_id)
+    assert [line["custom_id"] for line in results] == ["id-0", "id-1", "id-3", "id-4"]
 
 
 async def test_the_retried_lines_are_byte_for_byte_those_of_the_input(yard: Yard) -> None:
