@@ -181,13 +181,12 @@ async def test_a_batch_that_failed_after_validation_is_retried_whole(yard: Yard)
 
 
 async def test_of_a_batch_that_failed_midway_only_the_other_lines_are_retried(yard: Yard) -> None:
-    first = await begun(yard, as_input(lines(5)))
+    first = await yard.prepared(lines(5))
     one = encode_entry(2, answered("id-2", "req_x", 200, b"{}"))
-    await put_bytes(yard.services.storage, segment_key(first.id, 0, 1, 0), [one])
-    await stop_failed(yard.services, first.id, EngineStartFailed("no GPU"))
-    await yard.finish(first.id)
-    second = await yard.finish(await retry_batch(yard.services, first.id))
-    assert (await yard.services.store.batches.get(first.id)).counts.completed == 1
+    await put_bytes(yard.services.storage, segment_key(first, 0, 1, 0), [one])
+    await stop_failed(yard.services, first, EngineStartFailed("no GPU"))
+    assert (await yard.finish(first)).counts.completed == 1
+    second = await yard.finish(await retry_batch(yard.services, first))
     results = await yard.results(second.output_file_id)
     assert [line["custom_id"] for line in results] == ["id-0", "id-1", "id-3", "id-4"]
 
