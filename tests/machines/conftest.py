@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-_START_SECONDS = 60.0
-
 
 @pytest.fixture(scope="session")
 def running() -> Iterator[Cluster]:
@@ -52,14 +50,6 @@ async def operator(
         PrefectApi(cluster.prefect.api_url) as prefect,
     ):
         opened = Operator(cluster, services, http, prefect, tmp_path)
-
-        async def api_answers() -> bool:
-            try:
-                async with http.get(f"{cluster.api_url}/models"):
-                    return True
-            except aiohttp.ClientError:
-                return False
-
-        await opened.until(api_answers, "the API", _START_SECONDS)
+        await opened.api_answers()
         await opened.no_runner_is_left()
         yield opened

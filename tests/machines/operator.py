@@ -78,6 +78,18 @@ class Operator:
         self._batches[batch_id] = asked
         return asked
 
+    async def api_answers(self) -> None:
+        """Return when it does: it takes its time where its machine has just been booted."""
+
+        async def is_there() -> bool:
+            try:
+                async with self.http.get(f"{self.cluster.api_url}/models"):
+                    return True
+            except aiohttp.ClientError:
+                return False
+
+        await self.until(is_there, "the API")
+
     async def get(self, asked: Asked) -> BatchRecord:
         return await self.services.store.batches.get(asked.id)
 

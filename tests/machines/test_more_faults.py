@@ -84,6 +84,7 @@ async def test_a_model_that_no_machine_can_serve_ends_with_what_is_finished(
 ) -> None:
     """After the time that the operator allows for it; every other line has an error line."""
     cluster.reboot("a", BATCHYARD_GIVE_UP_SECONDS="5")
+    await operator.api_answers()
     model = cluster.new_model()
     batches = await operator.two_tenants(model, 400, milliseconds=300)
     weights = [machine.disk / "weights" for machine in cluster.gpu_machines]
