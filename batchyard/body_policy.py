@@ -267,7 +267,7 @@ def _is_plain(value: list[Any] | dict[str, Any]) -> bool:
             for inner in item.values():
                 if type(inner) is not str:
                     return False
-            if not _PART_KEYS.isdisjoint(item):
+            if not _PART_KEYS.isdisjoint(item) or item.get("type") in REFUSED_PARTS:
                 return False
         elif kind is list:
             return False

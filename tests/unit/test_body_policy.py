@@ -284,6 +284,9 @@ def test_parts_that_put_tensors_into_the_model_are_refused(name: str) -> None:
         body = {"messages": [{"role": "user", "content": [part]}]}
         assert {code for code, _ in refused(line(body))} == {"unsupported_parameter"}
         assert refused(line(body), BodyPolicy(allowed_fields=frozenset({name}))) == []
+        assert {code for code, _ in refused(line({"input": [part]}, RESPONSES))} == {
+            "unsupported_parameter"
+        }
 
 
 @pytest.mark.parametrize("kind", [[], {}, 5, None])
