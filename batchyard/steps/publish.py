@@ -48,17 +48,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         # Before the user's files are touched: another's may be there by now.
         raise LeaseLost(f"{batch_id} has another owner; drop what is left of it.")
     services.on_progress(Progress(batch_id, "publishing"))
-    wanted = await services.store.batches.locations(batch_id)
-    undelivered = {}
-    for kind, file, place in (
-        ("output", collected.output, wanted.output),
-        ("error", collected.error, wanted.error),
-    ):
-        key = None if file is None else file.storage_key
-        web = services.web_for(batch.options)
-        failure = await deliver_file(services, kind, key, place, web)
-        if failure is not None:
-            undelivered[kind] = failure
+    undelivered = await _deliver(services, batch, collected)
     ended = await services.store.batches.finish(
         batch_id,
         target=collected.target,
@@ -72,6 +62,25 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         epoch=collected.epoch,
     )
     return Published(ended, tuple(undelivered.values()))
+
+
+async def _deliver(services: Services, batch: BatchRecord, collected: Collected) -> dict[str, str]:
+    """Write both files to the user's locations; by ``output`` and ``error`` what went wrong."""
+    if collected.target is BatchStatus.FAILED and not (collected.output or collected.error):
+        # Nothing was run: what lies at these places may be all that the user has.
+        return {}
+    wanted = await services.store.batches.locations(batch.id)
+    web = services.web_for(batch.options)
+    undelivered = {}
+    for kind, file, place in (
+        ("output", collected.output, wanted.output),
+        ("error", collected.error, wanted.error),
+    ):
+        key = None if file is None else file.storage_key
+        failure = await deliver_file(services, kind, key, place, web)
+        if failure is not None:
+            undelivered[kind] = failure
+    return undelivered
 
 
 async def stop_failed(

@@ -55,8 +55,8 @@ class SmallPrefect:
     authorization: str | None = None
     workers: list[dict[str, Any]] = field(default_factory=list)
     """Of the pool ``gpu``, which is of the type ``process``."""
-    offered: set[str] = field(default_factory=set)
-    """Models that an engine block names."""
+    offered: set[str] | None = None
+    """Models that an engine block names; None: it does not say."""
     csrf: bool = False
     """Whether it wants a token with every change."""
     tokens: dict[str, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class SmallPrefect:
                 )
             case ["work_pools", "gpu", "workers", "filter"]:
                 return web.json_response(self.workers)
-            case ["block_documents", "filter"]:
+            case ["block_documents", "filter"] if self.offered is not None:
                 created = datetime.now(UTC).isoformat()
                 blocks = [{"data": {"model": name}, "created": created} for name in self.offered]
                 return web.json_response(blocks)
@@ -860,6 +860,7 @@ async def test_a_runner_that_could_not_begin_says_nothing_about_its_model(
 async def test_a_model_that_no_block_offers_is_given_up_at_once(
     api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
+    prefect.offered = set()
     await begun_batch(store)
     looking = scheduler_of(api, store, settings)
     await looking.look()
@@ -873,6 +874,7 @@ async def test_a_model_that_was_served_before_waits_for_its_block(
     api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings
 ) -> None:
     """Prefect has lost its database, and its blocks are not made again yet."""
+    prefect.offered = set()
     await store.rates.record(MODEL, "gpu", load_seconds=3.0)
     await begun_batch(store)
     looking = scheduler_of(api, store, impatient)
@@ -890,7 +892,7 @@ async def test_a_block_that_was_made_meanwhile_is_tried(
     looking = scheduler_of(api, store, settings)
     await looking.look()
     prefect.put("COMPLETED", "create a block named qwen", name=NO_ENGINE)
-    prefect.offered.add(MODEL)
+    prefect.offered = {MODEL}
     assert not await looking.look()
     assert prefect.states() == ["COMPLETED", "SCHEDULED"]
 
