@@ -110,7 +110,7 @@ async def test_a_runner_that_takes_minutes_to_begin_is_waited_for(
 ) -> None:
     """As where a node is added and an image is pulled first; nobody starts more meanwhile."""
     python = ROOT / ".venv" / "bin" / "python"
-    command = f"sh -c 'sleep {BEGIN_SECONDS}; exec {python} -m prefect.flow_engine'"
+    command = f"sh -c 'sleep {BEGIN_SECONDS}; exec {python} -m prefect.engine'"
     await operator.set_job_variable("run-chunks/gpu", "command", command)
     try:
         model = cluster.new_model()
@@ -127,15 +127,19 @@ async def test_prefect_forgets_everything_and_engine_blocks_come_last(
     """Pools and deployments are there again before any block is: batches wait for the blocks."""
     model = cluster.new_model()
     batches = await operator.two_tenants(model, 400, milliseconds=300)
-    await cluster.forget_in_prefect()
-    await asyncio.to_thread(cluster.deploy)
+    # Nobody who still has an engine may finish them meanwhile.
     for name in ("a", "b", "c"):
-        cluster.reboot(name)
-    await operator.start("reconcile/default")
-    await operator.runner_ends(model, says="o engine")
-    await asyncio.sleep(10)
-    assert await operator.statuses(*batches) == {SERVED}
-    await asyncio.to_thread(cluster.save_blocks)
+        cluster[name].cut_power()
+    try:
+        await cluster.forget_in_prefect()
+        await asyncio.to_thread(cluster.deploy)
+        for name in ("a", "b", "c"):
+            cluster.boot(name)
+        await operator.start("reconcile/default")
+        await operator.runner_ends(model, says="o engine")
+        assert await operator.statuses(*batches) == {SERVED}
+    finally:
+        await asyncio.to_thread(cluster.save_blocks)
     await operator.check_completed(*batches, seconds=240)
 
 
