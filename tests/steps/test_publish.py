@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.errors import InputRefused, LeaseLost
+from batchyard.errors import EngineStartFailed, InputRefused, LeaseLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps import publish
 from batchyard.steps.collect import collect_results
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.steps.collect import Collected
+    from batchyard.store import BatchRecord
 
 MODEL = "stub-model"
 
@@ -98,3 +99,29 @@ async def test_one_who_lost_the_batch_does_not_make_it_fail(yard: Yard) -> None:
     with pytest.raises(LeaseLost):
         await stop_failed(yard.services, batch_id, refused, epoch)
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
+
+
+async def test_one_who_lost_a_batch_in_progress_does_not_stop_it(yard: Yard) -> None:
+    batch_id = await yard.prepared([chat_line("a")])
+    epoch = await claimed(yard, batch_id, "me")
+    await claimed(yard, batch_id, "other")
+    with pytest.raises(LeaseLost):
+        await stop_failed(yard.services, batch_id, EngineStartFailed("no GPU"), epoch)
+    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.IN_PROGRESS
+
+
+async def test_a_batch_that_is_cancelled_as_it_is_stopped_stays_cancelled(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = yard.services.store.batches
+    batch_id = await yard.prepared([chat_line("a")])
+    read = batches.get
+
+    async def cancelled_meanwhile(batch_id: str) -> BatchRecord:
+        batch = await read(batch_id)
+        await batches.cancel(batch_id)
+        return batch
+
+    monkeypatch.setattr(batches, "get", cancelled_meanwhile)
+    stopped = await stop_failed(yard.services, batch_id, EngineStartFailed("no GPU"))
+    assert stopped.status is BatchStatus.CANCELLING
