@@ -108,7 +108,7 @@ async def test_a_server_that_can_no_longer_be_observed_gets_nothing_new(
         await until(lambda: gate.is_open)
 
 
-async def test_a_look_that_gets_no_answer_closes_it_too() -> None:
+async def test_a_look_that_gets_no_answer_closes_it_until_one_does() -> None:
     server = Server(waiting(0))
     async with watched(server) as gate:
         await until(lambda: gate.is_open)
@@ -119,6 +119,8 @@ async def test_a_look_that_gets_no_answer_closes_it_too() -> None:
 
         gate._read_metrics = never
         await until(lambda: not gate.is_open)
+        gate._read_metrics = server.metrics
+        await until(lambda: gate.is_open)
 
 
 @pytest.mark.parametrize("says", [(404, b""), (401, b""), (200, b"<html>"), (200, b"")])
@@ -129,8 +131,11 @@ async def test_a_server_without_such_metrics_is_open(says: tuple[int, bytes]) ->
         assert gate.is_open
 
 
-async def test_a_server_that_was_never_observed_is_closed() -> None:
-    server = Server(OSError("gone"))
+@pytest.mark.parametrize("failure", [OSError("gone"), (503, b"")])
+async def test_a_server_that_was_never_observed_is_closed(
+    failure: tuple[int, bytes] | Exception,
+) -> None:
+    server = Server(failure)
     async with watched(server) as gate:
         await looked(server)
         assert not gate.is_open
