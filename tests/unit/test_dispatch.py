@@ -860,7 +860,9 @@ async def test_a_runner_that_could_not_begin_says_nothing_about_its_model(
 async def test_a_model_that_no_block_offers_is_given_up_at_once(
     api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
+    """That another model was served before says nothing about this one."""
     prefect.offered = set()
+    await store.rates.record("llama", "gpu", load_seconds=3.0)
     await begun_batch(store)
     looking = scheduler_of(api, store, settings)
     await looking.look()
@@ -883,6 +885,24 @@ async def test_a_model_that_was_served_before_waits_for_its_block(
         prefect.put("COMPLETED", "create a block named qwen", name=NO_ENGINE)
     assert not await looking.look()
     assert looking.waits == {MODEL: "create a block named qwen"}
+
+
+async def test_a_model_is_not_given_up_while_prefect_does_not_say_what_is_offered(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def away(_: PrefectApi) -> None:
+        raise DispatchFailed("Prefect is away.")
+
+    monkeypatch.setattr(PrefectApi, "offered_models", away)
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("COMPLETED", "create a block named qwen", name=NO_ENGINE)
+    assert not await looking.look()
 
 
 async def test_a_block_that_was_made_meanwhile_is_tried(
@@ -929,6 +949,24 @@ async def test_an_answer_clears_what_failed_before(
     assert looking.waits == {MODEL: "no GPU"}
     await store.chunks.record_progress(lease, completed=1, failed=0, usage=BatchUsage())
     await looking.look()
+    assert looking.waits == {}
+
+
+async def test_one_that_is_the_scheduler_again_holds_nothing_old_against_a_model(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    looking, other = (scheduler_of(api, store, settings, owner) for owner in ("me", "other"))
+    await looking.look()
+    prefect.put("FAILED", "no GPU")
+    await looking.look()
+    assert looking.waits == {MODEL: "no GPU"}
+    await looking.close()
+    await other.look()
+    await looking.look()
+    await other.close()
+    await looking.look()
+    assert looking.is_acting
     assert looking.waits == {}
 
 

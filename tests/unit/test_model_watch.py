@@ -6,7 +6,7 @@ import pytest
 
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import FlowRun
-from batchyard.dispatch.run_states import PUT_OFF
+from batchyard.dispatch.run_states import NO_ENGINE, PUT_OFF
 from batchyard.store import ModelDemand, RunnerKind, RunnerRecord, RunnerStatus
 
 NOW = 1000.0
@@ -91,6 +91,13 @@ def test_what_is_not_the_models_fault_is_paced_and_not_counted(state: str, name:
     for _ in range(3):
         watch.count_end(ended(state, name), None, NOW)
     assert (watch.failures, watch.start_after) == (0, NOW + 3)
+
+
+def test_a_model_whose_block_is_found_again_is_not_unknown() -> None:
+    watch = ModelWatch.of(demand())
+    watch.count_end(ended("COMPLETED", NO_ENGINE), None, NOW)
+    watch.count_end(ended(), None, NOW)
+    assert not watch.is_unknown
 
 
 def test_a_runner_that_found_nothing_to_do_may_have_looked_in_another_database() -> None:
