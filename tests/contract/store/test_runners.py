@@ -105,6 +105,28 @@ async def test_a_runner_that_answered_ends_the_row_of_failures(store: Store) -> 
     assert await failures_on(store, "gpu-c") == 1
 
 
+async def test_a_runner_that_was_ready_and_ended_well_ends_the_row_of_failures(
+    store: Store,
+) -> None:
+    """There was nothing left to answer when its model was loaded."""
+    await fail_on(store, "gpu-c", "run-1")
+    await asyncio.sleep(0.01)
+    runner = await on(store, "gpu-c", "run-2")
+    await store.runners.ready(runner.id)
+    await store.runners.retire(runner.id)
+    assert await failures_on(store, "gpu-c") == 0
+
+
+async def test_the_reason_of_failures_in_a_row_is_that_of_the_last(store: Store) -> None:
+    for number, message in enumerate(["no GPU", "no room"]):
+        await store.runners.fail(
+            model=MODEL, pool="gpu", machine="gpu-c", flow_run_id=f"run-{number}", message=message
+        )
+        await asyncio.sleep(0.01)
+    found = await store.runners.failures(model=MODEL, pool="gpu", machine="gpu-c")
+    assert found.message == "no room"
+
+
 async def test_a_runner_that_was_told_to_end_while_it_loaded_says_nothing(store: Store) -> None:
     await fail_on(store, "gpu-c", "run-1")
     runner = await on(store, "gpu-c", "run-2")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 from batchyard.store import BatchLocations, new_sealing_key, open_store, reseal
 from tests.contract.store.samples import new_batch
+
+if TYPE_CHECKING:
+    import pytest
 
 SEALED = BatchLocations(input="https://a.example/?canary")
 
@@ -29,6 +33,25 @@ async def test_of_two_that_come_first_with_different_keys_one_is_wrong(database_
     ):
         found = await asyncio.gather(one.sealing_proof.is_opened(), other.sealing_proof.is_opened())
     assert sorted(found) == [False, True]
+
+
+async def test_the_first_of_two_with_different_keys_stays_right(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other has looked when there was none, and seals when there is one."""
+    async with (
+        open_store(database_url, keys=[new_sealing_key()]) as one,
+        open_store(database_url, keys=[new_sealing_key()]) as other,
+    ):
+        write = other.database.write
+
+        async def write_late(work: Any) -> Any:
+            assert await one.sealing_proof.is_opened()
+            return await write(work)
+
+        monkeypatch.setattr(other.database, "write", write_late)
+        assert not await other.sealing_proof.is_opened()
+        assert await one.sealing_proof.is_opened()
 
 
 async def test_what_was_sealed_before_counts_where_no_process_has_looked_yet(
