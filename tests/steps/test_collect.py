@@ -86,6 +86,15 @@ async def test_a_batch_that_fails_before_its_first_line_has_no_files(yard: Yard)
     assert (batch.output_file_id, batch.error_file_id) == (None, None)
 
 
+async def test_only_a_failed_batch_names_errors(yard: Yard) -> None:
+    """It was stopped when its last line had just been finished."""
+    batch_id = await yard.prepared(lines(2))
+    await write_segment(yard, batch_id, 1, answer(0), answer(1))
+    await stop_failed(yard.services, batch_id, EngineStartFailed("no GPU"))
+    batch = await end(yard, batch_id)
+    assert (batch.status, batch.errors) == (BatchStatus.COMPLETED, None)
+
+
 @pytest.mark.parametrize("damage", [b"\x00" * 7, answer(2)[:-3], encode_entry(99, RESULT)])
 async def test_a_damaged_segment_costs_only_what_it_holds(yard: Yard, damage: bytes) -> None:
     batch_id = await yard.prepared(lines(3))

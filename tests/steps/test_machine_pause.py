@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,6 +34,16 @@ async def test_after_a_failure_the_machine_is_paused_with_the_reason(yard: Yard)
     assert message == "On gpu-c: no GPU"
     with pytest.raises(MachinePaused, match=r"On gpu-c: .* another 1[45] s.* once: no GPU"):
         await check_machine(yard.services, MODEL)
+
+
+async def test_a_machine_is_tried_again_when_its_pause_is_over(yard: Yard) -> None:
+    async def age(connection: Any) -> None:
+        await connection.exec_driver_sql("UPDATE runners SET heartbeat_at = heartbeat_at - 16")
+
+    yard.set(machine="gpu-c")
+    await record_failure(yard.services, MODEL, "run-1", EngineStartFailed("no GPU"))
+    await yard.services.store.database.write(age)
+    await check_machine(yard.services, MODEL)
 
 
 async def test_the_pause_is_for_that_model_and_machine(yard: Yard) -> None:

@@ -459,6 +459,18 @@ async def test_a_batch_whose_storage_does_not_answer_keeps_nobody_waiting(yard: 
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
     hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
     key = file_key((await yard.services.store.batches.get(hers)).input_file_id)
+    answers = hanging_at(yard, key)
+    async with working(yard):
+        await claimed(yard, hers, times=1)
+        await check_whole(yard, await ended(yard, his), "b", 25)
+        chunks = await yard.services.store.chunks.of_batch(hers)
+        assert [chunk.epoch for chunk in chunks] == [1, 0, 0]
+        answers.set()
+        await check_whole(yard, await ended(yard, hers), "a", 25)
+
+
+def hanging_at(yard: Yard, key: str) -> asyncio.Event:
+    """This object comes when the event is set."""
     answers = asyncio.Event()
 
     class Hanging(LocalStorage):
@@ -469,13 +481,32 @@ async def test_a_batch_whose_storage_does_not_answer_keeps_nobody_waiting(yard: 
 
     storage = Hanging(yard.services.settings.home_folder / "objects")
     yard.services = replace(yard.services, storage=storage)
+    return answers
+
+
+async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_while(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returns, "PUT_OFF_SECONDS", 3600.0)
+    yard.use(StubEngine(max_num_seqs=8, latency=0.005))
+    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    failing_for(yard, "plan", hers, math.inf, lambda: StorageFull("No room."))
     async with working(yard):
-        await claimed(yard, hers, times=1)
         await check_whole(yard, await ended(yard, his), "b", 25)
         chunks = await yard.services.store.chunks.of_batch(hers)
-        assert [chunk.epoch for chunk in chunks] == [1, 0, 0]
-        answers.set()
-        await check_whole(yard, await ended(yard, hers), "a", 25)
+        assert max(chunk.epoch for chunk in chunks) == 1
+
+
+async def test_a_chunk_that_could_not_be_given_back_at_once_is_given_back_later(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.use(StubEngine(max_num_seqs=8, latency=0.005))
+    batch_id = await yard.prepared(lines(5, "a"))
+    failing_for(yard, "plan", batch_id, 1, lambda: ValueError("secret"))
+    chunks = yard.services.store.chunks
+    monkeypatch.setattr(chunks, "strike", failing_at_first(chunks.strike, 1))
+    async with working(yard):
+        await check_whole(yard, await ended(yard, batch_id), "a", 5)
 
 
 # -- what runs beside the chunks ------------------------------------------------------------
@@ -541,8 +572,9 @@ async def test_an_engine_that_is_lost_for_good_ends_the_runner_with_that_error_a
 class Watched(StubEngine):
     """``together``: the names of the batches in flight with each request of batch a."""
 
-    def __init__(self) -> None:
-        super().__init__(max_num_seqs=64, latency=0.01)
+    def __init__(self, latency: float = 0.01) -> None:
+        super().__init__(max_num_seqs=64, latency=latency)
+        self.began_b = asyncio.Event()
         self.together: list[list[str]] = []
         self._in_flight: list[str] = []
 
@@ -551,6 +583,8 @@ class Watched(StubEngine):
         self._in_flight.append(name)
         if name == "a":
             self.together.append(list(self._in_flight))
+        else:
+            self.began_b.set()
         try:
             return await super().answer(request, timeout_seconds=timeout_seconds)
         finally:
@@ -577,6 +611,21 @@ async def test_a_chunk_that_was_held_at_two_deaths_runs_with_nothing_beside_it(y
             await check_whole(yard, await ended(yard, batch_id), name, 100)
     assert all(set(together) == {"a"} for together in engine.together)
     assert max(map(len, engine.together)) > 64, "all of it runs at once"
+
+
+async def test_a_suspect_whose_input_comes_late_does_not_join_others(yard: Yard) -> None:
+    engine = Watched(latency=0.3)
+    yard.use(engine)
+    yard.set(chunk_requests=100)
+    hers, his = await yard.prepared(lines(20, "a")), await yard.prepared(lines(100, "b"))
+    await with_deaths(yard, hers, 2)
+    answers = hanging_at(yard, await name_in_keys(yard, hers, "input"))
+    async with working(yard):
+        await engine.began_b.wait()
+        answers.set()
+        for batch_id, name, count in ((hers, "a", 20), (his, "b", 100)):
+            await check_whole(yard, await ended(yard, batch_id), name, count)
+    assert all(set(together) == {"a"} for together in engine.together)
 
 
 async def test_suspects_run_in_small_company_until_all_have_and_then_like_any_other(
