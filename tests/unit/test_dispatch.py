@@ -830,6 +830,19 @@ async def test_one_model_that_fails_leaves_the_others_running(
     assert len(prefect.runs) == 2
 
 
+async def test_runners_that_get_nowhere_are_not_started_at_every_look(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    """The second is started at once, the third after a second."""
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    for _ in range(2):
+        await looking.look()
+        prefect.put("FAILED", "no GPU")
+    await looking.look()
+    assert prefect.states() == ["FAILED", "FAILED"]
+
+
 async def test_a_model_that_fails_lets_another_have_the_place(
     api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
