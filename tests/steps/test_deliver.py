@@ -35,6 +35,7 @@ from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from batchyard.store import BatchRecord
     from tests.services.receiver import Receiver
@@ -352,6 +353,20 @@ async def test_a_result_file_is_put_to_a_new_url(yard: Yard, receiver: Receiver)
     assert delivered.status is DeliveryStatus.DELIVERED
     assert delivered.file_id == batch.output_file_id
     assert "webhook-signature" not in request.headers
+
+
+async def test_a_result_file_that_was_put_to_a_new_url_is_no_longer_undelivered(
+    yard: Yard, receiver: Receiver, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    batch_id = await yard.create([chat_line("one")], output=str(folder / "out.jsonl"))
+    folder.rmdir()
+    batch = await yard.finish(batch_id)
+    assert batch.undelivered is not None
+    await asked_for(yard, batch, receiver.url(SECRET_PATH))
+    assert await deliver_due(yard, receiver) == Delivered(delivered=1)
+    assert (await yard.services.store.batches.get(batch_id)).undelivered is None
 
 
 async def test_a_result_file_that_was_refused_is_not_tried_again(

@@ -599,7 +599,7 @@ async def with_deaths(yard: Yard, batch_id: str, deaths: int) -> None:
 
 
 async def test_a_chunk_that_was_held_at_two_deaths_runs_with_nothing_beside_it(yard: Yard) -> None:
-    engine = Watched()
+    engine = Watched(latency=0.3)
     yard.use(engine)
     yard.set(chunk_requests=100)
     his = await yard.prepared(lines(100, "b"))
