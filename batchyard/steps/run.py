@@ -203,7 +203,7 @@ class Runner:
             self._turn,
             batch_id,
             self._slow,
-            may_return=lambda: not (runs_alone(lease) and self._busy(but=lease.key)),
+            may_return=partial(self._may_join, lease),
         )
         chunk = ChunkRun(
             services=self.services,
@@ -284,6 +284,11 @@ class Runner:
             for key, chunk in self._running.items()
             if key != but and key.batch_id not in self._slow
         ]
+
+    def _may_join(self, lease: ChunkLease) -> bool:
+        """Whether the chunk may begin beside what runs here by now."""
+        others = self._busy(but=lease.key)
+        return not others or not (runs_alone(lease) or any(each.runs_alone for each in others))
 
     async def _claim(self) -> ChunkLease | None:
         claimed = await self.services.store.chunks.claim(

@@ -457,7 +457,8 @@ async def test_a_batch_that_is_deleted_under_its_runner_harms_no_other(
 async def test_a_batch_whose_storage_does_not_answer_keeps_nobody_waiting(yard: Yard) -> None:
     """Its input hangs; it is the first in line, and runs when the storage answers."""
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
-    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    hers = await yard.prepared(lines(25, "a"), priority=1)
+    his = await yard.prepared(lines(25, "b"))
     key = file_key((await yard.services.store.batches.get(hers)).input_file_id)
     answers = hanging_at(yard, key)
     async with working(yard):
@@ -489,7 +490,8 @@ async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_whil
 ) -> None:
     monkeypatch.setattr(returns, "PUT_OFF_SECONDS", 3600.0)
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
-    hers, his = await yard.prepared(lines(25, "a")), await yard.prepared(lines(25, "b"))
+    hers = await yard.prepared(lines(25, "a"), priority=1)
+    his = await yard.prepared(lines(25, "b"))
     failing_for(yard, "plan", hers, math.inf, lambda: StorageFull("No room."))
     async with working(yard):
         await check_whole(yard, await ended(yard, his), "b", 25)
@@ -570,21 +572,20 @@ async def test_an_engine_that_is_lost_for_good_ends_the_runner_with_that_error_a
 
 
 class Watched(StubEngine):
-    """``together``: the names of the batches in flight with each request of batch a."""
+    """``together``: the batches in flight as each request begins, where batch a is among them."""
 
     def __init__(self, latency: float = 0.01) -> None:
         super().__init__(max_num_seqs=64, latency=latency)
-        self.began_b = asyncio.Event()
+        self.began = {"a": asyncio.Event(), "b": asyncio.Event()}
         self.together: list[list[str]] = []
         self._in_flight: list[str] = []
 
     async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
         name = "a" if b" of a" in request.body else "b"
         self._in_flight.append(name)
-        if name == "a":
+        self.began[name].set()
+        if "a" in self._in_flight:
             self.together.append(list(self._in_flight))
-        else:
-            self.began_b.set()
         try:
             return await super().answer(request, timeout_seconds=timeout_seconds)
         finally:
@@ -602,8 +603,8 @@ async def test_a_chunk_that_was_held_at_two_deaths_runs_with_nothing_beside_it(y
     engine = Watched(latency=0.3)
     yard.use(engine)
     yard.set(chunk_requests=100)
-    his = await yard.prepared(lines(100, "b"))
-    hers = await yard.prepared(lines(100, "a"))
+    his = await yard.prepared(lines(100, "b"), priority=2)
+    hers = await yard.prepared(lines(100, "a"), priority=1)
     later = await yard.prepared(lines(100, "b"))
     await with_deaths(yard, hers, 2)
     async with working(yard):
@@ -617,13 +618,30 @@ async def test_a_suspect_whose_input_comes_late_does_not_join_others(yard: Yard)
     engine = Watched(latency=0.3)
     yard.use(engine)
     yard.set(chunk_requests=100)
-    hers, his = await yard.prepared(lines(20, "a")), await yard.prepared(lines(100, "b"))
+    hers = await yard.prepared(lines(20, "a"), priority=1)
+    his = await yard.prepared(lines(100, "b"))
     await with_deaths(yard, hers, 2)
     answers = hanging_at(yard, await name_in_keys(yard, hers, "input"))
     async with working(yard):
-        await engine.began_b.wait()
+        await engine.began["b"].wait()
         answers.set()
         for batch_id, name, count in ((hers, "a", 20), (his, "b", 100)):
+            await check_whole(yard, await ended(yard, batch_id), name, count)
+    assert all(set(together) == {"a"} for together in engine.together)
+
+
+async def test_a_chunk_whose_input_comes_late_does_not_join_a_suspect(yard: Yard) -> None:
+    engine = Watched(latency=0.3)
+    yard.use(engine)
+    yard.set(chunk_requests=100)
+    hers = await yard.prepared(lines(100, "a"))
+    his = await yard.prepared(lines(20, "b"), priority=1)
+    await with_deaths(yard, hers, 2)
+    answers = hanging_at(yard, await name_in_keys(yard, his, "input"))
+    async with working(yard):
+        await engine.began["a"].wait()
+        answers.set()
+        for batch_id, name, count in ((hers, "a", 100), (his, "b", 20)):
             await check_whole(yard, await ended(yard, batch_id), name, count)
     assert all(set(together) == {"a"} for together in engine.together)
 
