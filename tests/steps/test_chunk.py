@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
 from batchyard.steps import patience
+from batchyard.steps.admission import Admission
 from batchyard.steps.chunk import ChunkRun
 from batchyard.steps.keys import file_key, plan_key, segment_key
 from batchyard.steps.run import run_chunks
@@ -24,6 +26,7 @@ from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from pathlib import Path
 
     from batchyard.steps.services import Progress
     from batchyard.storage.base import StoredObject
@@ -176,15 +179,24 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
     batch = await services.store.batches.get(batch_id)
     (lease,) = await services.store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
     async with Window(engine, timeout_seconds=60, hang_seconds=60) as window:
+        turn = asyncio.Lock()
+        await turn.acquire()
+
+        async def fetch_input() -> Path:
+            key = file_key(batch.input_file_id)
+            return await services.storage.local_path(key, services.spool)
+
+        async def find_salt() -> None:
+            return None
+
         chunk = ChunkRun(
             services=services,
             lease=lease,
             window=window,
-            input_path=await services.storage.local_path(
-                file_key(batch.input_file_id), services.spool
-            ),
+            admission=Admission(turn, batch_id, Counter(), may_return=lambda: True),
+            fetch_input=fetch_input,
+            find_salt=find_salt,
             plan_key=plan_key(batch_id),
-            on_admitted=lambda: None,
             on_answer=lambda _: None,
             turn=asyncio.Lock(),
         )
