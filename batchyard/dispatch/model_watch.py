@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _LONGEST_PAUSE_SECONDS = 60.0
 """Between two starts of runners that get nowhere; after the first of them there is no pause."""
+_MOST_DOUBLINGS = 10
+"""The pause has its full length long before; a day of failures would overflow a float."""
 _NEUTRAL = frozenset({PUT_OFF, MACHINE_PAUSED, NO_ENGINE})
 
 
@@ -69,7 +71,8 @@ class ModelWatch:
         self.is_unknown = run.state_name == NO_ENGINE
         # Paced for the machine's sake: the answers of other machines change nothing about it.
         self.idle_ends += 1
-        self.start_after = now + min(2.0 ** (self.idle_ends - 1) - 1.0, _LONGEST_PAUSE_SECONDS)
+        doublings = min(self.idle_ends - 1, _MOST_DOUBLINGS)
+        self.start_after = now + min(2.0**doublings - 1.0, _LONGEST_PAUSE_SECONDS)
         if run.state_name not in _NEUTRAL and run.state != "CANCELLED":
             self.failures += 1
             if self.failing_since is None:

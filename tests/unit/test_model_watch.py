@@ -53,6 +53,13 @@ def test_runners_that_get_nowhere_are_started_ever_more_slowly() -> None:
     assert pauses == [0, 1, 3, 7, 15, 31, 60, 60, 60]
 
 
+def test_runners_may_get_nowhere_for_days() -> None:
+    watch = ModelWatch.of(demand())
+    for _ in range(3000):
+        watch.count_end(ended("COMPLETED", PUT_OFF), None, NOW)
+    assert watch.start_after == NOW + 60
+
+
 def test_a_runner_that_answered_is_followed_by_the_next_at_once() -> None:
     watch = ModelWatch.of(demand())
     for _ in range(9):
