@@ -19,6 +19,7 @@ from batchyard.dispatch import (
     batch_resource,
     tell_status_changes,
 )
+from batchyard.errors import StoreError
 from batchyard.steps.forecast import update_forecasts
 from batchyard.steps.keeper import KEEPER, BatchKeeper
 from batchyard.steps.publish import stop_failed
@@ -134,4 +135,8 @@ async def _stop_batches_of(services: Services, given_up: GivenUp) -> None:
     """No machine serves the model: its batches end with what is finished of them."""
     for batch_id in await services.store.batches.in_progress_of(given_up.model):
         logger.warning("batch.stopped batch=%s %s", batch_id, given_up.error)
-        await stop_failed(services, batch_id, given_up.error)
+        try:
+            await stop_failed(services, batch_id, given_up.error)
+        except StoreError as error:
+            # The others are stopped now; this one when its model is given up again.
+            logger.warning("batch.not_stopped batch=%s %s", batch_id, error)

@@ -9,9 +9,7 @@ from prefect.states import Completed, Pending, State
 
 from batchyard.dispatch import TAKEN_UP
 from batchyard.errors import DispatchFailed
-from batchyard.lifecycle import TERMINAL
 from batchyard.steps.run_batches import BatchRunner
-from batchyard.steps.services import current_services
 from flows.control import control
 from flows.process_batch import PUT_OFF, process_batch
 from flows.worker import worker_services
@@ -43,12 +41,5 @@ async def _process(batch_id: str) -> None:
     state = await run_flow_async(
         process_batch, flow_run=run, parameters=parameters, return_type="state"
     )
-    if state.is_crashed() or state.name == PUT_OFF or not await _is_settled(batch_id, state):
+    if state.is_crashed() or state.name == PUT_OFF:
         raise DispatchFailed(state.message or "The flow run crashed.")
-
-
-async def _is_settled(batch_id: str, state: State) -> bool:
-    """Whether nothing is left to do here: a run that failed has not always ended its batch."""
-    if not state.is_failed():
-        return True
-    return (await current_services().store.batches.get(batch_id)).status in TERMINAL

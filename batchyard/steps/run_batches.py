@@ -10,10 +10,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
+from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import TERMINAL
 from batchyard.steps.deliver import Deliverer
 from batchyard.steps.keeper import AGAIN_AFTER_SECONDS
+from batchyard.steps.log_words import describe
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
@@ -112,9 +113,7 @@ class BatchRunner:
         except LeaseLost as error:
             logger.warning("batch.lost %s", error)
         except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
-            # Of what is not ours the name alone: its text may hold anything.
-            reason = str(error) if isinstance(error, BatchyardError) else type(error).__name__
-            logger.warning("batch.put_off batch=%s %s", batch_id, reason)
+            logger.warning("batch.put_off batch=%s %s", batch_id, describe(error))
             await self._put_off(batch_id)
 
     async def _count(self, batch_id: str) -> None:
