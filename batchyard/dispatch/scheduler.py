@@ -268,17 +268,14 @@ class RunnerScheduler:
 
     async def _verdict(self, model: str, now: float) -> GivenUp | None:
         watch = self._watches[model]
-        if watch.is_unknown and not await self._was_served(model):
+        # A model that was served once may be again, though Prefect has forgotten its block.
+        if watch.is_unknown and not await self._store.rates.knows(model):
             if await self._is_offered(model):
                 return None
             return GivenUp(model, ModelNotFound(watch.reason))
         if watch.has_failed_for(self._settings.give_up_seconds, now):
             return GivenUp(model, EngineStartFailed(watch.verdict(model, now)))
         return None
-
-    async def _was_served(self, model: str) -> bool:
-        """A model that was served once may be again, though Prefect has forgotten its block."""
-        return any(rate.model == model for rate in await self._store.rates.all())
 
     async def _is_offered(self, model: str) -> bool:
         """Whether some engine block serves the model; True where Prefect does not say."""

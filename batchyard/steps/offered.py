@@ -23,7 +23,7 @@ async def check_offered(services: Services, model: str) -> None:
     why_not = await services.why_not_offered(model)
     if why_not is None:
         return
-    if any(rate.model == model for rate in await services.store.rates.all()):
+    if await services.store.rates.knows(model):
         logger.warning("model.not_offered_now model=%s It was served before: it may wait.", model)
         return
     raise ModelNotFound(why_not)

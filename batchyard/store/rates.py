@@ -90,6 +90,10 @@ class Rates:
 
         return await self._database.read(work)
 
+    async def knows(self, model: str) -> bool:
+        """Whether a runner of the model was ever measured, on any pool: it was served before."""
+        return any(rate.model == model for rate in await self.all())
+
     async def get(self, model: str, pool: str) -> RateRecord | None:
         """None: nothing was measured yet."""
         statement = select(_RATES).where(_RATES.c.model == model, _RATES.c.pool == pool)
