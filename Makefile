@@ -68,7 +68,7 @@ $(INSTALLED): $(PRODUCT) pyproject.toml
 	@.venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(ENGINE): $(wildcard infra/engine/*-$(DEVICE).txt)
+$(ENGINE): $(wildcard infra/engine/*-$(DEVICE).txt infra/engine/*-$(DEVICE).pth)
 	@PYTHON="$(PYTHON)" infra/environment.sh engine-$(DEVICE) .venv-engine
 	@touch $@
 

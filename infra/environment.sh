@@ -78,6 +78,7 @@ engine-cpu)
     make_folder
     install_cpu_torch
     pip_install -r infra/engine/requirements-cpu.txt
+    cp infra/engine/sleep_between_steps-cpu.pth "$folder"/lib/python3*/site-packages/
     ;;
 engine-cuda)
     announce "engine environment, CUDA: about 10 GB, several minutes"

@@ -157,6 +157,22 @@ async def test_the_request_id_is_the_engines_too(session_vllm: VllmEngine) -> No
 
 
 @in_session_loop
+async def test_a_busy_engine_lets_its_neighbours_run(session_vllm: VllmEngine) -> None:
+    """Its runner lives on the same cores: a short sleep beside a long answer ends in time."""
+    answering = asyncio.create_task(ask(session_vllm, request(1, slow_body())))
+    longest = 0.0
+    for _ in range(100):
+        before = time.monotonic()
+        await asyncio.sleep(0.02)
+        longest = max(longest, time.monotonic() - before)
+
+    assert not answering.done()
+    assert longest < 1.5
+    answering.cancel()
+    await asyncio.wait([answering])
+
+
+@in_session_loop
 async def test_structured_output_works(session_vllm: VllmEngine) -> None:
     """``response_format: json_schema`` constrains even a model that talks nonsense."""
     schema = {
