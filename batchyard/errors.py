@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchyard.wire import BatchError
+    from batchyard.batch_error import BatchError
 
 
 class BatchyardError(Exception):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 import numpy as np
 
+from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused
 from batchyard.forms import FILE_FIELDS, is_file_url
 from batchyard.framing import PhysicalLine, read_lines
-from batchyard.wire import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from batchyard.batch_error import BatchError
 from batchyard.lifecycle import BatchStatus
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -75,15 +76,6 @@ def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
     """The id of a batch's result file: always the same, so that publishing twice is harmless."""
     number = int.from_bytes(hashlib.sha256(f"{batch_id} {kind}".encode()).digest()[:17])
     return "file-" + "".join(_BASE62[number // 62**place % 62] for place in range(22))
-
-
-class BatchError(msgspec.Struct, frozen=True):
-    """One entry of ``errors.data``: why the input was refused. ``line`` is 1-based and physical."""
-
-    code: str
-    message: str
-    param: str | None = None
-    line: int | None = None
 
 
 class BatchErrors(msgspec.Struct, frozen=True):

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.engine.stub import StubEngine
+from batchyard.runner.run import run_chunks
 from batchyard.steps.collect import collect_results
 from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
-from batchyard.steps.run import run_chunks
 from benchmarks import inputs
 from benchmarks.stub_services import MODEL, fetched_batch, stub_services
 
 if TYPE_CHECKING:
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 ROOT = Path(__file__).parents[1]
 MAX_NUM_SEQS = 64

@@ -33,7 +33,7 @@ from tests.services.receiver import Receiver, running_receiver
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 ROOT = Path(__file__).parents[1]
 LINES = 10

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.engine.stub import StubEngine
+from batchyard.runner.run import run_chunks
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.run import run_chunks
 from benchmarks import inputs
 from benchmarks.comparators import barriers, exchange, one_window
 from benchmarks.plot import Bar, bars, save

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchyard.engine.stub import StubEngine
-from batchyard.steps.keys import plan_key
+from batchyard.services.keys import plan_key
 from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
 from benchmarks.peak_memory import forget_peak, peak_mebibytes

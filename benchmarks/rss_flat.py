@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchyard.engine.stub import StubEngine
+from batchyard.runner.run import run_chunks
 from batchyard.steps.collect import collect_results
 from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
-from batchyard.steps.run import run_chunks
 from benchmarks import inputs
 from benchmarks.peak_memory import forget_peak, peak_mebibytes
 from benchmarks.plot import lines, save

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.foreground import prepare_prefect
+from commands.foreground import prepare_prefect
 
 prepare_prefect()
 
@@ -26,9 +26,9 @@ import aiohttp  # noqa: E402 - Prefect reads its settings on import
 
 from batchyard.engine.warm import WarmEngine  # noqa: E402
 from batchyard.lifecycle import BatchStatus  # noqa: E402
+from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
-from batchyard.steps.services import open_services  # noqa: E402
 from benchmarks import timed  # noqa: E402
 from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
 from benchmarks.open_engine import OpenEngine  # noqa: E402

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchyard.engine.remote import RemoteEngine
+from batchyard.runner.run import run_chunks
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.run import run_chunks
 from benchmarks import inputs
 from benchmarks.comparators import URL
 from benchmarks.open_engine import OpenEngine

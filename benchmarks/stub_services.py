@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.services import open_services
 from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.engine.base import Engine
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 MODEL = "stub"
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchyard.engine.stub import StubEngine
+from batchyard.runner.run import run_chunks
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.run import run_chunks
 from batchyard.store import RunnerKind
 from benchmarks.inputs import short_requests
 from benchmarks.stub_services import MODEL, fetched_batch, stub_services
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 ROOT = Path(__file__).parents[1]
 REQUESTS = 9_600

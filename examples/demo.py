@@ -22,16 +22,16 @@ HOME.mkdir(parents=True, exist_ok=True)
 os.environ.setdefault("BATCHYARD_HOME", str(HOME))
 os.environ.setdefault("PREFECT_HOME", str(HOME / "prefect"))
 
-from flows.foreground import prepare_prefect, run_to_end  # noqa: E402 - the homes come first
+from commands.foreground import prepare_prefect, run_to_end  # noqa: E402 - the homes come first
 
 OWN_PREFECT = prepare_prefect()
 
 from batchyard.cli.progress import ProgressDisplay  # noqa: E402 - Prefect is prepared first
 from batchyard.engine.vllm import VllmEngine  # noqa: E402
 from batchyard.engine.warm import WarmEngine  # noqa: E402
+from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
-from batchyard.steps.services import open_services  # noqa: E402
 from flows.worker import engine_log, engine_python, s3_credentials_from_block  # noqa: E402
 
 CHAT_NAMES = ("meta-llama/Meta-Llama-3-8B-Instruct", "tiny-chat")

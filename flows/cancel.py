@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
     from prefect.states import State
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from prefect.events import emit_event
 
+from batchyard.control.keeper import KEEPER, BatchKeeper
+from batchyard.control.reconcile import reconcile
 from batchyard.dispatch import (
     PrefectApi,
     RunnerScheduler,
@@ -20,16 +22,14 @@ from batchyard.dispatch import (
     tell_status_changes,
 )
 from batchyard.errors import StoreError
+from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.forecast import update_forecasts
-from batchyard.steps.keeper import KEEPER, BatchKeeper
-from batchyard.steps.publish import stop_failed
-from batchyard.steps.reconcile import reconcile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.dispatch import GivenUp
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 logger = logging.getLogger(__name__)

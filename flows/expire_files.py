@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 from prefect.states import Completed, State
 
-from batchyard.steps import retention
+from batchyard.files import retention
 from flows.worker import worker_services
 
 

@@ -8,9 +8,9 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed, State
 
+from batchyard.control.process import Steps, process
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.steps.process import Steps, process
 from flows.cancel import cancel_its_batch, cancel_with_flow_run
 from flows.control import control
 from flows.report import report_batch, watch_progress
@@ -25,9 +25,9 @@ from tasks.publish import publish
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from batchyard.steps.keeper import BatchKeeper
+    from batchyard.control.keeper import BatchKeeper
+    from batchyard.services.services import Services
     from batchyard.steps.publish import Published
-    from batchyard.steps.services import Services
     from batchyard.store import BatchRecord
 
 

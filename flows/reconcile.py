@@ -12,16 +12,16 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, State
 
+from batchyard.control.reconcile import reconcile as put_right
+from batchyard.control.reconcile import unrenewed_lease_seconds
 from batchyard.dispatch import PrefectApi, RunnerScheduler, wake_batch_runner
 from batchyard.errors import DispatchFailed, SettingsError
-from batchyard.steps.reconcile import reconcile as put_right
-from batchyard.steps.reconcile import unrenewed_lease_seconds
 from flows.control import look_once, tell_all
 from flows.worker import worker_services
 
 if TYPE_CHECKING:
-    from batchyard.steps.reconcile import Reconciled
-    from batchyard.steps.services import Services
+    from batchyard.control.reconcile import Reconciled
+    from batchyard.services.services import Services
 
 _TIMEOUT_SECONDS = 180
 """Nothing here takes so long. Runs that hang, with a database for example, must not pile up."""

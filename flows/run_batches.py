@@ -7,9 +7,9 @@ from prefect.flow_engine import run_flow_async
 from prefect.runtime import flow_run
 from prefect.states import Completed, Pending, State
 
+from batchyard.control.run_batches import BatchRunner
 from batchyard.dispatch import TAKEN_UP
 from batchyard.errors import DispatchFailed
-from batchyard.steps.run_batches import BatchRunner
 from flows.control import control
 from flows.process_batch import PUT_OFF, process_batch
 from flows.worker import worker_services

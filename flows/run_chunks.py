@@ -23,19 +23,19 @@ from batchyard.errors import (
     StorageError,
     StoreError,
 )
-from batchyard.steps.defects import defects_as_ours
-from batchyard.steps.log_words import describe
-from batchyard.steps.machine_pause import MachinePaused, check_machine, record_failure
-from batchyard.steps.run import Runner
-from batchyard.steps.slot import NoSlotFree, engine_slot
+from batchyard.runner.machine_pause import MachinePaused, check_machine, record_failure
+from batchyard.runner.run import Runner
+from batchyard.runner.slot import NoSlotFree, engine_slot
+from batchyard.services.defects import defects_as_ours
+from batchyard.services.log_words import describe
 from flows.worker import worker_services
 from tasks.run_chunk import WORK, run_chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.steps.chunk import ChunkTally
-    from batchyard.steps.services import Services
+    from batchyard.runner.chunk import ChunkTally
+    from batchyard.services.services import Services
     from batchyard.store import ChunkLease
 
 logger = logging.getLogger(__name__)

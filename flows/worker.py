@@ -14,8 +14,8 @@ from prefect.exceptions import PrefectException
 import batchyard
 from batchyard.dispatch import OfferedModels, block_name
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
+from batchyard.services.services import Services, current_services, open_services
 from batchyard.settings import Settings, read_settings
-from batchyard.steps.services import Services, current_services, open_services
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
 
 if TYPE_CHECKING:

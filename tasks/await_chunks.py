@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from batchyard.steps.keeper import KEEPER
-from batchyard.steps.services import current_services
+from batchyard.control.keeper import KEEPER
+from batchyard.services.services import current_services
 from tasks.step import step
 
 

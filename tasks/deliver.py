@@ -9,7 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Failed
 
-from batchyard.steps.deliver import AttemptFailed
+from batchyard.delivery.deliver import AttemptFailed
 from batchyard.store import DeliveryKind
 
 if TYPE_CHECKING:

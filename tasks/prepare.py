@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from batchyard.services.services import current_services
 from batchyard.steps.prepare import Prepared, prepare_batch
-from batchyard.steps.services import current_services
 from tasks.step import step
 
 

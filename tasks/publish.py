@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchyard.services.services import current_services
 from batchyard.steps.publish import Published, publish_results
-from batchyard.steps.services import current_services
 from tasks.step import step
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tasks.step import step
 
 if TYPE_CHECKING:
-    from batchyard.steps.chunk import ChunkTally
+    from batchyard.runner.chunk import ChunkTally
 
 WORK: ContextVar[asyncio.Task[ChunkTally | None]] = ContextVar("work")
 """Set by the asyncio task that records this chunk; a task's parameters are ids."""

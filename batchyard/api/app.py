@@ -26,8 +26,8 @@ from batchyard.api import (
 from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
 from batchyard.errors import SettingsError
+from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.services import open_services
 from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from batchyard.api.errors import ApiError
 
 if TYPE_CHECKING:
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 

@@ -14,16 +14,16 @@ import msgspec
 
 from batchyard.api.errors import ApiError, missing
 from batchyard.errors import RequestRefused, StorageError
+from batchyard.files.upload import checked_lifetime
+from batchyard.services.webhook_checks import MAX_URL_CHARS
 from batchyard.steps.create import BatchRequest
-from batchyard.steps.upload_file import checked_lifetime
-from batchyard.steps.webhooks import MAX_URL_CHARS
 from batchyard.storage.location import check_output, parse_location
 from batchyard.storage.presigned import check_not_expired
 
 if TYPE_CHECKING:
     from batchyard.api.body import JsonObject
+    from batchyard.delivery.redeliver import Kind
     from batchyard.settings import Settings
-    from batchyard.steps.redeliver import Kind
 
 OPENAI_KEYS: Final = (
     "input_file_id",

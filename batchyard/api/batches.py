@@ -14,6 +14,8 @@ from batchyard.api.body import read_json
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.pages import known_cursor, read_paging, to_list_page
 from batchyard.api.waking import waking
+from batchyard.delivery.redeliver import ask_for_delivery
+from batchyard.delivery.webhooks import delivery_object
 from batchyard.errors import (
     BatchRateExceeded,
     IdempotencyConflict,
@@ -22,8 +24,6 @@ from batchyard.errors import (
     WindowUnattainable,
 )
 from batchyard.steps.create import accept_batch
-from batchyard.steps.redeliver import ask_for_delivery
-from batchyard.steps.webhooks import delivery_object
 from batchyard.store import IdempotencyKey
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it
 from batchyard.api.body import read_json
 from batchyard.api.errors import ApiError
 from batchyard.api.pages import known_cursor, read_paging, to_list_page
+from batchyard.delivery.webhooks import delivery_object, delivery_with_attempts
 from batchyard.errors import TransitionConflict
-from batchyard.steps.webhooks import delivery_object, delivery_with_attempts
 from batchyard.store import DeliveryStatus
 
 router = APIRouter(prefix="/deliveries")

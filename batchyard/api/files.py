@@ -16,8 +16,8 @@ from batchyard.api.errors import ApiError, missing
 from batchyard.api.multipart import Form, too_large
 from batchyard.api.pages import known_cursor, read_paging, to_list_page
 from batchyard.errors import RecordNotFound
-from batchyard.steps.delete_file import delete_file
-from batchyard.steps.upload_file import FileUse, checked_lifetime, limit_bytes, upload_file
+from batchyard.files.delete import delete_file
+from batchyard.files.upload import FileUse, checked_lifetime, limit_bytes, upload_file
 from batchyard.wire import FileDeleted
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS, PURPOSES
 from batchyard.lines import REQUIRED_FIELDS
 from batchyard.notify.event import EVENT_TYPES
-from batchyard.steps.upload_file import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS, PURPOSES
-from batchyard.steps.webhooks import MAX_NAME_CHARS, MAX_URL_CHARS
+from batchyard.services.webhook_checks import MAX_NAME_CHARS, MAX_URL_CHARS
 
 Json = dict[str, Any]
 

@@ -16,7 +16,7 @@ from batchyard.api.webhook_endpoints import (
     WebhookEventTypeList,
     WebhookSecret,
 )
-from batchyard.steps.webhooks import Delivery, DeliveryWithAttempts
+from batchyard.delivery.webhooks import Delivery, DeliveryWithAttempts
 from batchyard.store import DeliveryStatus
 
 Json = dict[str, Any]

@@ -14,9 +14,9 @@ from batchyard.api.body import body_stream, read_json
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.files import read_form
 from batchyard.errors import RecordNotFound, TransitionConflict
-from batchyard.steps.complete_upload import complete_upload
-from batchyard.steps.upload_file import FileUse, checked_lifetime
-from batchyard.steps.upload_parts import MAX_PART_BYTES, add_part, cancel_upload
+from batchyard.files.complete import complete_upload
+from batchyard.files.parts import MAX_PART_BYTES, add_part, cancel_upload
+from batchyard.files.upload import FileUse, checked_lifetime
 from batchyard.store import NewUpload
 
 if TYPE_CHECKING:

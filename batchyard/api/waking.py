@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,9 @@ from batchyard.api.answer import answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.body import read_json
 from batchyard.api.pages import known_cursor, read_paging, to_list_page
+from batchyard.delivery.webhooks import secret_hint, send_test
 from batchyard.notify.event import EVENT_TYPES
-from batchyard.steps.webhooks import (
-    check_name,
-    check_webhook_url,
-    checked_event_types,
-    secret_hint,
-    send_test,
-)
+from batchyard.services.webhook_checks import check_name, check_webhook_url, checked_event_types
 
 if TYPE_CHECKING:
     from batchyard.api.auth import Caller

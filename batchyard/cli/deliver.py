@@ -7,7 +7,7 @@ import asyncio
 import typer
 
 from batchyard.cli.offline import offline_services
-from batchyard.steps.deliver import Deliverer
+from batchyard.delivery.deliver import Deliverer
 
 
 def deliver() -> None:

@@ -12,7 +12,7 @@ from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, printable
 from batchyard.cli.time_words import relative
 from batchyard.cli.waking import wake_where_prefect_is_known
-from batchyard.steps.webhooks import delivery_object, delivery_with_attempts
+from batchyard.delivery.webhooks import delivery_object, delivery_with_attempts
 from batchyard.store import DeliveryStatus  # noqa: TC001 - Typer reads it at run time
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from batchyard.steps.webhooks import Delivery, DeliveryWithAttempts
+    from batchyard.delivery.webhooks import Delivery, DeliveryWithAttempts
     from batchyard.store import DeliveryRecord, Page
 
 _COLUMNS = ("id", "event", "batch", "to", "status", "attempts", "made", "next")

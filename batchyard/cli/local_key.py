@@ -15,8 +15,8 @@ from batchyard.storage.file import keep_secret
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.steps.services import Services
 
 FILE_NAME = "api.key"
 _TENANT = "default"

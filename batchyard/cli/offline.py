@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from batchyard.dispatch import OfferedModels
 from batchyard.errors import SettingsError
+from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.services import open_services
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from batchyard.engine.base import Engine
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.storage.bucket import S3Credentials
 
 

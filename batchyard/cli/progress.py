@@ -20,7 +20,7 @@ from batchyard.cli.time_words import duration
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from batchyard.steps.services import Progress as StepProgress
+    from batchyard.services.services import Progress as StepProgress
 
 _TITLES = {
     "connecting": "Connecting to Prefect",

@@ -10,13 +10,13 @@ import typer
 
 from batchyard.cli import options
 from batchyard.cli.offline import offline_services
+from batchyard.delivery.redeliver import deliver_to, kept_file
 from batchyard.steps.create import check_destinations
-from batchyard.steps.redeliver import deliver_to, kept_file
 from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:
-    from batchyard.steps.redeliver import Kind
-    from batchyard.steps.services import Services
+    from batchyard.delivery.redeliver import Kind
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 _STDOUT = "-"

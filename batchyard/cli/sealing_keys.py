@@ -9,8 +9,8 @@ import typer
 
 from batchyard.cli.offline import offline_services
 from batchyard.errors import SettingsError
+from batchyard.services.secret_key import Rotation, RotationStep
 from batchyard.settings import read_settings
-from batchyard.steps.secret_key import Rotation, RotationStep
 from batchyard.store import reseal
 
 _RESTART = "Restart every process that uses this home (batchyard up or serve, workers)"

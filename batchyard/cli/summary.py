@@ -9,7 +9,7 @@ from batchyard.storage.local import LocalStorage
 from batchyard.storage.location import parse_location
 
 if TYPE_CHECKING:
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 _ERRORS_SHOWN = 20

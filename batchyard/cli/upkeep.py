@@ -9,8 +9,8 @@ from rich.filesize import decimal
 
 from batchyard.cli.offline import offline_services
 from batchyard.cli.waking import wake_where_prefect_is_known
-from batchyard.steps import reconcile as reconciler
-from batchyard.steps import retention
+from batchyard.control import reconcile as reconciler
+from batchyard.files import retention
 
 _FILES_AT_ONCE = 1000
 

@@ -14,7 +14,7 @@ from batchyard.dispatch import PrefectApi, wake_batch_runner
 from batchyard.errors import BatchyardError
 
 if TYPE_CHECKING:
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 
 async def wake(api: PrefectApi, services: Services, what: str) -> None:

@@ -15,8 +15,9 @@ from batchyard.cli import options
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, printable
 from batchyard.cli.time_words import relative
+from batchyard.delivery.webhooks import send_test
 from batchyard.notify.event import EVENT_TYPES
-from batchyard.steps.webhooks import check_name, check_webhook_url, checked_event_types, send_test
+from batchyard.services.webhook_checks import check_name, check_webhook_url, checked_event_types
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import EndpointWithSecret, WebhookEndpointRecord
 
 _COLUMNS = ("id", "tenant", "name", "url", "events", "secret", "made", "state")

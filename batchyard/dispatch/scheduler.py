@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from batchyard.errors import EngineError
     from batchyard.settings import Settings
     from batchyard.store import RunnerRecord, Store
-    from batchyard.store.chunks import ModelDemand
+    from batchyard.store.chunk.chunks import ModelDemand
 
 logger = logging.getLogger(__name__)
 

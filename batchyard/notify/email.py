@@ -18,7 +18,8 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.notify.event import ended_at
 
 if TYPE_CHECKING:
-    from batchyard.wire import Batch, BatchError
+    from batchyard.batch_error import BatchError
+    from batchyard.wire import Batch
 
 _MAX_ADDRESS_CHARS: Final = 254
 _MAX_LOCAL_CHARS: Final = 64

@@ -16,17 +16,18 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
 from batchyard.framing import custom_id_of, read_lines
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, Outcome, unanswered
-from batchyard.steps.keys import file_key, result_key, segments_prefix
-from batchyard.steps.segments import decode_entries, read_object
-from batchyard.steps.services import Progress
+from batchyard.services.keys import file_key, result_key, segments_prefix
+from batchyard.services.segments import decode_entries, read_object
+from batchyard.services.services import Progress
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
-from batchyard.store.files import FILE_LIFETIME_SECONDS
-from batchyard.wire import NO_USAGE, BatchError, RequestCounts, TokenUsage, result_file_id
+from batchyard.store.file.files import FILE_LIFETIME_SECONDS
+from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from batchyard.steps.segments import SegmentEntry
-    from batchyard.steps.services import Services
+    from batchyard.services.segments import SegmentEntry
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 logger = logging.getLogger(__name__)

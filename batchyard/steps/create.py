@@ -11,9 +11,9 @@ from batchyard.errors import ModelNotFound, RequestRefused
 from batchyard.forecast import OpenWork
 from batchyard.lines import REQUIRED_FIELDS
 from batchyard.notify.email import check_address
+from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered
-from batchyard.steps.webhooks import check_webhook_url
 from batchyard.storage.location import LocalFile, check_output, parse_location
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, Quota
 from batchyard.wire import new_file_id
@@ -21,8 +21,8 @@ from batchyard.wire import new_file_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.steps.services import Services
     from batchyard.store import BatchRecord, IdempotencyKey
 
 DEFAULT_TENANT = "default"

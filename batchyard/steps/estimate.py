@@ -27,9 +27,9 @@ from batchyard.store import open_store
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from batchyard.batch_error import BatchError
     from batchyard.settings import Settings
     from batchyard.store import RateRecord
-    from batchyard.wire import BatchError
 
 _REPORTED_ERRORS = 1000
 _SIMULATED_REQUESTS = 200_000

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused, ObjectNotFound, RecordNotFound
-from batchyard.steps.keys import file_key
-from batchyard.steps.services import Progress
+from batchyard.services.keys import file_key
+from batchyard.services.services import Progress
 from batchyard.storage.location import (
     LocalFile,
     Location,
@@ -17,12 +18,11 @@ from batchyard.storage.location import (
 )
 from batchyard.storage.threads import in_thread
 from batchyard.store import NewFile
-from batchyard.wire import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord, FileRecord
 
 

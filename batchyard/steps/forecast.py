@@ -14,7 +14,7 @@ from batchyard.store import RunnerKind, RunnerStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from batchyard.errors import ModelNotFound
 
 if TYPE_CHECKING:
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 logger = logging.getLogger(__name__)
 

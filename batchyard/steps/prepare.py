@@ -13,19 +13,19 @@ from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator
 from batchyard.plan import Planner, PlanSummary
+from batchyard.services.defects import defects_as_ours
+from batchyard.services.keys import file_key, plan_key
+from batchyard.services.services import Progress
 from batchyard.steps.create import default_quota
-from batchyard.steps.defects import defects_as_ours
 from batchyard.steps.forecast import check_window
-from batchyard.steps.keys import file_key, plan_key
 from batchyard.steps.offered import check_offered
-from batchyard.steps.services import Progress
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewChunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 _COPY_BYTES = 1024**2

@@ -1,4 +1,4 @@
-"""Publish: the batch ends, with its files where the user wants them. Also: stop one that failed."""
+"""Publish: the batch ends, with its files where the user wants them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import (
     BatchyardError,
-    InputRefused,
     LeaseLost,
-    TransitionConflict,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.steps.services import Progress
+from batchyard.services.services import Progress
 from batchyard.storage.location import LocalFile, parse_location, write_location
-from batchyard.wire import BatchError
 
 if TYPE_CHECKING:
+    from batchyard.services.services import Services
     from batchyard.steps.collect import Collected
-    from batchyard.steps.services import Services
     from batchyard.storage.web import WebAccess
     from batchyard.store import BatchRecord
 
@@ -81,32 +78,6 @@ async def _deliver(services: Services, batch: BatchRecord, collected: Collected)
         if failure is not None:
             undelivered[kind] = failure
     return undelivered
-
-
-async def stop_failed(
-    services: Services, batch_id: str, error: BatchyardError, epoch: int | None = None
-) -> BatchRecord:
-    """Run no more of a batch, which cannot be run; the batch as it is then.
-
-    One that was not planned yet ends as ``failed``. One in progress is ``finalizing``: what is
-    finished of it is still to be collected and published, and it ends as ``failed`` with that.
-    One that has come further stays as it is. Raises :class:`~batchyard.errors.LeaseLost` where
-    ``epoch`` is no longer the batch's.
-    """
-    batches = services.store.batches
-    if isinstance(error, InputRefused):
-        entries = error.entries
-    else:
-        entries = (BatchError(error.code, str(error)),)
-    batch = await batches.get(batch_id)
-    try:
-        if batch.status is BatchStatus.VALIDATING:
-            return await batches.fail(batch_id, entries, epoch=epoch)
-        if batch.status is BatchStatus.IN_PROGRESS:
-            return await batches.stop_early(batch_id, entries, epoch=epoch)
-    except TransitionConflict:
-        return await batches.get(batch_id)
-    return batch
 
 
 async def deliver_file(

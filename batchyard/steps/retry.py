@@ -13,8 +13,8 @@ import msgspec
 from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused, StorageError
 from batchyard.framing import custom_id_of, read_lines
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.services.keys import file_key
 from batchyard.steps.create import check_destinations, default_quota, parse_window
-from batchyard.steps.keys import file_key
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import BatchLocations, NewBatch, NewFile
 from batchyard.wire import new_file_id
@@ -22,7 +22,7 @@ from batchyard.wire import new_file_id
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord, FileRecord
 
 _PART_BYTES = 1024**2

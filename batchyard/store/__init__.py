@@ -4,16 +4,16 @@ One file for each aggregate, over ``database`` (connections and transactions) an
 Where an aggregate is large, ``*_rows`` has its table and values, and the plain name its writer.
 """
 
-from batchyard.store.api_keys import ApiKeyRecord, ApiKeys, NewKey
-from batchyard.store.batch_leases import BatchLease, BatchLeases, BatchStanding
-from batchyard.store.batch_rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
-from batchyard.store.batch_schedule import BatchSchedule
-from batchyard.store.batches import Batches
-from batchyard.store.chunk_rows import ChunkRecord, ChunkStatus, ChunkSummary, NewChunk
-from batchyard.store.chunks import ChunkLease, Chunks, LeaseKey, ModelDemand, Standing
+from batchyard.store.batch.batches import Batches
+from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchStanding
+from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
+from batchyard.store.batch.schedule import BatchSchedule
+from batchyard.store.batch.status_changes import StatusChange, StatusChanges
+from batchyard.store.chunk.chunks import ChunkLease, Chunks, LeaseKey, ModelDemand, Standing
+from batchyard.store.chunk.rows import ChunkRecord, ChunkStatus, ChunkSummary, NewChunk
 from batchyard.store.database import Database
-from batchyard.store.deliveries import Deliveries
-from batchyard.store.delivery_rows import (
+from batchyard.store.delivery.deliveries import Deliveries
+from batchyard.store.delivery.rows import (
     FILE_EVENTS,
     WEBHOOK_GIVEN_UP,
     Attempt,
@@ -23,22 +23,22 @@ from batchyard.store.delivery_rows import (
     DeliveryRecord,
     DeliveryStatus,
 )
-from batchyard.store.files import FileRecord, Files, NewFile
-from batchyard.store.idempotency import Idempotency, IdempotencyKey
+from batchyard.store.file.files import FileRecord, Files, NewFile
 from batchyard.store.leases import Leases
 from batchyard.store.page import Order, Page
-from batchyard.store.rates import RateRecord, Rates
 from batchyard.store.reseal import reseal
-from batchyard.store.runners import RunnerKind, RunnerRecord, Runners, RunnerStatus
+from batchyard.store.runner.rates import RateRecord, Rates
+from batchyard.store.runner.runners import RunnerKind, RunnerRecord, Runners, RunnerStatus
 from batchyard.store.sealed import new_sealing_key
 from batchyard.store.sealing_proof import SealingProof
-from batchyard.store.status_changes import StatusChange, StatusChanges
 from batchyard.store.store import Store, open_store
-from batchyard.store.tenants import Quota, Tenants, TenantUsage
-from batchyard.store.upload_rows import NewPart, NewUpload, PartRecord, UploadRecord
-from batchyard.store.uploads import Uploads
-from batchyard.store.webhook_endpoint_rows import EndpointWithSecret, WebhookEndpointRecord
-from batchyard.store.webhook_endpoints import WebhookEndpoints
+from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, NewKey
+from batchyard.store.tenant.idempotency import Idempotency, IdempotencyKey
+from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage
+from batchyard.store.upload.rows import NewPart, NewUpload, PartRecord, UploadRecord
+from batchyard.store.upload.uploads import Uploads
+from batchyard.store.webhook.endpoints import WebhookEndpoints
+from batchyard.store.webhook.rows import EndpointWithSecret, WebhookEndpointRecord
 
 __all__ = [
     "FILE_EVENTS",

@@ -6,25 +6,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.store.api_keys import ApiKeys
-from batchyard.store.batch_leases import BatchLeases
-from batchyard.store.batch_schedule import BatchSchedule
-from batchyard.store.batches import Batches
-from batchyard.store.cache_salts import CacheSalts
-from batchyard.store.chunks import Chunks
+from batchyard.store.batch.batches import Batches
+from batchyard.store.batch.leases import BatchLeases
+from batchyard.store.batch.schedule import BatchSchedule
+from batchyard.store.batch.status_changes import StatusChanges
+from batchyard.store.chunk.chunks import Chunks
 from batchyard.store.database import PATIENCE_SECONDS, Database
-from batchyard.store.deliveries import Deliveries
-from batchyard.store.files import Files
-from batchyard.store.idempotency import Idempotency
+from batchyard.store.delivery.deliveries import Deliveries
+from batchyard.store.file.files import Files
 from batchyard.store.leases import Leases
-from batchyard.store.rates import Rates
-from batchyard.store.runners import Runners
+from batchyard.store.runner.rates import Rates
+from batchyard.store.runner.runners import Runners
 from batchyard.store.schema import check, upgrade
 from batchyard.store.sealing_proof import SealingProof
-from batchyard.store.status_changes import StatusChanges
-from batchyard.store.tenants import Tenants
-from batchyard.store.uploads import Uploads
-from batchyard.store.webhook_endpoints import WebhookEndpoints
+from batchyard.store.tenant.api_keys import ApiKeys
+from batchyard.store.tenant.cache_salts import CacheSalts
+from batchyard.store.tenant.idempotency import Idempotency
+from batchyard.store.tenant.tenants import Tenants
+from batchyard.store.upload.uploads import Uploads
+from batchyard.store.webhook.endpoints import WebhookEndpoints
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

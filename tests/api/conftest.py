@@ -21,8 +21,8 @@ import pytest
 import uvicorn
 
 from batchyard.api.app import create_app
+from batchyard.services.services import Services, open_services
 from batchyard.settings import Settings, read_settings
-from batchyard.steps.services import Services, open_services
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -16,8 +16,8 @@ from tests.contract.store.samples import batch_in
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.steps.services import Services
     from tests.api.conftest import Api
 
 KEYS = [

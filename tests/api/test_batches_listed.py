@@ -13,7 +13,7 @@ from tests.api.test_batches import WANTED, create, strict
 from tests.contract.store.samples import new_batch, rewrite
 
 if TYPE_CHECKING:
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from tests.api.conftest import Api
 
 

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from batchyard.control.keeper import BatchKeeper
+from batchyard.control.process import bare_steps, process
+from batchyard.control.reconcile import reconcile
+from batchyard.control.run_batches import BatchRunner
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.keeper import BatchKeeper
-from batchyard.steps.process import bare_steps, process
-from batchyard.steps.reconcile import reconcile
-from batchyard.steps.run import run_chunks
-from batchyard.steps.run_batches import BatchRunner
+from batchyard.runner.run import run_chunks
 from tests.api.test_batches import KEYS
 from tests.api.test_batches_listed import Requests
 from tests.contract.store.samples import batch_in, rewrite
@@ -29,8 +29,8 @@ from tests.steps.conftest import CHAT, chat_line
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.steps.services import Services
     from tests.api.conftest import Api
 
 MODEL = "stub-model"

@@ -18,7 +18,7 @@ from tests.api.test_batches import create
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from tests.api.conftest import Api
     from tests.api.small_prefect import SmallPrefect
 

@@ -14,7 +14,7 @@ from tests.contract.store.samples import batch_in
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
     from tests.api.conftest import Api
     from tests.api.small_prefect import SmallPrefect

@@ -134,7 +134,7 @@ def test_a_defect_of_ours_is_a_500_that_tells_nothing(
     async def broken(*_: Any, **__: Any) -> None:
         raise KeyError("a secret")
 
-    monkeypatch.setattr("batchyard.store.files.Files.page", broken)
+    monkeypatch.setattr("batchyard.store.file.files.Files.page", broken)
     with api.http() as http:
         answer = http.get("/files")
     assert answer.status_code == 500

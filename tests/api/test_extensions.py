@@ -11,8 +11,8 @@ from batchyard.settings import SmtpSettings
 from tests.api.test_batches import WANTED, post
 
 if TYPE_CHECKING:
+    from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.steps.services import Services
     from tests.api.conftest import Api
 
 

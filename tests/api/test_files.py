@@ -13,7 +13,7 @@ from tests.api.conftest import LINE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from tests.api.conftest import Api
 
 THIRTY_DAYS = 2_592_000

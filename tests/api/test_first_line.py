@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from batchyard.steps.upload_file import FirstLine
+from batchyard.files.upload import FirstLine
 
 
 def sniffed(data: bytes, step: int) -> FirstLine:

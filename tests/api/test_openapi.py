@@ -31,7 +31,7 @@ from tests.api.conftest import LINE
 from tests.contract.store.samples import batch_in
 
 if TYPE_CHECKING:
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from tests.api.conftest import Api
 
 CHECKS = [

@@ -19,8 +19,8 @@ from tests.services.swift import BUCKET
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.steps.services import Services
     from batchyard.storage.bucket import S3Credentials
     from tests.api.conftest import Api
 

@@ -15,7 +15,7 @@ from tests.contract.store.samples import batch_in, begun_batch
 if TYPE_CHECKING:
     import httpx
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
     from tests.api.conftest import Api
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from batchyard.steps.upload_parts import expire_uploads
+from batchyard.files.parts import expire_uploads
 from batchyard.store import NewUpload
 from tests.api.conftest import LINE
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from openai.types import Upload
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from tests.api.conftest import Api
 
 

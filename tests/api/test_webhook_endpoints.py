@@ -17,8 +17,8 @@ from tests.services.receiver import Receiver, Reply, running_receiver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.steps.services import Services
     from tests.api.conftest import Api
 
 URL = "https://hooks.example.com/in?token=abc"
@@ -56,7 +56,7 @@ def post(api: Api, path: str, body: Any) -> tuple[int, dict[str, Any]]:
 def test_more_endpoints_than_a_tenant_may_have_are_refused(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchyard.store.webhook_endpoints.MOST_ENDPOINTS", 1)
+    monkeypatch.setattr("batchyard.store.webhook.endpoints.MOST_ENDPOINTS", 1)
     create(strict(api))
     with pytest.raises(openai.BadRequestError) as refused:
         create(strict(api))

@@ -18,7 +18,7 @@ from tests.api.test_multipart import END, PURPOSE, part
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from tests.api.conftest import Api
 
 FORM = "Content-Type: multipart/form-data; boundary=XyZ"

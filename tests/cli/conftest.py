@@ -24,7 +24,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from batchyard.cli import main
 from batchyard.cli.offline import offline_services
 from batchyard.engine.stub import StubEngine
-from flows.own_prefect import Access, OwnPrefect
+from commands.own_prefect import Access, OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from prefect.settings import Setting
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import Store
 
 T = TypeVar("T")

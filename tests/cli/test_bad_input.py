@@ -372,7 +372,7 @@ def test_a_defect_of_ours_is_a_sentence_and_a_file(
 ) -> None:
     """The traceback is in the file, for a report; the error's own text is not shown."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("flows.run_command.read_settings", _broken)
+    monkeypatch.setattr("commands.run.read_settings", _broken)
     ended = here("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", "http://host.example")
     assert ended.status == 1
     assert ended.stderr.startswith("batchyard: This should not happen (KeyError).")

@@ -8,8 +8,8 @@ import pytest
 
 from batchyard.cli.metadata import parse_metadata
 from batchyard.errors import RequestRefused
-from flows.engine_choice import EngineChoice
-from flows.run_command import errors_beside
+from commands.engine_choice import EngineChoice
+from commands.run import errors_beside
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
     Run = Callable[..., Ended]
 

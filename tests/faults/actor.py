@@ -24,20 +24,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchyard.control.keeper import BatchKeeper
+from batchyard.control.process import bare_steps, process
+from batchyard.control.reconcile import reconcile
+from batchyard.control.run_batches import BatchRunner
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreError
+from batchyard.runner.run import run_chunks
+from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.keeper import BatchKeeper
-from batchyard.steps.process import bare_steps, process
-from batchyard.steps.reconcile import reconcile
-from batchyard.steps.run import run_chunks
-from batchyard.steps.run_batches import BatchRunner
-from batchyard.steps.services import open_services
 from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:
     from batchyard.engine.base import EngineAnswer, EngineRequest
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
 _RECONCILE_SECONDS = 1.0
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.services import open_services
 from batchyard.store import BatchLocations, BatchOptions, NewBatch
 from tests.faults import actor
 from tests.faults.actor import no_s3
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.engine.stub import StubEngine
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
     from tests.faults.nursery import Actor, Nursery
 

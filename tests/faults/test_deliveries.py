@@ -15,9 +15,9 @@ import trustme
 from sqlalchemy import text
 from standardwebhooks import Webhook
 
-from batchyard.steps.deliver import SCHEDULE_SECONDS, Delivered, Deliverer
+from batchyard.batch_error import BatchError
+from batchyard.delivery.deliver import SCHEDULE_SECONDS, Delivered, Deliverer
 from batchyard.store import BatchLocations, DeliveryStatus, NewBatch
-from batchyard.wire import BatchError
 from tests.faults.site import Site, open_site
 from tests.services.postgres import postgres_for_session
 from tests.services.receiver import Reply, running_receiver

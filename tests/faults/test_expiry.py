@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from batchyard.control.reconcile import reconcile
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.reconcile import reconcile
 from tests.faults.site import lines
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.control import keeper
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StorageUnavailable, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps import keeper, patience
+from batchyard.services import patience
 from batchyard.storage.local import LocalStorage
 from tests.faults.site import lines
 

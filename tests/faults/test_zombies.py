@@ -12,10 +12,11 @@ import pytest
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.lifecycle import BatchStatus
+from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.collect import collect_results
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.publish import publish_results, stop_failed
+from batchyard.steps.publish import publish_results
 from batchyard.store import ChunkLease
 from tests.faults.site import lines, open_site
 

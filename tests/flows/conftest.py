@@ -10,9 +10,9 @@ import pytest
 from prefect.testing.utilities import prefect_test_harness
 
 from batchyard.engine.stub import StubEngine
+from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.steps.services import Services, open_services
 from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:

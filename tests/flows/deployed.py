@@ -23,8 +23,8 @@ import pytest_asyncio
 from batchyard.dispatch import PrefectApi, wake_batch_runner
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import TERMINAL
+from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
-from batchyard.steps.services import Services, open_services
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, RunnerKind
 from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT, require_vllm
 from tests.contract.engine.stub_server import API_KEY, serve

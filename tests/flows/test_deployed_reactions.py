@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.batch_error import BatchError
 from batchyard.store import DeliveryStatus, NewBatch, RunnerKind
-from batchyard.wire import BatchError
 from tests.flows.deployed import (  # noqa: F401 - some are fixtures
     LEASE_SECONDS,
     new_deployment,

@@ -20,10 +20,10 @@ from prefect.exceptions import PrefectException
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
+from batchyard.services.keys import plan_key
 from batchyard.steps.collect import collect_results
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.keys import plan_key
 from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from batchyard.store import ChunkStatus, Quota
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from prefect.client.orchestration import PrefectClient
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
     OpenYard = Callable[..., AbstractAsyncContextManager[Services]]
 

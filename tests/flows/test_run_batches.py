@@ -9,8 +9,8 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from batchyard.store import BatchLocations, DeliveryStatus, NewBatch
-from flows.foreground import run_to_end
-from flows.own_prefect import OwnPrefect
+from commands.foreground import run_to_end
+from commands.own_prefect import OwnPrefect
 from flows.run_batches import run_batches
 from tests.flows.conftest import create, request_lines
 from tests.services.receiver import Reply, running_receiver
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from prefect.client.schemas.objects import TaskRun
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
     OpenYard = Callable[..., AbstractAsyncContextManager[Services]]
 

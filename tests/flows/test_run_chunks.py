@@ -10,9 +10,9 @@ import pytest
 from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import ModelNotFound, SettingsError
+from batchyard.services import services as services_module
+from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps import services as services_module
-from batchyard.steps.services import open_services
 from batchyard.store import open_store
 from flows.run_chunks import run_chunks
 

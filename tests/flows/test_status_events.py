@@ -10,16 +10,16 @@ import pytest
 from prefect import get_client
 from prefect.settings import PREFECT_API_URL
 
+from batchyard.batch_error import BatchError
 from batchyard.dispatch import PrefectApi, tell_status_changes
 from batchyard.errors import DispatchFailed
 from batchyard.store import NewBatch
-from batchyard.wire import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
 
     OpenYard = Callable[..., AbstractAsyncContextManager[Services]]
 

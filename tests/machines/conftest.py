@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from batchyard.dispatch import PrefectApi
+from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.steps.services import open_services
 from tests.machines.cluster import Cluster, running_cluster
 from tests.machines.operator import Operator
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.dispatch import FlowRun, PrefectApi
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from batchyard.store import BatchRecord
     from tests.machines.cluster import Cluster
     from tests.machines.machine import Machine

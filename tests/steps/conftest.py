@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.control.keeper import BatchKeeper
+from batchyard.control.process import bare_steps, process
 from batchyard.engine.stub import StubEngine
+from batchyard.runner.run import run_chunks
+from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.keeper import BatchKeeper
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.process import bare_steps, process
-from batchyard.steps.run import run_chunks
-from batchyard.steps.services import Services, open_services
 from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:

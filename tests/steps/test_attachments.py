@@ -11,9 +11,10 @@ from aiohttp import web
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import EngineLost
-from batchyard.steps import attachments
-from batchyard.steps.attachments import MAX_FILE_BYTES, ROOM_BYTES, Attachments, FileRoom
-from batchyard.steps.window import Window, WindowRequest
+from batchyard.runner import attachments
+from batchyard.runner.attachments import MAX_FILE_BYTES, Attachments
+from batchyard.runner.file_room import ROOM_BYTES, FileRoom
+from batchyard.runner.window import Window, WindowRequest
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.web import WebAccess
 from tests.unit.storage.web_server import gives, running_web_server, says

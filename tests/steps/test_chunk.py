@@ -13,13 +13,13 @@ import pytest
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
-from batchyard.steps import patience
-from batchyard.steps.admission import Admission
-from batchyard.steps.chunk import ChunkRun
-from batchyard.steps.keys import file_key, plan_key, segment_key
-from batchyard.steps.run import run_chunks
-from batchyard.steps.segments import encode_entry, finished_lines, put_bytes
-from batchyard.steps.window import Window
+from batchyard.runner.admission import Admission
+from batchyard.runner.chunk import ChunkRun
+from batchyard.runner.run import run_chunks
+from batchyard.runner.window import Window
+from batchyard.services import patience
+from batchyard.services.keys import file_key, plan_key, segment_key
+from batchyard.services.segments import encode_entry, finished_lines, put_bytes
 from batchyard.storage.local import LocalStorage
 from batchyard.store import Standing
 from tests.steps.conftest import Yard, chat_line
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
     from pathlib import Path
 
-    from batchyard.steps.services import Progress
+    from batchyard.services.services import Progress
     from batchyard.storage.base import StoredObject
 
 SOON_SECONDS = 10.0

@@ -13,12 +13,13 @@ import pytest
 from sqlalchemy import text
 from standardwebhooks import Webhook
 
+from batchyard.batch_error import BatchError
+from batchyard.delivery import messenger
+from batchyard.delivery.deliver import Delivered, Deliverer
+from batchyard.delivery.redeliver import ask_for_delivery
 from batchyard.errors import TransitionConflict
+from batchyard.files.retention import expire_files
 from batchyard.settings import SmtpSettings
-from batchyard.steps import messenger
-from batchyard.steps.deliver import Delivered, Deliverer
-from batchyard.steps.redeliver import ask_for_delivery
-from batchyard.steps.retention import expire_files
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.web import WebAccess
 from batchyard.store import (
@@ -27,7 +28,6 @@ from batchyard.store import (
     DeliveryStatus,
     NewBatch,
 )
-from batchyard.wire import BatchError
 from tests.contract.store.outbox_samples import raw_rows
 from tests.services.receiver import Reply, running_receiver
 from tests.services.smtp import running_mail_server

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.delivery import deliver
+from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.errors import LeaseLost, StoreUnavailable
-from batchyard.steps import deliver
-from batchyard.steps.deliver import Delivered, Deliverer
 from batchyard.store import NewBatch
 
 if TYPE_CHECKING:

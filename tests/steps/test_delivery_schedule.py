@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from batchyard.delivery.schedule import SCHEDULE_SECONDS, verdict
 from batchyard.notify.answer import Answer
-from batchyard.steps.delivery_schedule import SCHEDULE_SECONDS, verdict
 from batchyard.store import DeliveryKind, DeliveryRecord, DeliveryStatus
 
 DELIVERY = DeliveryRecord(

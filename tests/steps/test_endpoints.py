@@ -13,7 +13,7 @@ from batchyard.engine.stub_answers import ANSWERS, read_form
 from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import REQUIRED_FIELDS
-from batchyard.steps import attachments
+from batchyard.runner import attachments
 from tests.steps.conftest import Yard, chat_line
 from tests.unit.storage.web_server import gives, running_web_server, says
 

@@ -12,12 +12,12 @@ from sqlalchemy import update
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import WindowUnattainable
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps import run
+from batchyard.runner import run
+from batchyard.runner.pace import Pace
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.forecast import update_forecasts
-from batchyard.steps.pace import Pace
 from batchyard.store import RunnerKind
-from batchyard.store.batch_rows import BATCHES
+from batchyard.store.batch.rows import BATCHES
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.control.keeper import BatchKeeper
 from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.keeper import BatchKeeper
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

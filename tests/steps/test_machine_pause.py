@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.errors import EngineStartFailed
-from batchyard.steps.machine_pause import (
+from batchyard.runner.machine_pause import (
     MachinePaused,
     check_machine,
     pause_seconds,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
+from batchyard.control.keeper import BatchKeeper
+from batchyard.control.process import bare_steps, process
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
     AccessDenied,
@@ -25,11 +27,10 @@ from batchyard.errors import (
     StoreUnavailable,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.steps import admission, patience, returns, run, window
-from batchyard.steps.keeper import BatchKeeper
-from batchyard.steps.keys import file_key, plan_key
-from batchyard.steps.process import bare_steps, process
-from batchyard.steps.segments import put_bytes, read_object
+from batchyard.runner import admission, returns, run, window
+from batchyard.services import patience
+from batchyard.services.keys import file_key, plan_key
+from batchyard.services.segments import put_bytes, read_object
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkStatus
 from tests.steps.conftest import Yard, chat_line

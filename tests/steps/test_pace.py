@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from batchyard.steps.pace import Pace
+from batchyard.runner.pace import Pace
 
 
 @dataclass

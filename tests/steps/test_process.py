@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from batchyard.control import process
 from batchyard.errors import StorageFull
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps import patience, process
-from batchyard.steps.patience import patiently
+from batchyard.services import patience
+from batchyard.services.patience import patiently
 from batchyard.storage.backoff import Backoff
 from tests.steps.conftest import Yard, chat_line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchyard.steps.reconcile import reconcile, unrenewed_lease_seconds
+from batchyard.control.reconcile import reconcile, unrenewed_lease_seconds
 from batchyard.store import ChunkStatus, RunnerKind
 from tests.steps.conftest import Yard, chat_line
 

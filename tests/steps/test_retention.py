@@ -12,13 +12,13 @@ import pytest
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import RecordNotFound, StorageUnavailable
+from batchyard.files.retention import Expired, Swept, expire_files, sweep_orphans
 from batchyard.lifecycle import BatchStatus
+from batchyard.runner.run import run_chunks
+from batchyard.services.keys import file_key, part_key, plan_key, segment_key
+from batchyard.services.segments import put_bytes
 from batchyard.steps.collect import collect_results
-from batchyard.steps.keys import file_key, part_key, plan_key, segment_key
 from batchyard.steps.publish import publish_results
-from batchyard.steps.retention import Expired, Swept, expire_files, sweep_orphans
-from batchyard.steps.run import run_chunks
-from batchyard.steps.segments import put_bytes
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import NewBatch, NewFile
 from batchyard.wire import new_batch_id, new_file_id, result_file_id

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.batch_error import BatchError
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
     BatchyardError,
@@ -20,12 +21,12 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
-from batchyard.steps.keys import file_key, segment_key
-from batchyard.steps.publish import stop_failed
+from batchyard.services.keys import file_key, segment_key
+from batchyard.services.segments import encode_entry, put_bytes, read_object
+from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.retry import retry_batch
-from batchyard.steps.segments import encode_entry, put_bytes, read_object
 from batchyard.store import BatchOptions, NewBatch, NewChunk, NewFile, Quota
-from batchyard.wire import BatchError, BatchUsage, RequestCounts, new_batch_id
+from batchyard.wire import BatchUsage, RequestCounts, new_batch_id
 from tests.steps.conftest import CHAT, Yard, chat_line
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.plan import Planner
 from batchyard.results import answered
-from batchyard.steps import publish, window
-from batchyard.steps.keys import segment_key
-from batchyard.steps.retry_policy import RetryPolicy
-from batchyard.steps.run import Runner, run_chunks
-from batchyard.steps.segments import encode_entry, put_bytes
-from batchyard.steps.window import Window
+from batchyard.runner import window
+from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.runner.run import Runner, run_chunks
+from batchyard.runner.window import Window
+from batchyard.services.keys import segment_key
+from batchyard.services.segments import encode_entry, put_bytes
+from batchyard.steps import publish
 from batchyard.store import ChunkStatus
 from tests.steps.conftest import Yard, chat_line
 
@@ -233,8 +234,8 @@ import asyncio, sys
 from pathlib import Path
 from batchyard.engine.stub import StubEngine
 from batchyard.settings import read_settings
-from batchyard.steps.run import run_chunks
-from batchyard.steps.services import open_services
+from batchyard.runner.run import run_chunks
+from batchyard.services.services import open_services
 
 home, batch_id, log = sys.argv[1:]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.steps.keeper import BatchKeeper
-from batchyard.steps.process import bare_steps, process
-from batchyard.steps.run import run_chunks
-from batchyard.steps.run_batches import BatchRunner
+from batchyard.control.keeper import BatchKeeper
+from batchyard.control.process import bare_steps, process
+from batchyard.control.run_batches import BatchRunner
+from batchyard.runner.run import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

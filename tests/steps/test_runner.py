@@ -9,7 +9,7 @@ import pytest
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreUnavailable
-from batchyard.steps.run import Runner, run_chunks
+from batchyard.runner.run import Runner, run_chunks
 from batchyard.store import RunnerKind
 from tests.steps.conftest import Yard, chat_line
 

@@ -12,7 +12,7 @@ import pytest
 from batchyard import machine
 from batchyard import settings as settings_module
 from batchyard.errors import LeaseLost
-from batchyard.steps.slot import NoSlotFree, engine_slot
+from batchyard.runner.slot import NoSlotFree, engine_slot
 from batchyard.store.leases import LeaseRow
 
 LEASES = LeaseRow.metadata.tables["leases"]
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.steps.services import Services
+    from batchyard.services.services import Services
     from tests.steps.conftest import Yard
 
 

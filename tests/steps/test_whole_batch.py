@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.delivery.redeliver import deliver_to, redeliver
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import AccessDenied, ObjectNotFound, RequestRefused
 from batchyard.lifecycle import BatchStatus
-from batchyard.steps.redeliver import deliver_to, redeliver
 from batchyard.wire import to_json
 from tests.steps.conftest import CHAT, Yard, chat_line
 

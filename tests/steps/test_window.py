@@ -17,10 +17,10 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.engine.warm import WarmEngine
 from batchyard.errors import EngineLost
 from batchyard.results import NoAnswerCode, Outcome
-from batchyard.steps import window as window_module
-from batchyard.steps.hang_watch import LOOKS, HangWatch
-from batchyard.steps.retry_policy import RetryPolicy
-from batchyard.steps.window import Window, WindowRequest
+from batchyard.runner import window as window_module
+from batchyard.runner.hang_watch import LOOKS, HangWatch
+from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.runner.window import Window, WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable

@@ -15,7 +15,7 @@ from batchyard.errors import InputRefused
 from batchyard.lines import Rules, Validator
 
 if TYPE_CHECKING:
-    from batchyard.wire import BatchError
+    from batchyard.batch_error import BatchError
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"

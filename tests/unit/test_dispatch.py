@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
+from batchyard.batch_error import BatchError
 from batchyard.dispatch import (
     RUN_BATCHES,
     TAKEN_UP,
@@ -26,7 +27,7 @@ from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PU
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.settings import Settings
 from batchyard.store import RunnerKind, RunnerRecord, RunnerStatus, open_store
-from batchyard.wire import BatchError, BatchUsage
+from batchyard.wire import BatchUsage
 from tests.contract.store.samples import begun_batch, new_batch
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from batchyard.results import (
     not_served,
     unanswered,
 )
-from batchyard.steps.segments import decode_entries, encode_entry
+from batchyard.services.segments import decode_entries, encode_entry
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:

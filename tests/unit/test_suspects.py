@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchyard.steps.suspects import company_of, given_up_of, level_of, runs_alone
+from batchyard.runner.suspects import company_of, given_up_of, level_of, runs_alone
 from batchyard.store import ChunkLease
 
 

@@ -10,18 +10,6 @@ from typing import TYPE_CHECKING
 
 from alembic import context
 
-from batchyard.store import (  # noqa: F401  (their tables)
-    api_keys,
-    batch_rows,
-    chunk_rows,
-    files,
-    idempotency,
-    leases,
-    rates,
-    runners,
-    tenants,
-    upload_rows,
-)
 from batchyard.store.columns import Row
 from batchyard.store.database import Database
 

@@ -20,7 +20,7 @@ import pytest
 from batchyard.engine import vllm
 from batchyard.errors import EngineLost, EngineStartFailed
 from batchyard.results import Outcome
-from batchyard.steps.window import Window, WindowRequest
+from batchyard.runner.window import Window, WindowRequest
 from tests.contract.engine.conftest import (
     CHAT,
     ROOT,

@@ -8,7 +8,7 @@ from sqlalchemy import insert, text, update
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import Attempt, BatchLocations, DeliveryStatus
-from batchyard.store.delivery_rows import DELIVERIES
+from batchyard.store.delivery.rows import DELIVERIES
 from tests.contract.store.samples import batch_in
 
 if TYPE_CHECKING:

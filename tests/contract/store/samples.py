@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from batchyard.batch_error import BatchError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store import NewBatch, NewChunk, NewFile, Quota
-from batchyard.store.batch_rows import BATCHES
-from batchyard.wire import (
-    BatchError,
-    BatchUsage,
-    InputTokensDetails,
-    OutputTokensDetails,
-    RequestCounts,
-)
+from batchyard.store.batch.rows import BATCHES
+from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, RequestCounts
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

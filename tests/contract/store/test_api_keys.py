@@ -12,7 +12,7 @@ from sqlalchemy import event, select
 
 from batchyard.errors import RecordNotFound
 from batchyard.store import open_store
-from batchyard.store.api_keys import ApiKeyRow
+from batchyard.store.tenant.api_keys import ApiKeyRow
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from batchyard.batch_error import BatchError
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchOptions
-from batchyard.wire import BatchError, RequestCounts, to_json
+from batchyard.wire import RequestCounts, to_json
 from tests.contract.store.samples import USAGE, begin, begun_batch, finish, new_batch, new_file
 
 if TYPE_CHECKING:

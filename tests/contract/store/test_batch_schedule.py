@@ -12,7 +12,7 @@ from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewChunk
-from batchyard.store.batch_rows import BATCHES
+from batchyard.store.batch.rows import BATCHES
 from batchyard.wire import new_batch_id
 from tests.contract.store.samples import (
     MODEL,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.batch_error import BatchError
 from batchyard.errors import (
     BatchLimitExceeded,
     IllegalTransition,
@@ -17,7 +18,7 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store import BatchOptions, NewChunk, Quota, open_store
-from batchyard.wire import BatchError, BatchUsage, RequestCounts, new_batch_id
+from batchyard.wire import BatchUsage, RequestCounts, new_batch_id
 from tests.contract.store.samples import (
     MODEL,
     USAGE,

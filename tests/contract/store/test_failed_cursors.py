@@ -47,7 +47,10 @@ async def test_a_failed_statement_that_is_collected_late_does_not_stop_the_event
 
 @pytest.mark.parametrize(
     ("start", "plugins"),
-    [("import prefect", "true"), ("from flows.server_plugin import create_app as f; f()", "false")],
+    [
+        ("import prefect", "true"),
+        ("from commands.server_plugin import create_app as f; f()", "false"),
+    ],
     ids=["prefect server start", "batchyard run"],
 )
 def test_prefects_server_gets_it(tmp_path: Path, start: str, plugins: str) -> None:

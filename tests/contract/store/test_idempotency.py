@@ -10,7 +10,7 @@ import pytest
 from batchyard.errors import BatchLimitExceeded, IdempotencyConflict, RecordNotFound
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import IdempotencyKey, Quota, open_store
-from batchyard.store.idempotency import claim
+from batchyard.store.tenant.idempotency import claim
 from tests.contract.store.samples import begin, new_batch
 
 if TYPE_CHECKING:

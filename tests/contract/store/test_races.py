@@ -13,8 +13,8 @@ from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import batch_moves, batches, files, open_store, tenants
 from batchyard.store import reseal as reseal_all
-from batchyard.store.delivery_rows import DELIVERIES
-from batchyard.store.outbox import in_one_order
+from batchyard.store.delivery.outbox import in_one_order
+from batchyard.store.delivery.rows import DELIVERIES
 from tests.contract.store.outbox_samples import endpoint, of_batch
 from tests.contract.store.samples import MODEL, NOW_OVER, begun_batch, finish, new_batch, new_file
 

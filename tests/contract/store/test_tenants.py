@@ -11,8 +11,8 @@ from sqlalchemy import select
 from batchyard.errors import BatchLimitExceeded, QuotaExceeded
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchOptions, Quota, TenantUsage, open_store
-from batchyard.store.batch_rows import BATCHES
-from batchyard.store.tenants import TENANTS, hold_quota, served
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.tenant.tenants import TENANTS, hold_quota, served
 from batchyard.wire import BatchUsage
 from tests.contract.store.samples import MODEL, begun_batch, finish, new_batch
 

@@ -10,7 +10,7 @@ import pytest
 
 from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict
 from batchyard.store import NewPart, NewUpload, open_store
-from batchyard.store.upload_rows import UPLOADS
+from batchyard.store.upload.rows import UPLOADS
 from batchyard.wire import FileDeleted, new_upload_id, to_json
 from tests.contract.store.samples import new_file
 

@@ -10,8 +10,8 @@ import pytest
 
 from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.store import DeliveryStatus
-from batchyard.store.tenants import TENANTS
-from batchyard.store.webhook_endpoint_rows import ENDPOINTS
+from batchyard.store.tenant.tenants import TENANTS
+from batchyard.store.webhook.rows import ENDPOINTS
 from tests.contract.store.outbox_samples import (
     EVENTS,
     claim,
@@ -49,7 +49,7 @@ async def test_an_endpoint_is_read_back_as_it_was_made(store: Store) -> None:
 async def test_a_tenant_has_so_many_endpoints_and_no_more(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchyard.store.webhook_endpoints.MOST_ENDPOINTS", 2)
+    monkeypatch.setattr("batchyard.store.webhook.endpoints.MOST_ENDPOINTS", 2)
     first = await _created(store)
     await _created(store)
     with pytest.raises(RequestRefused, match="2 webhook endpoints") as refused:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.batch_error import BatchError
 from batchyard.lifecycle import BatchStatus
 from batchyard.notify.email import GivenUp, batch_email, given_up_email
-from batchyard.wire import BatchError, BatchErrors, RequestCounts
+from batchyard.wire import BatchErrors, RequestCounts
 from tests.unit.notify.batches import BATCH_ID, ended_batch
 
 if TYPE_CHECKING:

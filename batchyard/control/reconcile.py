@@ -1,0 +1,62 @@
+"""The reconciler: cleans up after crashed processes, from what the database says.
+
+Everything here may be done at any time, by any process, any number of times.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord, RunnerRecord
+
+logger = logging.getLogger(__name__)
+
+_ENDED_RUNNERS_KEPT_SECONDS = 7 * 86_400
+_RENEWED_LATE_SECONDS = 2.0
+"""A process that is busy may renew its leases so much later than it meant to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What was found and cleaned up."""
+
+    overdue: tuple[BatchRecord, ...]
+    """Batches whose window has ended: they run no more."""
+    lost_runners: tuple[RunnerRecord, ...]
+    """Runners without a heartbeat for as long as a lease lasts."""
+    chunks_put_back: int
+    free_batches: int
+    """Batches that have not ended and that no process has leased."""
+
+
+async def reconcile(services: Services) -> Reconciled:
+    """Stop overdue batches, free the chunks of expired leases, mark silent runners as lost."""
+    store = services.store
+    overdue = await store.batches.expire_overdue()
+    for batch in overdue:
+        logger.info("batch.overdue batch=%s status=%s", batch.id, batch.status.value)
+    lost = await store.runners.lose(services.settings.lease_seconds)
+    for runner in lost:
+        logger.warning(
+            "runner.lost runner=%s model=%s flow_run=%s",
+            runner.id,
+            runner.model,
+            runner.flow_run_id,
+        )
+    put_back = await store.chunks.put_back()
+    await store.runners.prune(_ENDED_RUNNERS_KEPT_SECONDS)
+    return Reconciled(tuple(overdue), tuple(lost), put_back, await store.batch_leases.free_count())
+
+
+async def unrenewed_lease_seconds(services: Services) -> float | None:
+    """How long the lease of a batch still runs that its owner should have renewed by now.
+
+    None: there is no such lease. Owners renew when a third of a lease is over.
+    """
+    seconds = await services.store.batch_leases.next_end_seconds()
+    least = services.settings.batch_lease_seconds * 2 / 3 - _RENEWED_LATE_SECONDS
+    return seconds if seconds is not None and seconds < least else None

@@ -1,0 +1,145 @@
+"""The control runner: takes batches through their lives, hundreds side by side, and tells of them.
+
+What the outbox holds is delivered by the same process, whichever batch it is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from batchyard.control.keeper import AGAIN_AFTER_SECONDS
+from batchyard.delivery.deliver import Deliverer
+from batchyard.errors import LeaseLost, RecordNotFound, StoreError
+from batchyard.lifecycle import TERMINAL
+from batchyard.services.log_words import describe
+from batchyard.store import RunnerKind, RunnerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from batchyard.control.keeper import BatchKeeper
+    from batchyard.services.services import Services
+    from batchyard.store import DeliveryRecord
+
+logger = logging.getLogger(__name__)
+
+
+class BatchRunner:
+    """One process that takes batches to their ends until nothing has come for a while.
+
+    ``process`` does so with one batch, which ``keeper`` holds for it. What it raises is no reason
+    to fail a batch: the batch is given back, and is tried again. ``deliver`` is given each attempt
+    to deliver something; see :class:`~batchyard.delivery.deliver.Deliverer`.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        keeper: BatchKeeper,
+        process: Callable[[str], Awaitable[object]],
+        *,
+        deliver: Callable[[Callable[[], Awaitable[None]], DeliveryRecord], Awaitable[None]]
+        | None = None,
+        flow_run_id: str | None = None,
+    ) -> None:
+        self._services = services
+        self._keeper = keeper
+        self._process = process
+        self._deliver = deliver
+        self._flow_run_id = flow_run_id
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ended = 0
+        """Batches that this runner has taken to their end."""
+
+    async def serve(self) -> int:
+        """Return when idle for ``runner_idle_seconds`` or told to drain; the batches ended."""
+        store, settings = self._services.store, self._services.settings
+        runner = await store.runners.register(
+            kind=RunnerKind.BATCHES, pool=settings.pool, flow_run_id=self._flow_run_id
+        )
+        try:
+            await store.runners.ready(runner.id)
+            async with Deliverer(self._services, attempt=self._deliver) as deliverer:
+                deliverer.start()
+                await self._serve(runner.id, deliverer)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            await store.runners.retire(runner.id)
+        return self.ended
+
+    async def _serve(self, runner_id: str, deliverer: Deliverer) -> None:
+        settings = self._services.settings
+        busy_at = told_at = time.monotonic()
+        is_draining = False
+        while True:
+            if not is_draining:
+                await self._take_up(settings.batches_at_once - len(self._tasks))
+            now = time.monotonic()
+            if self._tasks or deliverer.is_busy:
+                busy_at = now
+            elif is_draining or now - busy_at >= settings.runner_idle_seconds:
+                return
+            if now - told_at >= settings.look_seconds:
+                told_at = now
+                is_draining = await self._is_draining(runner_id)
+            if is_draining:
+                deliverer.drain()
+            await asyncio.sleep(settings.poll_seconds)
+
+    async def _take_up(self, room: int) -> None:
+        if room <= 0:
+            return
+        try:
+            batch_ids = await self._keeper.claim(room)
+        except StoreError as error:
+            logger.warning("batches.not_claimed %s", error)
+            return
+        for batch_id in batch_ids:
+            task = asyncio.create_task(self._run(batch_id), name=batch_id)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, batch_id: str) -> None:
+        try:
+            async with self._keeper.busy:
+                await self._process(batch_id)
+            await self._count(batch_id)
+        except LeaseLost as error:
+            logger.warning("batch.lost %s", error)
+        except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
+            logger.warning("batch.put_off batch=%s %s", batch_id, describe(error))
+            await self._put_off(batch_id)
+
+    async def _count(self, batch_id: str) -> None:
+        """A flow run reports an error of its own as its state: then the batch goes on later."""
+        batch = await self._services.store.batches.get(batch_id)
+        if batch.status in TERMINAL:
+            self.ended += 1
+        else:
+            logger.warning("batch.not_ended batch=%s status=%s", batch_id, batch.status.value)
+            await self._put_off(batch_id)
+
+    async def _put_off(self, batch_id: str) -> None:
+        """Where the run did not come as far as to hold it; otherwise it is given back already."""
+        try:
+            await self._keeper.give_back(batch_id, after_seconds=AGAIN_AFTER_SECONDS)
+        except StoreError as error:
+            # Its lease ends by itself.
+            logger.warning("batch.not_given_back batch=%s %s", batch_id, error)
+
+    async def _is_draining(self, runner_id: str) -> bool:
+        try:
+            status = await self._services.store.runners.heartbeat(runner_id)
+        except RecordNotFound:
+            # It was silent for so long that it was taken for dead: another has its place.
+            return True
+        except StoreError as error:
+            logger.warning("runner.not_seen runner=%s %s", runner_id, error)
+            return False
+        return status is RunnerStatus.DRAINING

@@ -1,0 +1,33 @@
+"""A client deletes its file: the row is marked, then the bytes go."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from batchyard.errors import StorageError
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+    from batchyard.store import FileRecord
+
+logger = logging.getLogger(__name__)
+
+
+async def delete_file(services: Services, tenant: str, file_id: str) -> FileRecord:
+    """Delete the file. From here on nobody finds it; its bytes go unless somebody reads them.
+
+    A batch that runs keeps its input: the sweep wipes that once the batch has ended. Raises
+    :class:`~batchyard.errors.RecordNotFound`, for a second time too.
+    """
+    files = services.store.files
+    file = await files.delete(file_id, tenant=tenant)
+    # In this order: a batch that is created from now on finds no file.
+    is_read = file.id in await files.awaited()
+    if not is_read and not await files.storage_keys([file.storage_key]):
+        try:
+            await services.storage.delete(file.storage_key)
+        except StorageError as error:
+            # The client has what it asked for, and the sweep finds what is left.
+            logger.warning("file.bytes_left %s: %s", file.id, error)
+    return file

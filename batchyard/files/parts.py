@@ -1,0 +1,93 @@
+"""The parts of an upload: stored as they come, wiped once nobody needs them.
+
+Each is an object of its own: they arrive side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+from batchyard.errors import RecordNotFound, StorageError, TransitionConflict
+from batchyard.services.keys import part_key
+from batchyard.store import NewPart
+from batchyard.wire import new_part_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Sequence
+
+    from batchyard.services.services import Services
+    from batchyard.store import PartRecord, UploadRecord
+
+logger = logging.getLogger(__name__)
+
+MAX_PART_BYTES: Final = 64 * 1024**2
+
+_PARTS_AT_ONCE = 200
+
+
+async def add_part(
+    services: Services, tenant: str, upload_id: str, content: AsyncIterable[bytes]
+) -> PartRecord:
+    """Store one part. Nothing of ``content`` is read for an upload that takes no more.
+
+    Raises :class:`~batchyard.errors.RecordNotFound`,
+    :class:`~batchyard.errors.TransitionConflict`, what ``content`` raises, and errors of the
+    store and the storage.
+    """
+    uploads = services.store.uploads
+    upload = await uploads.get(upload_id, tenant)
+    if upload.status != "pending":
+        raise TransitionConflict(f"Upload '{upload_id}' is {upload.status} and takes no parts.")
+    part_id = new_part_id()
+    stored = await services.storage.put(part_key(upload_id, part_id), content)
+    part = NewPart(
+        id=part_id, size_bytes=stored.size_bytes, sha256=stored.sha256, storage_key=stored.key
+    )
+    try:
+        return await uploads.add_part(upload_id, part, tenant=tenant)
+    except (RecordNotFound, TransitionConflict):
+        await wipe_object(services, stored.key)
+        raise
+
+
+async def cancel_upload(services: Services, tenant: str, upload_id: str) -> UploadRecord:
+    """End the upload and wipe its parts; a second time changes nothing. Raises as the store."""
+    upload = await services.store.uploads.cancel(upload_id, tenant)
+    await wipe_parts(services, await services.store.uploads.parts_of(upload_id))
+    return upload
+
+
+async def wipe_parts(services: Services, parts: Sequence[PartRecord]) -> int:
+    """Wipe parts of an upload that has ended, bytes and then rows; how many.
+
+    What cannot be wiped now keeps its row, for :func:`expire_uploads`.
+    """
+    wiped = [part.id for part in parts if await wipe_object(services, part.storage_key)]
+    if wiped:
+        await services.store.uploads.forget_parts(wiped)
+    return len(wiped)
+
+
+async def expire_uploads(services: Services) -> int:
+    """Mark the uploads whose hour is over, and wipe what ended ones have left; parts wiped."""
+    uploads = services.store.uploads
+    while overdue := await uploads.expired(_PARTS_AT_ONCE):
+        await uploads.expire([upload.id for upload in overdue])
+    wiped = 0
+    while parts := await uploads.leftover_parts(_PARTS_AT_ONCE):
+        done = await wipe_parts(services, parts)
+        wiped += done
+        if done < len(parts):
+            break
+    return wiped
+
+
+async def wipe_object(services: Services, key: str) -> bool:
+    """Remove an object that nobody was told of, or that nobody needs; False: it is still there."""
+    with contextlib.suppress(StorageError):
+        await services.storage.delete(key)
+        return True
+    logger.warning("upload.bytes_left %s", key)
+    return False

@@ -1,0 +1,182 @@
+"""Retention: files that have expired, and bytes that nothing names any more, are wiped.
+
+Rows are marked first, then bytes go, so that nobody finds a row without its bytes. A crash in
+between leaves bytes without a row, as do writers that were killed: those are for the sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from batchyard.errors import RecordNotFound
+from batchyard.files.parts import expire_uploads
+from batchyard.lifecycle import TERMINAL
+from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from batchyard.services.services import Services
+    from batchyard.storage.base import ListedObject
+
+DAY_SECONDS: Final = 86_400
+_IDEMPOTENCY_SECONDS: Final = 2 * DAY_SECONDS
+_DELIVERIES_SECONDS: Final = 30 * DAY_SECONDS
+_STATUS_CHANGES_SECONDS: Final = DAY_SECONDS
+"""So long they wait for a Prefect that is away, or was never there."""
+
+_ROWS_AT_ONCE = 100
+_KEYS_AT_ONCE = 5_000
+_DELETES_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Files whose time was over. ``objects`` may be fewer: two files may share their bytes."""
+
+    files: int
+    bytes: int
+    objects: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Objects that nothing named, and half-written ones of writers that were killed."""
+
+    objects: int
+    bytes: int
+    unfinished: int
+
+
+async def expire_files(services: Services, limit: int = 1000) -> Expired:
+    """Delete up to ``limit`` files past their ``expires_at``, rows and bytes.
+
+    Uploads whose hour is over go too, idempotency keys of two days ago, deliveries that ended a
+    month ago. The input of a batch that has not ended stays. Of many callers at once each file
+    is counted by one. Raises :class:`~batchyard.errors.StorageError`; then the sweep finds what
+    is left.
+    """
+    await expire_uploads(services)
+    await services.store.idempotency.prune(_IDEMPOTENCY_SECONDS)
+    await services.store.deliveries.prune(_DELIVERIES_SECONDS)
+    await services.store.status_changes.prune(_STATUS_CHANGES_SECONDS)
+    files = size_bytes = objects = 0
+    while files < limit:
+        found = await services.store.files.expired(min(_ROWS_AT_ONCE, limit - files))
+        marked = await services.store.files.delete_expired([file.id for file in found])
+        gone = [file for file in found if file.id in marked]
+        if not gone:
+            break
+        keys = {file.storage_key for file in gone}
+        keys -= await services.store.files.storage_keys(sorted(keys))
+        await _delete(services, sorted(keys))
+        files += len(gone)
+        size_bytes += sum(file.size_bytes for file in gone)
+        objects += len(keys)
+    return Expired(files, size_bytes, objects)
+
+
+async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECONDS) -> Swept:
+    """Wipe what nothing needs: files without a row, plans and segments of ended batches,
+    parts of ended uploads.
+
+    Bytes come before their row, so nothing younger than ``older_than_seconds`` is touched, and a
+    batch keeps its plan and segments as long after its end. Nor is anything that is older than
+    the database's first row: that belongs to another installation in the same place.
+
+    Raises :class:`~batchyard.errors.StorageError`; the next sweep goes on from there.
+    """
+    unfinished = 0
+    for prefix in (FILES, BATCHES, UPLOADS):
+        unfinished += await services.storage.remove_unfinished(prefix, older_than_seconds)
+    objects = size_bytes = 0
+    for orphans in (_file_orphans, _batch_orphans, _upload_orphans):
+        async for found in orphans(services, older_than_seconds):
+            await _delete(services, [each.key for each in found])
+            objects += len(found)
+            size_bytes += sum(each.size_bytes for each in found)
+    return Swept(objects, size_bytes, unfinished)
+
+
+async def _file_orphans(
+    services: Services, older_than_seconds: float
+) -> AsyncIterator[list[ListedObject]]:
+    """Objects under ``files/`` that no row names, nor may come to name."""
+    files = services.store.files
+    async for page in _old_objects(services, FILES, older_than_seconds):
+        # In this order: a batch that ends in between has its rows when they are looked for.
+        awaited = await files.awaited()
+        named = await files.storage_keys([each.key for each in page])
+        yield [
+            each for each in page if each.key not in named and file_id_of(each.key) not in awaited
+        ]
+
+
+async def _batch_orphans(
+    services: Services, older_than_seconds: float
+) -> AsyncIterator[list[ListedObject]]:
+    """Plans and segments of batches that have ended long enough ago, or are not known."""
+    async for page in _old_objects(services, BATCHES, older_than_seconds):
+        batch_ids = {batch_id_of(each.key) for each in page}
+        over = {
+            batch_id
+            for batch_id in batch_ids
+            if await _is_over(services, batch_id, older_than_seconds)
+        }
+        yield [each for each in page if batch_id_of(each.key) in over]
+
+
+async def _upload_orphans(
+    services: Services, older_than_seconds: float
+) -> AsyncIterator[list[ListedObject]]:
+    """All parts of that age: an upload lives for an hour."""
+    async for found in _old_objects(services, UPLOADS, older_than_seconds):
+        yield found
+
+
+async def _old_objects(
+    services: Services, prefix: str, older_than_seconds: float
+) -> AsyncIterator[list[ListedObject]]:
+    """What lies under ``prefix`` and may be swept, by its age alone."""
+    known_since = await services.store.files.known_since()
+    if known_since is None:
+        return
+    oldest_seconds = await services.store.database.now() - known_since
+    page: list[ListedObject] = []
+    async for each in services.storage.listing(prefix):
+        if older_than_seconds <= each.age_seconds <= oldest_seconds:
+            page.append(each)
+        if len(page) == _KEYS_AT_ONCE:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+async def _is_over(services: Services, batch_id: str, older_than_seconds: float) -> bool:
+    try:
+        batch = await services.store.batches.get(batch_id)
+    except RecordNotFound:
+        return True
+    if batch.status not in TERMINAL:
+        return False
+    ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
+    ended_at = max(end for end in ends if end is not None)
+    return await services.store.database.now() - ended_at >= older_than_seconds
+
+
+async def _delete(services: Services, keys: Sequence[str]) -> None:
+    for start in range(0, len(keys), _DELETES_AT_ONCE):
+        ended = await asyncio.gather(
+            *(services.storage.delete(key) for key in keys[start : start + _DELETES_AT_ONCE]),
+            return_exceptions=True,
+        )
+        _raise_first(ended)
+
+
+def _raise_first(ended: Iterable[BaseException | None]) -> None:
+    for error in ended:
+        if error is not None:
+            raise error

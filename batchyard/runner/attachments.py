@@ -1,0 +1,155 @@
+"""The files that requests name as ``file_url``: fetched, and sent to the engine within a form.
+
+The runner fetches them, not the engine: an address is checked as it is connected to, and what a
+server does wrong is its own line's error. Engines get the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+from batchyard.errors import (
+    EngineError,
+    LocationRefused,
+    ObjectTooLarge,
+    StorageError,
+    StorageUnavailable,
+)
+from batchyard.forms import is_data_url, make_form, named_by_url, read_data_url
+from batchyard.results import NoAnswerCode, unanswered, unprocessed
+from batchyard.storage.backoff import Backoff
+from batchyard.storage.download import download
+from batchyard.storage.web import WebAccess
+
+if TYPE_CHECKING:
+    from batchyard.forms import AttachedFile, Form
+    from batchyard.runner.window import Window, WindowRequest
+    from batchyard.web.address import AddressGuard
+
+logger = logging.getLogger(__name__)
+
+MAX_FILE_BYTES: Final = 25 * 1024**2
+"""OpenAI's limit for audio."""
+_FETCH_SECONDS = 60.0
+"""For one file, all tries together: whoever waits for it keeps the next chunk waiting."""
+_FAILURES_OF_A_HOST = 5
+"""A host that failed so often is not asked again for this chunk: each time costs a minute."""
+
+_decode = msgspec.json.Decoder().decode
+
+
+def file_access(guard: AddressGuard | None) -> WebAccess:
+    """How files are fetched: quickly or not at all."""
+    return WebAccess(
+        stall_seconds=20.0,
+        backoff=Backoff(attempts=3),
+        guard=guard,
+    )
+
+
+class Attachments:
+    """The requests of one chunk that name files, on their way into the window.
+
+    An async context manager; its end waits until every request is in the window or has its
+    result, and raises what the window raised. An error in the block ends all fetches.
+    """
+
+    def __init__(self, window: Window, web: WebAccess) -> None:
+        self._window = window
+        self._web = web
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: Counter[str | None] = Counter()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                await asyncio.gather(*self._tasks)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def submit(self, request: WindowRequest) -> None:
+        """Wait for room for a file and begin to fetch it. The window gets the request later."""
+        await self._window.file_room.take(MAX_FILE_BYTES)
+        self._tasks.add(asyncio.create_task(self._attach(request)))
+
+    async def _attach(self, request: WindowRequest) -> None:
+        room = self._window.file_room
+        held_bytes = MAX_FILE_BYTES
+        try:
+            form = await self._form_of(request)
+            if form is not None:
+                request.body, request.content_type = form.body, form.content_type
+            room.give_back(held_bytes - len(request.body))
+            held_bytes = request.file_bytes = len(request.body)
+            await self._window.submit(request)
+            # From here on the window gives it back, as the request leaves it.
+            held_bytes = 0
+        except StorageError as error:
+            code = NoAnswerCode.FILE_UNAVAILABLE
+            request.deliver(request.ordinal, unanswered(request.custom_id, code, f"{error}."))
+        except EngineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only
+            reason = type(error).__name__
+            logger.warning("attachment.failed ordinal=%s %s", request.ordinal, reason)
+            message = f"Batchyard could not attach the file that this line names ({reason})."
+            request.deliver(request.ordinal, unprocessed(request.custom_id, message))
+        finally:
+            room.give_back(held_bytes)
+
+    async def _form_of(self, request: WindowRequest) -> Form | None:
+        """The request as a form; None where its body names no file and goes as it is."""
+        fields: dict[str, Any] = await asyncio.to_thread(_decode, request.body)
+        if "file_url" not in fields:
+            return None
+        file = await self._file_at(fields["file_url"])
+        return await asyncio.to_thread(make_form, request.url, fields, file)
+
+    async def _file_at(self, url: str) -> AttachedFile:
+        if is_data_url(url):
+            return await asyncio.to_thread(_file_within, url)
+        try:
+            host = urlsplit(url).hostname
+            if self._failures[host] >= _FAILURES_OF_A_HOST:
+                raise StorageUnavailable("its server failed for too many other lines")
+            return named_by_url(url, await self._fetch(url, host))
+        except ValueError:
+            # Its text may quote the URL.
+            raise LocationRefused("it is no URL: check host and port") from None
+
+    async def _fetch(self, url: str, host: str | None) -> bytes:
+        blocks = bytearray()
+        try:
+            async with asyncio.timeout(_FETCH_SECONDS):
+                async for block in download(url, limit_bytes=MAX_FILE_BYTES, web=self._web):
+                    blocks += block
+        except StorageUnavailable:
+            self._failures[host] += 1
+            raise
+        except TimeoutError:
+            self._failures[host] += 1
+            raise StorageUnavailable(
+                f"it did not come within {_FETCH_SECONDS:.0f} seconds"
+            ) from None
+        return bytes(blocks)
+
+
+def _file_within(url: str) -> AttachedFile:
+    try:
+        file = read_data_url(url)
+    except ValueError as error:
+        raise LocationRefused(str(error)) from None
+    if len(file.data) > MAX_FILE_BYTES:
+        raise ObjectTooLarge(f"it is larger than {MAX_FILE_BYTES} bytes")
+    return file

@@ -1,0 +1,465 @@
+"""One chunk: admit what is not finished yet, keep what comes back, make it durable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
+from batchyard.forms import FILE_FIELDS
+from batchyard.plan import RECORD, left_to_run, read_records
+from batchyard.results import Outcome, unprocessed
+from batchyard.runner.attachments import Attachments, file_access
+from batchyard.runner.copies import Copies
+from batchyard.runner.line_reader import UnreadableLine, read_custom_ids, read_envelope
+from batchyard.runner.suspects import NARROWING, company_of, given_up_of, runs_alone
+from batchyard.runner.window import WindowRequest
+from batchyard.services.keys import segment_key
+from batchyard.services.log_words import describe
+from batchyard.services.patience import patiently
+from batchyard.services.segments import (
+    encode_entry,
+    finished_lines,
+    put_bytes,
+    read_object,
+    storable,
+)
+from batchyard.store import Standing
+from batchyard.wire import NO_USAGE, TokenUsage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from batchyard.framing import Envelope
+    from batchyard.results import ResultLine
+    from batchyard.runner.admission import Admission
+    from batchyard.runner.window import Window
+    from batchyard.services.services import Services
+    from batchyard.store import ChunkLease
+
+    _Planned = tuple[Any, npt.NDArray[Any]]
+    """The plan record of a request, and those of its copies."""
+
+logger = logging.getLogger(__name__)
+
+_READ_AHEAD = 64
+"""Requests read from the input at a time."""
+_LAST_FLUSH_SECONDS = 5.0
+_FLUSH_BYTES = 4 * 1024**2
+"""Finished lines in memory that are flushed before their time is up."""
+
+
+@dataclass(slots=True)
+class ChunkTally:
+    """What is finished of a chunk, durable or about to be."""
+
+    completed: int = 0
+    failed: int = 0
+    usage: TokenUsage = NO_USAGE
+
+    def count(self, outcome: Outcome, usage: TokenUsage) -> None:
+        if outcome is Outcome.OUTPUT:
+            self.completed += 1
+        else:
+            self.failed += 1
+        self.usage = self.usage.plus(usage)
+
+    @property
+    def answered(self) -> int:
+        return self.completed + self.failed
+
+
+@dataclass(slots=True)
+class ChunkRun:
+    """The life of one leased chunk in one runner.
+
+    ``admission`` is left when the last request has a slot: the next chunk may start.
+    ``fetch_input`` gives the batch's input as a local file, ``find_salt`` what its requests carry
+    as :class:`~batchyard.engine.base.EngineRequest` says. ``on_answer`` gets the tokens of each
+    answered request, by the plan's estimate. Whoever holds ``turn`` makes lines of copies: all
+    chunks at once would fill the memory with them.
+    """
+
+    services: Services
+    lease: ChunkLease
+    window: Window
+    admission: Admission
+    fetch_input: Callable[[], Awaitable[Path]]
+    find_salt: Callable[[], Awaitable[str | None]]
+    plan_key: str
+    on_answer: Callable[[float], None]
+    turn: asyncio.Lock
+    tally: ChunkTally = field(default_factory=ChunkTally)
+    runs_alone: bool = field(init=False)
+    """Nothing else may run beside it, see :mod:`batchyard.runner.suspects`."""
+    _input_path: Path = field(init=False)
+    _cache_salt: str | None = None
+    _copies: Copies = field(default_factory=Copies)
+    _admitted: int = 0
+    """Requests of the chunk that are finished or in the window, copies included."""
+    _is_waiting: bool = False
+    """Nothing is admitted until all of that is finished."""
+    _flushed: asyncio.Event = field(default_factory=asyncio.Event)
+    _unrecorded: ChunkTally | None = None
+    """What is durable and not yet in the chunk's row."""
+    _has_run: bool = False
+    """Whether a request has been answered since the row was written last."""
+    _failure: Exception | None = None
+    _unflushed: list[bytes] = field(default_factory=list)
+    _unflushed_bytes: int = 0
+    _sequence: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_lost: bool = False
+    _standing: Standing = Standing.RUN
+    _told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.runs_alone = runs_alone(self.lease)
+
+    def lose(self) -> None:
+        """The lease is not ours any more: :meth:`run` ends with ``LeaseLost``."""
+        self._is_lost = True
+        self._told.set()
+
+    def stop(self, standing: Standing) -> None:
+        """End early and give the chunk back: what is in flight is finished or, to drop, aborted."""
+        # To drop is for good: a runner that drains may be told to yield after it.
+        if standing in {Standing.RUN, self._standing} or self._standing is Standing.DROP:
+            return
+        self._standing = standing
+        self._told.set()
+
+    async def run(self) -> ChunkTally | None:
+        """Return when every request has its durable result line; None: it was stopped early.
+
+        What is finished by then is durable in any case. Raises
+        :class:`~batchyard.errors.LeaseLost` when another runner owns the chunk, and
+        :class:`~batchyard.errors.EngineLost` when the engine was given up. Any other exception
+        is about this chunk; nothing of it is in the window then.
+        """
+        work = asyncio.create_task(self._work())
+        told = asyncio.create_task(self._told.wait())
+        window_end = asyncio.create_task(self.window.ended())
+        try:
+            await asyncio.wait((work, told, window_end), return_when=asyncio.FIRST_COMPLETED)
+            self._raise_failure()
+            if work.done():
+                _raise_error_of(work)
+                await patiently(self._complete, "a chunk's end")
+                return self.tally
+            if told.done():
+                await self._end_early(work)
+                return None
+            self.window.check()
+        except Exception:
+            # Others may begin, and nobody waits for what is left of this chunk in the engine.
+            self.admission.leave()
+            await self._end(work)
+            await self.window.withdraw(self.lease.key, abort=True)
+            raise
+        finally:
+            for task in (work, told, window_end):
+                task.cancel()
+            await asyncio.wait((work, told, window_end))
+            if not self._is_lost:
+                await self._save()
+        raise AssertionError("unreachable: the window has ended, and its check raises")
+
+    async def _work(self) -> None:
+        requests = await self.admission.unless_slow(self._prepare())
+        flusher = asyncio.create_task(self._flush_regularly())
+        try:
+            admission = asyncio.create_task(self._admit(requests))
+            try:
+                await asyncio.wait((admission, flusher), return_when=asyncio.FIRST_COMPLETED)
+                if flusher.done():
+                    flusher.result()
+                await admission
+            finally:
+                admission.cancel()
+                await asyncio.wait((admission,))
+            self.admission.leave()
+            await flusher
+        finally:
+            flusher.cancel()
+            await asyncio.wait((flusher,))
+
+    async def _end_early(self, work: asyncio.Task[None]) -> None:
+        await self._end(work)
+        await self._leave_window()
+        self._raise_failure()
+        if self._is_lost:
+            raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
+        await patiently(self._settle, "finished lines")
+        await patiently(lambda: self.services.store.chunks.release(self.lease), "a chunk's release")
+
+    async def _end(self, work: asyncio.Task[None]) -> None:
+        work.cancel()
+        await asyncio.wait((work,))
+
+    def _fail(self, error: Exception) -> None:
+        """A result could not be taken: without it the chunk would never end."""
+        self._failure = error
+        self._told.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _leave_window(self) -> None:
+        """Let what is in flight finish, until the chunk is lost or dropped: that aborts it."""
+        is_left = False
+        while not is_left:
+            self._told.clear()
+            abort = self._is_lost or self._standing is Standing.DROP or self._failure is not None
+            leaving = asyncio.create_task(self.window.withdraw(self.lease.key, abort=abort))
+            told = asyncio.create_task(self._told.wait())
+            try:
+                await asyncio.wait((leaving, told), return_when=asyncio.FIRST_COMPLETED)
+                is_left = leaving.done()
+            finally:
+                for task in (leaving, told):
+                    task.cancel()
+                await asyncio.wait((leaving, told))
+
+    async def _save(self) -> None:
+        """Keep what is finished though the run is cut short; the next owner need not run it."""
+        try:
+            async with asyncio.timeout(_LAST_FLUSH_SECONDS):
+                await self._settle()
+        except LeaseLost:
+            pass  # whoever has the chunk runs them
+        except Exception as error:  # noqa: BLE001 - then they run again; the rest goes on
+            logger.warning("chunk.not_saved chunk=%s %s", self.lease.key, describe(error))
+
+    async def _complete(self) -> None:
+        await self.services.store.chunks.complete(
+            self.lease,
+            completed=self.tally.completed,
+            failed=self.tally.failed,
+            usage=self.tally.usage.to_wire(),
+        )
+
+    async def _prepare(self) -> list[_Planned]:
+        """Fetch the input, and say what of the chunk is to run."""
+        storage, lease = self.services.storage, self.lease
+        start = lease.first_record * RECORD.itemsize
+        stop = start + lease.request_count * RECORD.itemsize
+        self._input_path = await self.fetch_input()
+        self._cache_salt = await self.find_salt()
+        packed = await read_object(storage, self.plan_key, start=start, stop=stop)
+        if len(packed) != stop - start:
+            raise ObjectChanged(f"The plan of {lease.batch_id} is shorter than it was.")
+        finished = (
+            await finished_lines(storage, lease.batch_id, lease.index) if lease.epoch > 1 else {}
+        )
+        for entry in finished.values():
+            self.tally.count(entry.outcome, entry.usage)
+        self._admitted = self.tally.answered
+        return left_to_run(read_records(packed), finished.keys())
+
+    async def _admit(self, requests: list[_Planned]) -> None:
+        descriptor = os.open(self._input_path, os.O_RDONLY)
+        try:
+            given_up = given_up_of(self.lease, len(requests))
+            if given_up:
+                await self._give_up(descriptor, requests[:given_up])
+            size = company_of(self.lease)
+            if size is not None:
+                # Others need not wait between the groups; one that runs alone keeps them out.
+                self.admission.leave()
+                suspects = requests[given_up : given_up + NARROWING * size]
+                for first in range(0, len(suspects), size):
+                    await self._admit_some(descriptor, suspects[first : first + size])
+                    await self._until_durable()
+                await patiently(partial(self.services.store.chunks.clear, self.lease), "a chunk")
+                self.runs_alone = False
+                given_up += len(suspects)
+            await self._admit_some(descriptor, requests[given_up:])
+        finally:
+            os.close(descriptor)
+
+    async def _admit_some(self, descriptor: int, requests: list[_Planned]) -> None:
+        web = file_access(self.services.settings.address_guard)
+        async with Attachments(self.window, web) as attachments:
+            async for record, copies, envelope in self._readable(descriptor, requests):
+                self._admitted += 1 + len(copies)
+                request = WindowRequest(
+                    int(record["ordinal"]),
+                    envelope.custom_id,
+                    envelope.url,
+                    bytes(envelope.body),
+                    self._deliver,
+                    owner=self.lease.key,
+                    fail=self._fail,
+                    cache_salt=self._cache_salt,
+                )
+                if len(copies):
+                    request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
+                if request.url in FILE_FIELDS and self.window.serves(request.url):
+                    await attachments.submit(request)
+                else:
+                    await self.window.submit(request)
+
+    async def _readable(
+        self, descriptor: int, requests: Sequence[_Planned]
+    ) -> AsyncIterator[tuple[Any, npt.NDArray[Any], Envelope]]:
+        """What is to run: its plan record, those of its copies, its line.
+
+        A line that cannot be read gets its error line; the first of its copies runs instead.
+        """
+        left = deque(requests)
+        while left:
+            some = [left.popleft() for _ in range(min(_READ_AHEAD, len(left)))]
+            lines = await asyncio.to_thread(_read_lines, descriptor, some)
+            for (record, copies), line in zip(some, lines, strict=True):
+                if not isinstance(line, UnreadableLine):
+                    yield record, copies, line
+                    continue
+                self._admitted += 1
+                self._deliver(int(record["ordinal"]), unprocessed(line.custom_id, line.reason))
+                if len(copies):
+                    left.appendleft((copies[0], copies[1:]))
+
+    async def _give_up(self, descriptor: int, requests: Sequence[_Planned]) -> None:
+        """Give error lines to requests that ended whoever ran them, and to their copies."""
+        lease = self.lease
+        logger.warning("chunk.lines_given_up chunk=%s requests=%d", lease.key, len(requests))
+        message = (
+            f"The process that ran this request ended {lease.deaths} times."
+            if lease.deaths > lease.strikes
+            else f"Batchyard failed {lease.strikes} times as it ran this request."
+        )
+        for record, copies in requests:
+            records = [record, *copies]
+            custom_ids = await asyncio.to_thread(read_custom_ids, descriptor, records)
+            self._admitted += len(records)
+            for each, custom_id in zip(records, custom_ids, strict=True):
+                self._keep(int(each["ordinal"]), unprocessed(custom_id, message))
+        await self._until_durable()
+
+    async def _until_durable(self) -> None:
+        """Return when everything that was admitted is finished and durable."""
+        self._is_waiting = True
+        self._wake_if_due()
+        while self.tally.answered < self._admitted or self._unflushed:
+            self._flushed.clear()
+            await self._flushed.wait()
+        self._is_waiting = False
+
+    def _deliver_to_all(
+        self, custom_id: str, copies: npt.NDArray[Any], ordinal: int, result: ResultLine
+    ) -> None:
+        self._deliver(ordinal, result)
+        self._copies.add(custom_id, result, copies)
+        self._wake_if_due()
+
+    def _deliver(self, ordinal: int, result: ResultLine) -> None:
+        self._keep(ordinal, result)
+        self._has_run = True
+        self._wake_if_due()
+        self.on_answer(self.lease.token_estimate / self.lease.request_count)
+
+    def _keep(self, ordinal: int, result: ResultLine) -> None:
+        result = storable(result)
+        entry = encode_entry(ordinal, result)
+        self.tally.count(result.outcome, result.usage)
+        self._unflushed.append(entry)
+        self._unflushed_bytes += len(entry)
+
+    def _wake_if_due(self) -> None:
+        copies = self._copies
+        awaited = self._admitted if self._is_waiting else self.lease.request_count
+        is_all_there = self.tally.answered + copies.count >= awaited
+        if is_all_there or self._unflushed_bytes + copies.size_bytes >= _FLUSH_BYTES:
+            self._wake.set()
+
+    @property
+    def _is_answered(self) -> bool:
+        return self.tally.answered >= self.lease.request_count
+
+    async def _flush_regularly(self) -> None:
+        """Make finished lines durable, every few seconds and once more at the end."""
+        while not self._is_answered:
+            try:
+                async with asyncio.timeout(self.services.settings.flush_seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            await patiently(self._settle, "finished lines")
+            self._flushed.set()
+        await patiently(self._settle, "finished lines")
+        self._flushed.set()
+
+    async def _settle(self) -> None:
+        """Write the lines of the copies whose answer is there, and make all of it durable."""
+        if self._copies.count:
+            if self.turn.locked():
+                # What is finished must not wait for other chunks.
+                await self._flush()
+            async with self.turn:
+                await self._write_copies()
+        await self._flush()
+
+    async def _write_copies(self) -> None:
+        while self._copies.count:
+            for ordinal, result in await self._copies.take_some(self._input_path):
+                self._deliver(ordinal, result)
+            if self._unflushed_bytes >= _FLUSH_BYTES:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        """Bytes first, then the row that counts them."""
+        if self._unflushed:
+            await self._write_segment()
+        if self._unrecorded is not None:
+            await self._record(self._unrecorded)
+            self._unrecorded = None
+
+    async def _record(self, tally: ChunkTally) -> None:
+        clears, self._has_run = self._has_run, False
+        try:
+            await self.services.store.chunks.record_progress(
+                self.lease,
+                completed=tally.completed,
+                failed=tally.failed,
+                usage=tally.usage.to_wire(),
+                clears=clears,
+            )
+        except BaseException:
+            self._has_run = self._has_run or clears
+            raise
+
+    async def _write_segment(self) -> None:
+        entries, self._unflushed, self._unflushed_bytes = self._unflushed, [], 0
+        tally = ChunkTally(self.tally.completed, self.tally.failed, self.tally.usage)
+        lease = self.lease
+        key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence)
+        self._sequence += 1
+        try:
+            await put_bytes(self.services.storage, key, entries)
+        except BaseException:
+            self._unflushed = entries + self._unflushed
+            self._unflushed_bytes += sum(map(len, entries))
+            raise
+        self._unrecorded = tally
+
+
+def _read_lines(descriptor: int, requests: Sequence[_Planned]) -> list[Envelope | UnreadableLine]:
+    return [read_envelope(descriptor, record) for record, _ in requests]
+
+
+def _raise_error_of(work: asyncio.Task[None]) -> None:
+    if work.cancelled():
+        # By something inside: our own caller's cancellation never comes as far as here.
+        raise BatchyardError("The work on a chunk was cancelled from inside.")
+    work.result()

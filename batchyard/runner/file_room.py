@@ -1,0 +1,33 @@
+"""How much memory the files of requests may take in one window."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+ROOM_BYTES: Final = 256 * 1024**2
+"""Of files in one window at a time, from the fetch to the engine's answer."""
+
+
+class FileRoom:
+    """Room for files in memory; who asks first gets it first."""
+
+    def __init__(self, total_bytes: int = ROOM_BYTES) -> None:
+        self._free_bytes = total_bytes
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @property
+    def free_bytes(self) -> int:
+        return self._free_bytes
+
+    async def take(self, size_bytes: int) -> None:
+        async with self._turn:
+            while self._free_bytes < size_bytes:
+                self._freed.clear()
+                await self._freed.wait()
+            self._free_bytes -= size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self._free_bytes += size_bytes
+        self._freed.set()

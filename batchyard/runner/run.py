@@ -1,0 +1,432 @@
+"""The runner: one engine, chunks leased as there is room for them, until nothing is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from batchyard.errors import EngineLost, LeaseLost, RecordNotFound, StoreError
+from batchyard.lifecycle import BatchStatus
+from batchyard.runner.admission import Admission
+from batchyard.runner.cache_isolation import CacheIsolation
+from batchyard.runner.chunk import ChunkRun
+from batchyard.runner.inputs import Inputs
+from batchyard.runner.pace import Pace
+from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.runner.returns import Returns
+from batchyard.runner.suspects import runs_alone
+from batchyard.runner.window import Window
+from batchyard.services.keys import plan_key
+from batchyard.services.log_words import describe
+from batchyard.services.patience import patiently
+from batchyard.services.services import Progress
+from batchyard.store import RunnerKind, RunnerStatus, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection
+
+    from batchyard.engine.base import Engine, StartProgress
+    from batchyard.runner.chunk import ChunkTally
+    from batchyard.services.services import Services
+    from batchyard.store import ChunkLease, LeaseKey
+
+    _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
+
+logger = logging.getLogger(__name__)
+
+_MOST_REFUSALS = 10
+"""A database that refuses so many claims in a row will not take any."""
+
+
+class Runner:
+    """Serves the chunks of one model.
+
+    Use::
+
+        async with Runner(services, model) as runner:
+            answered = await runner.serve()
+
+    An error in a chunk ends that chunk and nothing else: :meth:`run` raises nothing. What ends
+    the runner is the loss of its engine for good.
+
+    ``batch_id`` restricts it to one batch; it then ends with the batch's last chunk. Otherwise
+    it is known to everybody, and ends after ``runner_idle_seconds`` without work or when it is
+    told to drain.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        model: str,
+        *,
+        batch_id: str | None = None,
+        flow_run_id: str | None = None,
+    ) -> None:
+        self.services = services
+        self.model = model
+        self.batch_id = batch_id
+        self._flow_run_id = flow_run_id
+        self._owner = f"runner_{secrets.token_hex(16)}"
+        self._is_announced = False
+        self._is_draining = False
+        self._pace: Pace | None = None
+        self.answered = 0
+        """Requests answered by this runner."""
+        self._answered_before = 0
+        self._total = 0
+        self._engine: Engine
+        self._window: Window
+        self._held: dict[tuple[str, int], ChunkLease] = {}
+        self._running: dict[LeaseKey, ChunkRun] = {}
+        self._inputs = Inputs(services)
+        self._isolation = CacheIsolation(services)
+        self._turn = asyncio.Lock()
+        """Held by the one chunk that is being admitted, see :mod:`batchyard.runner.admission`."""
+        self._slow: Counter[str] = Counter()
+        self._is_making_room = False
+        """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
+        self._copying = asyncio.Lock()
+        settings = services.settings
+        self._retry = RetryPolicy(settings.request_attempts, settings.retry_pause_seconds)
+        self._returns = Returns(services, self._retry, is_shared=batch_id is None)
+        self._closing: contextlib.AsyncExitStack
+
+    async def __aenter__(self) -> Self:
+        settings = self.services.settings
+        async with contextlib.AsyncExitStack() as stack:
+            self._engine = await self.services.engine_for(self.model)
+            if self.batch_id is None:
+                # Before the model loads, which may take minutes: nobody starts another runner.
+                await self._announce(stack)
+            else:
+                counts = (await self.services.store.batches.get(self.batch_id)).counts
+                self._answered_before = counts.completed + counts.failed
+                self._total = counts.total
+            stack.push_async_callback(self._inputs.close)
+            await stack.enter_async_context(self._leases_kept())
+            stack.push_async_callback(self._engine.stop)
+            self.services.on_progress(Progress(self.batch_id or "", "loading"))
+            await self._start_engine()
+            self._window = await stack.enter_async_context(
+                Window(
+                    self._engine,
+                    timeout_seconds=settings.request_timeout_seconds,
+                    hang_seconds=settings.hang_seconds,
+                    retry=self._retry,
+                    on_restart=self._show_start,
+                )
+            )
+            self._pace = Pace(self._window)
+            self._closing = stack.pop_all()
+        self._show_answers()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._closing.aclose()
+
+    async def serve(self, on_begin: _Begin | None = None) -> int:
+        """Claim and run chunks until there is nothing left to do; the requests answered.
+
+        ``on_begin`` gets each chunk that is begun, and the task that runs it. Raises
+        :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the database
+        says when it goes on to refuse; what is finished is durable then.
+        """
+        chunks: set[asyncio.Task[ChunkTally | None]] = set()
+        try:
+            async for lease in self.leases():
+                work = asyncio.create_task(self.run(lease.batch_id, lease.index))
+                chunks.add(work)
+                work.add_done_callback(chunks.discard)
+                if on_begin is not None:
+                    on_begin(lease, work)
+            await _until_done(chunks)
+        except EngineLost:
+            # They see it themselves and save what is finished; a cancellation would cut that short.
+            await _until_done(chunks)
+            raise
+        finally:
+            for work in chunks:
+                work.cancel()
+            await _until_done(chunks)
+        # Chunks that the engine has left end in silence, and leases() may have ended before.
+        self._window.check()
+        return self.answered
+
+    async def leases(self) -> AsyncIterator[ChunkLease]:
+        """Claim chunks, the most urgent first, each as the one before is wholly in the window.
+
+        Raises :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the
+        database says when it goes on to refuse.
+        """
+        idle_since = time.monotonic()
+        refusals = 0
+        while True:
+            await self._turn.acquire()
+            self._window.check()
+            try:
+                lease = await patiently(self._next, "chunks")
+                refusals = 0
+            except StoreError as error:
+                refusals += 1
+                if refusals == _MOST_REFUSALS:
+                    raise
+                logger.warning("chunks.not_claimed runner=%s %s", self._owner, error)
+                lease = None
+            if lease is not None:
+                self._held[lease.batch_id, lease.index] = lease
+                yield lease
+                idle_since = time.monotonic()
+                continue
+            self._turn.release()
+            if self._held:
+                idle_since = time.monotonic()
+            if not refusals and await patiently(partial(self._is_over, idle_since), "the rest"):
+                return
+            await asyncio.sleep(self.services.settings.poll_seconds)
+
+    async def run(self, batch_id: str, index: int) -> ChunkTally | None:
+        """Run a chunk that :meth:`leases` has handed out, to its last durable line.
+
+        None when it was given back before its end, for whatever reason, or lost to another
+        runner: whoever has it next runs what is missing.
+        """
+        lease = self._held.get((batch_id, index))
+        if lease is None:
+            return None
+        admission = Admission(
+            self._turn,
+            batch_id,
+            self._slow,
+            may_return=partial(self._may_join, lease),
+        )
+        chunk = ChunkRun(
+            services=self.services,
+            lease=lease,
+            window=self._window,
+            admission=admission,
+            fetch_input=partial(self._inputs.path, batch_id),
+            find_salt=partial(self._isolation.salt_of, batch_id),
+            plan_key=plan_key(batch_id),
+            on_answer=self._count_answer,
+            turn=self._copying,
+        )
+        self._running[lease.key] = chunk
+        tally = None
+        try:
+            tally = await chunk.run()
+        except LeaseLost as error:
+            logger.warning("chunk.lost %s", error)
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                raise
+            if self._window.has_ended:
+                # leases() raises it; the chunk is given back as the runner ends.
+                return None
+            self._inputs.forget(batch_id)
+            await self._returns.after(error, lease)
+        finally:
+            del self._running[lease.key]
+            admission.leave()
+        # What was lost may have been claimed here again meanwhile, under another epoch.
+        if self._held.get((batch_id, index)) is lease:
+            del self._held[batch_id, index]
+        return tally
+
+    async def _announce(self, stack: contextlib.AsyncExitStack) -> None:
+        """Be counted on for every batch of the model, until the stack is closed."""
+        runners = self.services.store.runners
+        record = await runners.register(
+            kind=RunnerKind.CHUNKS,
+            model=self.model,
+            pool=self.services.settings.pool,
+            flow_run_id=self._flow_run_id,
+            machine=self.services.settings.this_machine.identity,
+        )
+        self._owner = record.id
+        self._is_announced = True
+        stack.push_async_callback(self._retire)
+
+    async def _retire(self) -> None:
+        try:
+            await self.services.store.runners.retire(self._owner, answered=self.answered)
+        except StoreError as error:
+            # The reconciler marks it as lost. What ends the runner must be raised, not this.
+            logger.warning("runner.not_retired runner=%s %s", self._owner, error)
+
+    # -- leases -----------------------------------------------------------------------------
+
+    async def _next(self) -> ChunkLease | None:
+        """A chunk that may start now, if there is one."""
+        busy = self._busy()
+        must_empty = self._is_making_room or any(chunk.runs_alone for chunk in busy)
+        if self._is_draining or (must_empty and busy):
+            return None
+        lease = await self._claim()
+        self._is_making_room = False
+        if lease is None or not busy or not runs_alone(lease):
+            return lease
+        # Not kept: a death of this runner meanwhile would count against it.
+        self._is_making_room = True
+        await self._returns.release(lease)
+        return None
+
+    def _busy(self, *, but: LeaseKey | None = None) -> list[ChunkRun]:
+        """Chunks that may have requests in the window; one that waits for its input has none."""
+        return [
+            chunk
+            for key, chunk in self._running.items()
+            if key != but and key.batch_id not in self._slow
+        ]
+
+    def _may_join(self, lease: ChunkLease) -> bool:
+        """Whether the chunk may begin beside what runs here by now."""
+        others = self._busy(but=lease.key)
+        return not others or not (runs_alone(lease) or any(each.runs_alone for each in others))
+
+    async def _claim(self) -> ChunkLease | None:
+        claimed = await self.services.store.chunks.claim(
+            model=self.model,
+            owner=self._owner,
+            lease_seconds=self.services.settings.lease_seconds,
+            batch_id=self.batch_id,
+            without=self._returns.put_off() | self._slow.keys(),
+        )
+        return claimed[0] if claimed else None
+
+    async def _is_over(self, idle_since: float) -> bool:
+        if self.batch_id is not None:
+            chunks = await self.services.store.chunks.summary(self.batch_id)
+            if chunks.pending == 0 and chunks.leased == len(self._held):
+                return True
+            batch = await self.services.store.batches.get(self.batch_id)
+            return batch.status is not BatchStatus.IN_PROGRESS
+        if self._held:
+            return False
+        idle_seconds = time.monotonic() - idle_since
+        return self._is_draining or idle_seconds >= self.services.settings.runner_idle_seconds
+
+    @contextlib.asynccontextmanager
+    async def _leases_kept(self) -> AsyncIterator[None]:
+        """Renew what is held while the block runs; give it back at the end."""
+        background = [
+            asyncio.create_task(self._keep_leases(), name="leases"),
+            asyncio.create_task(self._keep_looking(), name="look"),
+        ]
+        try:
+            yield
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+            for lease in self._held.values():
+                # One that fails ends by itself, when it is not renewed any more.
+                await self._returns.release(lease)
+            await self._returns.catch_up()
+
+    async def _keep_leases(self) -> None:
+        """Renew every lease that is held, in one statement."""
+        store, settings = self.services.store, self.services.settings
+        while True:
+            await asyncio.sleep(settings.lease_seconds / 3)
+            try:
+                await store.chunks.renew(self._owner, settings.lease_seconds)
+            except Exception as error:  # noqa: BLE001 - to stop here would lose them all
+                # There is another try before the leases end.
+                logger.warning("leases.not_renewed runner=%s %s", self._owner, describe(error))
+
+    async def _keep_looking(self) -> None:
+        """See what has become of what is held, tell that this runner lives, and how fast it is."""
+        while True:
+            await asyncio.sleep(self.services.settings.look_seconds)
+            for part in (self._look, self._tell, self._returns.catch_up):
+                try:
+                    await part()
+                except Exception as error:  # noqa: BLE001 - the next look may go better
+                    logger.warning("runner.not_seen runner=%s %s", self._owner, describe(error))
+
+    async def _look(self) -> None:
+        """Tell chunks that are not wanted any more."""
+        store = self.services.store
+        # Before the database is asked: what is claimed meanwhile is not in its answer.
+        running = list(self._running.items())
+        if running:
+            standings = await store.chunks.held(self._owner)
+            for key, chunk in running:
+                if key not in standings:
+                    chunk.lose()
+                else:
+                    chunk.stop(standings[key])
+
+    async def _tell(self) -> None:
+        """Tell that this runner lives, and how fast it is."""
+        if not self._is_announced:
+            return
+        store = self.services.store
+        try:
+            status = await store.runners.heartbeat(self._owner, answered=self.answered)
+        except RecordNotFound:
+            # It was silent for so long that it was taken for dead: another has its place.
+            status = RunnerStatus.DRAINING
+        if status is RunnerStatus.DRAINING:
+            self._drain()
+        if self._pace is None:
+            return
+        tokens_per_second = self._pace.measured(is_busy=bool(self._running))
+        if tokens_per_second is not None:
+            await store.rates.record(
+                self.model, self.services.settings.pool, tokens_per_second=tokens_per_second
+            )
+
+    def _drain(self) -> None:
+        """Another model waits for this place: finish what is in the engine, nothing more."""
+        self._is_draining = True
+        for chunk in self._running.values():
+            chunk.stop(Standing.YIELD)
+
+    async def _start_engine(self) -> None:
+        began = time.monotonic()
+        await self._engine.start(self._show_start)
+        if self._is_announced:
+            await self.services.store.runners.ready(self._owner)
+            await self.services.store.rates.record(
+                self.model,
+                self.services.settings.pool,
+                load_seconds=time.monotonic() - began,
+            )
+
+    # -- what it shows ----------------------------------------------------------------------
+
+    def _count_answer(self, tokens: float) -> None:
+        self.answered += 1
+        if self._pace is not None:
+            self._pace.count(tokens)
+        self._show_answers()
+
+    def _show_answers(self) -> None:
+        if self.batch_id is not None:
+            done = min(self._answered_before + self.answered, self._total)
+            self.services.on_progress(Progress(self.batch_id, "running", done, self._total))
+
+    def _show_start(self, start: StartProgress) -> None:
+        done, total = (0, None) if start.fraction is None else (int(start.fraction * 100), 100)
+        self.services.on_progress(
+            Progress(self.batch_id or "", "loading", done, total, start.message)
+        )
+
+
+async def _until_done(tasks: Collection[asyncio.Task[Any]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:
+    """Serve a model's chunks until there is nothing left to do; the requests answered."""
+    async with Runner(services, model, batch_id=batch_id) as runner:
+        return await runner.serve()

@@ -1,0 +1,49 @@
+"""How a chunk runs after errors in it and deaths of those who ran it. Pure; see ADR 20.
+
+A *strike* is an error that ended a lease: the chunk is certainly its cause. A *death* is an owner
+that vanished with the lease: anything may be its cause, so the first ones count for nothing, and
+the next ones only when the chunk was alone in its runner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from batchyard.store.chunk.rows import ALONE_DEATHS, SINGLE_DEATHS, SINGLE_STRIKES
+
+if TYPE_CHECKING:
+    from batchyard.store import ChunkLease
+
+_LARGEST_COMPANY: Final = 64
+NARROWING: Final = 8
+"""As after the death of an engine, ADR 11. When so many groups have run, so have all who were
+together at the last failure: nothing is suspected any more."""
+_TRIES_ALONE: Final = 2
+"""A line that was alone in so many failures is not run again."""
+_FIRST_GIVEN_UP: Final = SINGLE_STRIKES + _TRIES_ALONE
+LAST_LEVEL: Final = _FIRST_GIVEN_UP + 3
+"""Here every line that is left gets its error line: eight times as many at each level before."""
+
+
+def level_of(lease: ChunkLease) -> int:
+    """How much the chunk is suspected; 0 and 1: it runs like any other."""
+    return max(lease.strikes, lease.deaths - (SINGLE_DEATHS - SINGLE_STRIKES))
+
+
+def runs_alone(lease: ChunkLease) -> bool:
+    """Whether the runner must hold nothing else meanwhile, so that a death has one suspect."""
+    return lease.deaths >= ALONE_DEATHS
+
+
+def company_of(lease: ChunkLease) -> int | None:
+    """How many of the chunk's requests run together, in the plan's order; None: no limit."""
+    level = level_of(lease)
+    return max(1, _LARGEST_COMPANY // NARROWING ** (level - 2)) if level >= 2 else None
+
+
+def given_up_of(lease: ChunkLease, left: int) -> int:
+    """How many of the ``left`` requests are not run again: the first ones in the plan's order."""
+    level = level_of(lease)
+    if level < _FIRST_GIVEN_UP:
+        return 0
+    return left if level >= LAST_LEVEL else min(left, NARROWING ** (level - _FIRST_GIVEN_UP))

@@ -1,0 +1,470 @@
+"""The window: every request in flight on one engine, whichever chunk it belongs to.
+
+One stream into the engine, one bounded set of requests. There is no barrier between chunks: a
+slot that frees is taken by the next request in line. What comes back is delivered at once, tried
+again after a pause, or given up. An owner, such as a chunk, can take back what is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from batchyard.engine.base import Abort, EngineRequest, NoAnswer
+from batchyard.engine.routes import is_served
+from batchyard.errors import EngineLost
+from batchyard.lines import REQUIRED_FIELDS
+from batchyard.results import (
+    NoAnswerCode,
+    answered,
+    new_request_id,
+    not_served,
+    unanswered,
+    unprocessed,
+)
+from batchyard.runner.file_room import FileRoom
+from batchyard.runner.hang_watch import HangWatch
+from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.services.log_words import describe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Hashable
+
+    from batchyard.engine.base import Engine, EngineAnswer, StartProgress
+    from batchyard.results import ResultLine
+
+logger = logging.getLogger(__name__)
+
+_RETRIED_STATUSES = frozenset({408, 409, 425, 429})
+_STRIKES = 2
+"""A request that was alone in the engine at this many of its deaths is not tried again."""
+_NARROWING = 8
+"""After a death, so many times fewer of those that were in flight run together."""
+_DEATHS_WITHOUT_ANSWER = 10
+"""An engine that dies this often in a row without one answer is given up."""
+_LONGEST_RESTART_PAUSE_SECONDS = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class WindowRequest:
+    """A request on its way. ``deliver`` takes its result, once, unless ``owner`` withdraws it."""
+
+    ordinal: int
+    custom_id: str
+    url: str
+    body: bytes
+    deliver: Callable[[int, ResultLine], None]
+    owner: Hashable
+    content_type: str = "application/json"
+    cache_salt: str | None = None
+    file_bytes: int = 0
+    """What it holds of the window's room for files, and gives back as it leaves."""
+    request_id: str = ""
+    attempts: int = 0
+    strikes: int = 0
+    is_suspect: bool = False
+    fail: Callable[[Exception], None] | None = None
+    """Takes what ``deliver`` raised: the request has left the window and has no result."""
+
+
+@dataclass(slots=True)
+class _Departure:
+    """An owner that withdraws: until none of its requests is in flight and nobody waits for it."""
+
+    in_flight: int
+    callers: int = 0
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Window:
+    """Use as an async context manager around everything that submits; the engine is started.
+
+    Any other exception out of its stream counts as the engine's death: nobody knows what it has
+    done to the requests in flight. What one request's ``deliver`` raises is its owner's matter.
+
+    When the engine dies, whatever was in flight is suspect and runs again in ever smaller
+    company, until a request that dies alone gives itself away. Nobody else pays for it. An
+    engine that makes no progress on what is in flight for ``hang_seconds`` is taken for dead.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        timeout_seconds: float,
+        hang_seconds: float,
+        retry: RetryPolicy | None = None,
+        on_restart: Callable[[StartProgress], None] | None = None,
+    ) -> None:
+        self.size = engine.window_size
+        """Requests in flight, at most."""
+        self.withdrawn = 0
+        """Requests that left without a result, for their owner had taken them back."""
+        self.file_room = FileRoom()
+        self._engine = engine
+        self._gate = engine.gate
+        self._not_served: frozenset[str] = frozenset()
+        self._timeout_seconds = timeout_seconds
+        self._hang_seconds = hang_seconds
+        self._retry = retry or RetryPolicy()
+        self._on_restart = on_restart
+        self._slots = asyncio.Semaphore(self.size)
+        # A request that has a slot is in exactly one of these three.
+        self._queue: deque[WindowRequest] = deque()
+        self._in_flight: dict[int, WindowRequest] = {}
+        self._pausing: dict[WindowRequest, asyncio.TimerHandle] = {}
+        self._aborts: deque[int] = deque()
+        self._departures: dict[Hashable, _Departure] = {}
+        self._tags = itertools.count(1)
+        self._limit = self.size
+        self._suspects = 0
+        self._feed_wake = asyncio.Event()
+        self._watch: HangWatch
+        self._is_hung = False
+        self._is_streaming = False
+        self._is_closing = False
+        self._deaths_without_answer = 0
+        self._pump_task: asyncio.Task[None] | None = None
+        self._gate_task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Window:
+        self._not_served = await self._missing_endpoints()
+        self._pump_task = asyncio.create_task(self._pump(), name="window")
+        self._pump_task.add_done_callback(lambda _: self._end())
+        if self._gate is not None:
+            watch = self._gate.watch(self._feed_wake.set, lambda: bool(self._queue))
+            self._gate_task = asyncio.create_task(watch, name="gate")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._pump_task is not None  # noqa: S101 - entered
+        if self._in_flight or self._queue or not self._is_streaming:
+            # Nobody waits for what is left, nor for an engine that is being started again.
+            self._pump_task.cancel()
+        else:
+            self._is_closing = True
+            self._feed_wake.set()
+        await asyncio.wait([self._pump_task])
+        if self._gate_task is not None:
+            self._gate_task.cancel()
+            await asyncio.wait([self._gate_task])
+
+    async def submit(self, request: WindowRequest) -> None:
+        """Wait for a slot and send the request. Raises what ended the window, if it has ended.
+
+        While the owner withdraws, the request is dropped. One for an endpoint that the engine
+        does not have gets its result without the engine.
+        """
+        await self._slots.acquire()
+        self.check()
+        if request.owner in self._departures:
+            self._slots.release()
+            self.file_room.give_back(request.file_bytes)
+        elif self.serves(request.url):
+            self._enqueue(request)
+        else:
+            served = REQUIRED_FIELDS.keys() - self._not_served
+            result = not_served(request.custom_id, new_request_id(), request.url, served)
+            self._leave(request, result)
+
+    def serves(self, url: str) -> bool:
+        """Whether the engine may have this endpoint; it is asked about those that it may."""
+        return url not in self._not_served
+
+    async def withdraw(self, owner: Hashable, *, abort: bool) -> None:
+        """Take back everything of ``owner``; return when none of it is left in the window.
+
+        What is not in the engine leaves at once, undelivered. What is in flight is answered and
+        delivered, without further attempts; with ``abort`` it is ended in the engine, and
+        delivered only if its answer was on its way already. Returns too when the window ends.
+
+        A second call may add ``abort`` to one that still waits. The owner submits nothing more,
+        and cancels whoever waits in :meth:`submit` for it, at the latest as soon as this returns.
+        """
+        if self.has_ended:
+            return
+        for request in [one for one in self._queue if one.owner == owner]:
+            self._leave(request)
+        self._queue = deque(one for one in self._queue if one.owner != owner)
+        for request in [one for one in self._pausing if one.owner == owner]:
+            self._pausing.pop(request).cancel()
+            self._leave(request)
+        tags = [tag for tag, one in self._in_flight.items() if one.owner == owner]
+        if not tags:
+            return
+        departure = self._departures.setdefault(owner, _Departure(len(tags)))
+        if abort:
+            self._aborts.extend(tags)
+            self._feed_wake.set()
+        departure.callers += 1
+        try:
+            await departure.is_over.wait()
+        finally:
+            departure.callers -= 1
+            self._forget_if_gone(owner)
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are in the engine."""
+        return len(self._in_flight)
+
+    def check(self) -> None:
+        """Raise the :class:`EngineError` that ended the window, if one has."""
+        task = self._pump_task
+        if task is None or not task.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            raise EngineLost("The window is closed.")
+        raise EngineLost(f"The engine was given up: {describe(error)}") from error
+
+    async def _missing_endpoints(self) -> frozenset[str]:
+        """The endpoints that the engine says it does not have; none if it says nothing."""
+        try:
+            routes = await self._engine.routes()
+        except EngineLost:
+            # Whoever dies now dies again, or is started again: that is seen to below.
+            routes = None
+        except Exception as error:  # noqa: BLE001 - a list that cannot be read is no list
+            logger.warning("engine.routes_not_read %s", type(error).__name__)
+            routes = None
+        if routes is None:
+            return frozenset()
+        return frozenset(url for url in REQUIRED_FIELDS if not is_served(url, routes))
+
+    async def ended(self) -> None:
+        """Return when the window takes no more requests, for whatever reason."""
+        assert self._pump_task is not None  # noqa: S101 - entered
+        await asyncio.wait([self._pump_task])
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it takes no more requests, for whatever reason."""
+        return self._pump_task is not None and self._pump_task.done()
+
+    def _end(self) -> None:
+        for timer in self._pausing.values():
+            timer.cancel()
+        for departure in self._departures.values():
+            departure.is_over.set()
+        self._departures.clear()
+
+    async def _pump(self) -> None:
+        try:
+            while not await self._stream_until_lost():
+                await self._engine.stop()
+                pause = math.ldexp(0.05, self._deaths_without_answer)
+                await asyncio.sleep(min(pause, _LONGEST_RESTART_PAUSE_SECONDS))
+                await self._engine.start(self._on_restart)
+        except Exception:
+            # Submitters wait for slots that nobody would free.
+            for _ in range(self.size):
+                self._slots.release()
+            raise
+
+    async def _stream_until_lost(self) -> bool:
+        """Run one stream to its end; False if the engine was lost under it and is still needed."""
+        answers = self._engine.stream(self._feed(), timeout_seconds=self._timeout_seconds)
+        self._is_streaming, self._is_hung = True, False
+        self._watch = HangWatch(self._engine, self._hang_seconds, lambda: bool(self._in_flight))
+        watching = asyncio.create_task(self._watch_progress(), name="hang watch")
+        try:
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    self._settle(answer)
+        except Exception as error:
+            self._take_back(error)
+            if self._is_closing:
+                return True
+            self._deaths_without_answer += 1
+            if self._deaths_without_answer >= _DEATHS_WITHOUT_ANSWER:
+                raise
+            logger.warning("engine lost, starting it again: %s", describe(error))
+            return False
+        finally:
+            self._is_streaming = False
+            watching.cancel()
+            await asyncio.wait([watching])
+        return True
+
+    async def _watch_progress(self) -> None:
+        await self._watch.until_hung()
+        self._is_hung = True
+        self._feed_wake.set()
+
+    async def _feed(self) -> AsyncIterator[EngineRequest | Abort]:
+        while True:
+            if self._is_hung:
+                # Through the stream, so that whoever stands between learns of the loss too.
+                raise EngineLost(f"it hangs: no progress in {self._hang_seconds:g} s")
+            if self._aborts:
+                # They need no room: they make it.
+                yield Abort(self._aborts.popleft())
+            elif self._is_closing:
+                return
+            elif self._queue and self._has_room:
+                # A request that is taken from the queue must be in flight at once, where a death
+                # or a withdrawal finds it.
+                tag, request = next(self._tags), self._queue.popleft()
+                self._in_flight[tag] = request
+                request.request_id = new_request_id()
+                yield EngineRequest(
+                    tag,
+                    request.url,
+                    request.body,
+                    request.request_id,
+                    request.content_type,
+                    request.cache_salt,
+                )
+            else:
+                self._feed_wake.clear()
+                await self._feed_wake.wait()
+
+    @property
+    def _has_room(self) -> bool:
+        is_open = self._gate is None or self._gate.is_open
+        return is_open and len(self._in_flight) < self._limit
+
+    def _enqueue(self, request: WindowRequest) -> None:
+        self._queue.append(request)
+        self._feed_wake.set()
+
+    def _settle(self, answer: EngineAnswer) -> None:
+        request = self._in_flight.pop(answer.tag, None)
+        if request is None:
+            raise EngineLost(f"it answered request {answer.tag}, which it does not have")
+        self._feed_wake.set()
+        is_aborted = answer.no_answer is NoAnswer.ABORTED
+        if answer.status is not None:
+            # Time-outs and aborts are answered without the engine.
+            self._watch.saw_answer()
+        if not is_aborted:
+            # An aborted request is no sign that the engine can answer one.
+            self._deaths_without_answer = 0
+        self._clear(request)
+        request.attempts += 1
+        is_departing = request.owner in self._departures
+        if is_aborted and is_departing:
+            self._leave(request)
+        elif not _is_retriable(answer) or request.attempts >= self._retry.attempts:
+            self._leave(request, _result(request, answer))
+        elif is_departing:
+            self._leave(request)
+        else:
+            self._pause(request, answer)
+
+    def _pause(self, request: WindowRequest, answer: EngineAnswer) -> None:
+        """Try it again later. The slot stays taken: an engine that asks for a pause gets less."""
+        seconds = self._retry.pause_seconds(request.attempts, answer.retry_after_seconds)
+        timer = asyncio.get_running_loop().call_later(seconds, self._resume, request)
+        self._pausing[request] = timer
+
+    def _resume(self, request: WindowRequest) -> None:
+        del self._pausing[request]
+        self._enqueue(request)
+
+    def _take_back(self, error: Exception) -> None:
+        """The engine died: what was in flight goes in front of the queue, in smaller company."""
+        in_flight = list(self._in_flight.values())
+        self._in_flight.clear()
+        self._aborts.clear()
+        suspects = []
+        for request in in_flight:
+            if request.owner in self._departures:
+                self._leave(request)
+            else:
+                suspects.append(request)
+        again = []
+        for request in suspects:
+            # Whoever withdraws was company all the same.
+            request.strikes += len(in_flight) == 1
+            if request.strikes >= _STRIKES:
+                self._leave(request, _given_up(request, error))
+                continue
+            self._suspects += not request.is_suspect
+            request.is_suspect = True
+            again.append(request)
+        self._queue.extendleft(reversed(again))
+        if again:
+            self._limit = max(1, min(self._limit, len(again)) // _NARROWING)
+
+    def _clear(self, request: WindowRequest) -> None:
+        """The request is suspect no more; after the last one the window is whole again."""
+        if not request.is_suspect:
+            return
+        request.is_suspect = False
+        self._suspects -= 1
+        if self._suspects == 0:
+            self._limit = self.size
+            self._feed_wake.set()
+
+    def _leave(self, request: WindowRequest, result: ResultLine | None = None) -> None:
+        """The request gives its slot back, with its result or, withdrawn, without."""
+        self._clear(request)
+        self._slots.release()
+        self.file_room.give_back(request.file_bytes)
+        if result is None:
+            self.withdrawn += 1
+        else:
+            self._deliver(request, result)
+        departure = self._departures.get(request.owner)
+        if departure is not None:
+            departure.in_flight -= 1
+            if not departure.in_flight:
+                departure.is_over.set()
+            self._forget_if_gone(request.owner)
+
+    def _deliver(self, request: WindowRequest, result: ResultLine) -> None:
+        try:
+            request.deliver(request.ordinal, result)
+        except Exception as error:  # noqa: BLE001 - other owners' requests are on the same stream
+            logger.warning("result.not_taken owner=%s %s", request.owner, type(error).__name__)
+            if request.fail is not None:
+                request.fail(error)
+
+    def _forget_if_gone(self, owner: Hashable) -> None:
+        # Not before withdraw() goes on: a submission that waits for a slot may get one of those
+        # that have just become free, and must find that its owner is leaving.
+        departure = self._departures.get(owner)
+        if departure is not None and not (departure.in_flight or departure.callers):
+            del self._departures[owner]
+
+
+def _is_retriable(answer: EngineAnswer) -> bool:
+    if answer.status is None:
+        return answer.no_answer is not NoAnswer.TIMEOUT
+    return answer.status in _RETRIED_STATUSES or answer.status >= 500
+
+
+def _result(request: WindowRequest, answer: EngineAnswer) -> ResultLine:
+    if answer.status is not None:
+        try:
+            return answered(request.custom_id, request.request_id, answer.status, answer.body)
+        except Exception as error:  # noqa: BLE001 - an answer may hold anything
+            reason = type(error).__name__
+            logger.warning("answer.not_read request_id=%s %s", request.request_id, reason)
+            return unprocessed(
+                request.custom_id, f"Batchyard could not read the engine's answer ({reason})."
+            )
+    if answer.no_answer is NoAnswer.FAILED:
+        return unprocessed(
+            request.custom_id, f"Batchyard could not send this request ({answer.reason})."
+        )
+    timed_out = answer.no_answer is NoAnswer.TIMEOUT
+    code = NoAnswerCode.TIMEOUT if timed_out else NoAnswerCode.SERVER_ERROR
+    return unanswered(request.custom_id, code)
+
+
+def _given_up(request: WindowRequest, error: Exception) -> ResultLine:
+    if isinstance(error, EngineLost):
+        return unanswered(request.custom_id, NoAnswerCode.ENGINE_CRASH)
+    return unprocessed(
+        request.custom_id,
+        f"Batchyard failed each time that it ran this request ({type(error).__name__}).",
+    )

@@ -1,0 +1,182 @@
+"""What every step works with, built once by a composition root: the CLI, a flow run, a test."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
+from batchyard.services.secret_key import key_file, read_secret_keys
+from batchyard.storage.local import LocalStorage
+from batchyard.storage.location import LocalFile, Location, S3Object
+from batchyard.storage.s3 import S3Storage
+from batchyard.storage.web import WebAccess
+from batchyard.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from batchyard.engine.base import Engine
+    from batchyard.settings import Settings
+    from batchyard.storage.base import Storage
+    from batchyard.storage.bucket import S3Credentials
+    from batchyard.store import BatchOptions, Store
+
+_LEAST_ROOM_BYTES = 1024**2
+"""Enough for the database; what files need is found out as they are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a batch is. ``total`` is None while it is not known."""
+
+    batch_id: str
+    phase: str
+    done: int = 0
+    total: int | None = None
+    message: str = ""
+
+
+def ignore_progress(_: Progress) -> None:
+    """For those who do not watch."""
+
+
+async def nothing_is_known(_: str) -> str | None:
+    """For those who have an engine of their own, or none to ask."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The truth (``store``), the bytes (``storage``), inference, and this machine's folders."""
+
+    settings: Settings
+    store: Store
+    storage: Storage
+    spool: Path
+    """Scratch space of this process; safe to lose."""
+    engine_for: Callable[[str], Awaitable[Engine]]
+    """The engine, not yet started, that serves a model."""
+    s3_credentials: Callable[[], Awaitable[S3Credentials]]
+    """For locations that users write as ``s3://bucket/key``."""
+    on_progress: Callable[[Progress], None] = ignore_progress
+    why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known
+    """Why no engine serves a model; None: one does, or it is not known."""
+
+    async def s3_for(self, location: Location) -> S3Credentials | None:
+        """The credentials that reading or writing ``location`` needs; most need none."""
+        return await self.s3_credentials() if isinstance(location, S3Object) else None
+
+    def where(self, location: Location) -> str:
+        """For messages: on which machine a path was looked for, where that is not obvious."""
+        if isinstance(location, LocalFile) and self.settings.runners == "pool":
+            return f", on the machine {self.settings.this_machine}"
+        return ""
+
+    def web_for(self, options: BatchOptions) -> WebAccess:
+        """How the URLs of a batch are reached: a client's own lead to public addresses alone."""
+        return WebAccess(guard=self.settings.address_guard if options.public_urls else None)
+
+
+@asynccontextmanager
+async def open_services(
+    settings: Settings,
+    *,
+    engine_for: Callable[[str], Awaitable[Engine]],
+    s3_credentials: Callable[[], Awaitable[S3Credentials]],
+    on_progress: Callable[[Progress], None] = ignore_progress,
+    why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known,
+    checks_keys: bool = True,
+) -> AsyncIterator[Services]:
+    """Open the database, the object store and a scratch folder; close them at the end.
+
+    Within the block, :func:`current_services` gives them to whatever runs in its context. Raises
+    :class:`~batchyard.errors.WrongSealingKey`, unless ``checks_keys`` is false, where this
+    process could not open what others have sealed.
+    """
+    home = settings.home_folder
+    database_url = (
+        settings.database_url.get_secret_value()
+        if settings.database_url
+        else f"sqlite:///{home / 'batchyard.db'}"
+    )
+    storage = _open_storage(settings)
+    spool, keys = _open_home(settings)
+    try:
+        async with open_store(database_url, keys=keys, migrate=True) as store:
+            if checks_keys and not await store.sealing_proof.is_opened():
+                raise _wrong_key(settings)
+            services = Services(
+                settings,
+                store,
+                storage,
+                spool,
+                engine_for,
+                s3_credentials,
+                on_progress,
+                why_not_offered,
+            )
+            token = _CURRENT.set(services)
+            try:
+                yield services
+            finally:
+                _CURRENT.reset(token)
+    finally:
+        await storage.close()
+        await asyncio.to_thread(shutil.rmtree, spool, ignore_errors=True)
+
+
+_CURRENT: ContextVar[Services] = ContextVar("services")
+
+
+def current_services() -> Services:
+    """The services of the innermost :func:`open_services`; LookupError outside of one."""
+    return _CURRENT.get()
+
+
+def _open_home(settings: Settings) -> tuple[Path, list[str]]:
+    """A scratch folder in the home, and the keys that seal locations."""
+    home = settings.home_folder
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (home / "spool").mkdir(mode=0o700, exist_ok=True)
+        if shutil.disk_usage(home).free < _LEAST_ROOM_BYTES:
+            # SQLite would call it an I/O error.
+            raise StorageFull(
+                f"BATCHYARD_HOME, {home}, has no room: free some space, or name another folder."
+            )
+        return Path(tempfile.mkdtemp(dir=home / "spool")), read_secret_keys(settings)
+    except OSError as error:
+        raise SettingsError(
+            f"BATCHYARD_HOME, {home}, cannot be used ({error.strerror}): "
+            "name a folder that you may write to and that has room."
+        ) from error
+
+
+def _wrong_key(settings: Settings) -> WrongSealingKey:
+    ours = (
+        "the keys in BATCHYARD_SECRET_KEY"
+        if settings.secret_key is not None
+        else f"the key file {key_file(settings)}"
+    )
+    return WrongSealingKey(
+        f"The database was sealed with another key than {ours}. Every machine that uses this "
+        "database needs the same BATCHYARD_SECRET_KEY, or the same secret.key in BATCHYARD_HOME. "
+        "If the right key is lost: batchyard secrets adopt"
+    )
+
+
+def _open_storage(settings: Settings) -> Storage:
+    place = settings.storage
+    if place is None:
+        return LocalStorage(settings.home_folder / "objects")
+    if place.startswith("s3://"):
+        bucket, _, prefix = place.removeprefix("s3://").partition("/")
+        return S3Storage(bucket, prefix)
+    return LocalStorage(Path(place).expanduser().absolute())

@@ -1,0 +1,413 @@
+"""Every change of a batch. Which moves there are is ``lifecycle``'s to say.
+
+What each move carries is in ``batch_moves``, who works on it in ``batch_leases``, when it runs in
+``batch_schedule``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import insert, select, update
+
+from batchyard.errors import (
+    IllegalTransition,
+    RecordNotFound,
+    TransitionConflict,
+)
+from batchyard.lifecycle import (
+    STOPPABLE,
+    TERMINAL,
+    BatchStatus,
+    check_transition,
+)
+from batchyard.store.batch.moves import check_epoch, end_batch, move_batch
+from batchyard.store.batch.pages import batch_not_found, load_batch, read_page
+from batchyard.store.batch.rows import (
+    BATCHES,
+    LOCATION_COLUMNS,
+    BatchLocations,
+    BatchRecord,
+)
+from batchyard.store.batch.status_changes import note_change
+from batchyard.store.chunk.rows import insert_chunks, summarise
+from batchyard.store.clock import clock, read_seconds
+from batchyard.store.columns import usage_values
+from batchyard.store.file.files import insert_file
+from batchyard.store.tenant.idempotency import claim
+from batchyard.store.tenant.tenants import Quota, hold_pace, hold_quota
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.batch_error import BatchError
+    from batchyard.store.batch.rows import NewBatch
+    from batchyard.store.chunk.rows import NewChunk
+    from batchyard.store.database import Database
+    from batchyard.store.file.files import NewFile
+    from batchyard.store.page import Page
+    from batchyard.store.tenant.idempotency import IdempotencyKey
+    from batchyard.wire import BatchUsage, RequestCounts
+
+
+NO_LIMIT: Final = Quota()
+
+
+class Batches:
+    """The only writer of ``batches``.
+
+    Every change of status is compare-and-set: of many who try at once one succeeds, and the
+    others get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise
+    :class:`~batchyard.errors.RecordNotFound` where there is none, or it is not the ``tenant``'s.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(
+        self,
+        new: NewBatch,
+        *,
+        quota: Quota = NO_LIMIT,
+        batches_per_hour: int | None = None,
+        owner: str | None = None,
+        lease_seconds: float = 0.0,
+        idempotency: IdempotencyKey | None = None,
+    ) -> BatchRecord:
+        """Record a new batch, ``validating``; on return it is durable.
+
+        ``quota`` is for a tenant that has none of its own, ``batches_per_hour`` for all; None:
+        no limit. With an ``owner`` the batch is leased as it is made, and nobody else takes it
+        up. With an ``idempotency`` key that the tenant used before, nothing is made: it is the
+        batch of then, as it is now. Raises :class:`~batchyard.errors.TransitionConflict` for a
+        taken id, :class:`~batchyard.errors.QuotaExceeded`,
+        :class:`~batchyard.errors.BatchRateExceeded` and
+        :class:`~batchyard.errors.IdempotencyConflict`.
+        """
+        lease: dict[str, Any] = {}
+        if owner is not None:
+            lease = {"owner": owner, "epoch": 1, "lease_expires_at": clock() + lease_seconds}
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            if idempotency is not None:
+                # Before the quota, which is no reason to refuse what was accepted already.
+                batch_id = await claim(connection, new.tenant, idempotency, new.id)
+                if batch_id != new.id:
+                    return await load_batch(connection, batch_id)
+            if batches_per_hour is not None:
+                await hold_pace(connection, new.tenant, batches_per_hour)
+            await hold_quota(connection, new.tenant, quota, batches=1)
+            now = await read_seconds(connection)
+            await connection.execute(
+                insert(BATCHES).values(
+                    status=BatchStatus.VALIDATING,
+                    created_at=now,
+                    expires_at=now + new.window_seconds,
+                    **new.columns(),
+                    **lease,
+                )
+            )
+            await note_change(connection, new.id, BatchStatus.VALIDATING)
+            return await load_batch(connection, new.id)
+
+        return await self._database.write(work)
+
+    async def get(self, batch_id: str, tenant: str | None = None) -> BatchRecord:
+        """The batch, without its locations, its counts live."""
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            return await load_batch(connection, batch_id, tenant)
+
+        return await self._database.read(work)
+
+    async def locations(self, batch_id: str) -> BatchLocations:
+        """Where the user keeps the input and wants the results: secrets, opened."""
+
+        async def work(connection: AsyncConnection) -> BatchLocations:
+            found = await connection.execute(
+                select(*LOCATION_COLUMNS).where(BATCHES.c.id == batch_id)
+            )
+            row = found.one_or_none()
+            if row is None:
+                raise batch_not_found(batch_id)
+            return BatchLocations(*row)
+
+        return await self._database.read(work)
+
+    async def delivered(self, batch_id: str, kind: str, location: str) -> None:
+        """A result file that was not where it was wanted was delivered, to this location now.
+
+        ``kind`` is ``output`` or ``error``. Nothing where it had been delivered before.
+        """
+        column = {"output": "output_location", "error": "error_location"}[kind]
+        statement = select(BATCHES.c.undelivered).where(BATCHES.c.id == batch_id)
+
+        async def work(connection: AsyncConnection) -> None:
+            found = await connection.execute(statement.with_for_update())
+            missing = dict(found.scalar_one_or_none() or {})
+            if missing.pop(kind, None) is None:
+                return
+            await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id == batch_id)
+                .values({"undelivered": missing or None, column: location})
+            )
+
+        await self._database.write(work)
+
+    async def set_flow_run(self, batch_id: str, flow_run_id: str) -> None:
+        """Name the flow run that now works on the batch."""
+
+        async def work(connection: AsyncConnection) -> None:
+            updated = await connection.execute(
+                update(BATCHES).where(BATCHES.c.id == batch_id).values(flow_run_id=flow_run_id)
+            )
+            if updated.rowcount == 0:
+                raise batch_not_found(batch_id)
+
+        await self._database.write(work)
+
+    async def cancel(self, batch_id: str, tenant: str | None = None) -> BatchRecord:
+        """Ask for its end: ``cancelling`` at once, if it waits or runs.
+
+        One that is being cancelled, was cancelled, or whose files are being made already stays
+        as it is. Raises :class:`~batchyard.errors.TransitionConflict` for one that has ended in
+        another way.
+        """
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            if tenant is not None:
+                # A batch never changes hands: what is true now stays true.
+                await load_batch(connection, batch_id, tenant)
+            try:
+                await move_batch(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
+            except TransitionConflict:
+                batch = await load_batch(connection, batch_id)
+                if batch.status in TERMINAL - {BatchStatus.CANCELLED}:
+                    raise TransitionConflict(
+                        f"Cannot cancel a batch with status '{batch.status.value}'."
+                    ) from None
+                return batch
+            return await load_batch(connection, batch_id)
+
+        return await self._database.write(work)
+
+    async def expire_overdue(self) -> list[BatchRecord]:
+        """Stop every batch whose window has ended, as they are then.
+
+        One that runs becomes ``finalizing``, for what is finished is kept; one that was never
+        planned becomes ``expired`` at once, without files.
+        """
+
+        async def work(connection: AsyncConnection) -> list[BatchRecord]:
+            overdue = await connection.execute(
+                select(BATCHES.c.id, BATCHES.c.status)
+                .where(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.expires_at <= clock())
+                .order_by(BATCHES.c.id)
+                .with_for_update(skip_locked=True)
+            )
+            stopped = []
+            for batch_id, status in overdue.all():
+                if status == BatchStatus.IN_PROGRESS:
+                    source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
+                    await move_batch(connection, batch_id, {source}, target)
+                    stopped.append(await load_batch(connection, batch_id))
+                else:
+                    stopped.append(await end_batch(connection, batch_id, BatchStatus.EXPIRED))
+            return stopped
+
+        return await self._database.write(work)
+
+    async def of_flow_run(self, flow_run_id: str) -> str:
+        """The batch that this flow run worked on last."""
+        statement = select(BATCHES.c.id).where(BATCHES.c.flow_run_id == flow_run_id)
+
+        async def work(connection: AsyncConnection) -> str:
+            batch_id = (await connection.execute(statement)).scalars().first()
+            if batch_id is None:
+                raise RecordNotFound(f"No batch was run by flow run {flow_run_id}.")
+            return str(batch_id)
+
+        return await self._database.read(work)
+
+    async def in_progress_of(self, model: str) -> list[str]:
+        """The batches in progress that want this model."""
+        statement = select(BATCHES.c.id).where(
+            BATCHES.c.status == BatchStatus.IN_PROGRESS, BATCHES.c.model == model
+        )
+
+        async def work(connection: AsyncConnection) -> list[str]:
+            return sorted((await connection.execute(statement)).scalars())
+
+        return await self._database.read(work)
+
+    async def page(
+        self,
+        tenant: str | None = None,
+        *,
+        unfinished: bool = False,
+        limit: int = 20,
+        after: str | None = None,
+    ) -> Page[BatchRecord]:
+        """Batches, of one tenant or of all, newest first, behind the batch ``after``."""
+
+        async def work(connection: AsyncConnection) -> Page[BatchRecord]:
+            return await read_page(
+                connection, tenant=tenant, unfinished=unfinished, limit=limit, after=after
+            )
+
+        return await self._database.read(work)
+
+    async def advance(
+        self, batch_id: str, expected: BatchStatus, target: BatchStatus
+    ) -> BatchRecord:
+        """Move to ``finalizing`` or ``cancelling``; the other moves carry more and are below.
+
+        Raises :class:`~batchyard.errors.IllegalTransition`.
+        """
+        check_transition(expected, target)
+        if target is BatchStatus.IN_PROGRESS or target in TERMINAL:
+            raise IllegalTransition(
+                f"A batch becomes {target.value} by begin, finish or fail, not by advance."
+            )
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            await move_batch(connection, batch_id, {expected}, target)
+            return await load_batch(connection, batch_id)
+
+        return await self._database.write(work)
+
+    async def begin(
+        self,
+        batch_id: str,
+        *,
+        model: str | None,
+        total: int,
+        order_policy: str,
+        plan_key: str,
+        chunks: Sequence[NewChunk],
+        quota: Quota = NO_LIMIT,
+    ) -> BatchRecord:
+        """From ``validating`` to ``in_progress`` with its plan: all of it or none.
+
+        ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are,
+        ``quota`` for a tenant that has none of its own. Raises
+        :class:`~batchyard.errors.QuotaExceeded`.
+        """
+        tokens = sum(chunk.token_estimate for chunk in chunks)
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            await move_batch(
+                connection,
+                batch_id,
+                {BatchStatus.VALIDATING},
+                BatchStatus.IN_PROGRESS,
+                model=model,
+                total=total,
+                order_policy=order_policy,
+                plan_key=plan_key,
+                token_estimate=tokens,
+            )
+            record = await load_batch(connection, batch_id)
+            # After the move: to begin a second time is a conflict, whatever the quota says.
+            await hold_quota(connection, record.tenant, quota, requests=total, tokens=tokens)
+            await insert_chunks(connection, batch_id, record.expires_at, chunks)
+            return record
+
+        return await self._database.write(work)
+
+    async def fail(
+        self, batch_id: str, errors: Sequence[BatchError], *, epoch: int | None = None
+    ) -> BatchRecord:
+        """End as ``failed`` without files: the input is refused.
+
+        A batch that may have finished lines is stopped by :meth:`stop_early` instead. What its
+        chunks have counted by now is frozen into the batch. Raises
+        :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: what
+        went wrong for one who slept through its lease may go well for whoever has it now.
+        """
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            if epoch is not None:
+                await check_epoch(connection, batch_id, epoch)
+            so_far = await summarise(connection, batch_id)
+            return await end_batch(
+                connection,
+                batch_id,
+                BatchStatus.FAILED,
+                errors=tuple(errors),
+                completed=so_far.completed,
+                failed=so_far.failed,
+                **usage_values(so_far.usage),
+            )
+
+        return await self._database.write(work)
+
+    async def stop_early(
+        self, batch_id: str, errors: Sequence[BatchError], *, epoch: int | None = None
+    ) -> BatchRecord:
+        """Run no more of a batch in progress: ``finalizing``, to end as ``failed`` with files.
+
+        Its finished lines are published first; the ``errors`` say why the others were not run.
+        Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.
+        """
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            if epoch is not None:
+                await check_epoch(connection, batch_id, epoch)
+            source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
+            await move_batch(connection, batch_id, {source}, target, errors=tuple(errors))
+            return await load_batch(connection, batch_id)
+
+        return await self._database.write(work)
+
+    async def finish(
+        self,
+        batch_id: str,
+        *,
+        target: BatchStatus,
+        errors: Sequence[BatchError] | None = None,
+        output: NewFile | None,
+        error: NewFile | None,
+        counts: RequestCounts,
+        usage: BatchUsage,
+        deduplicated_requests: int = 0,
+        undelivered: Mapping[str, str] | None = None,
+        epoch: int | None = None,
+    ) -> BatchRecord:
+        """End as ``completed``, ``expired``, ``cancelled`` or ``failed``, with its files' rows.
+
+        ``undelivered``: by ``output`` and ``error``, why that file is not where it was wanted.
+
+        The files' bytes are already durable. Of ``counts`` the total is not written again: it
+        is what ``begin`` said. ``errors`` say why it failed. Raises
+        :class:`~batchyard.errors.IllegalTransition` for a ``target`` that is no end, and
+        :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: somebody
+        else makes the files.
+        """
+        if target not in TERMINAL:
+            raise IllegalTransition(f"To finish a batch is not to make it {target.value}.")
+
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            if epoch is not None:
+                await check_epoch(connection, batch_id, epoch)
+            record = await end_batch(
+                connection,
+                batch_id,
+                target,
+                output_file_id=output and output.id,
+                errors=None if errors is None else tuple(errors),
+                error_file_id=error and error.id,
+                completed=counts.completed,
+                failed=counts.failed,
+                deduplicated_requests=deduplicated_requests,
+                undelivered=dict(undelivered) if undelivered else None,
+                **usage_values(usage),
+            )
+            for file in filter(None, (output, error)):
+                await insert_file(connection, file)
+            return record
+
+        return await self._database.write(work)

@@ -1,0 +1,82 @@
+"""From one status to the next, within a transaction, with what goes with every such move.
+
+Who asks for which move is in ``batches``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select, update
+
+from batchyard.errors import LeaseLost, TransitionConflict
+from batchyard.lifecycle import TRANSITIONS, BatchStatus
+from batchyard.store.batch.pages import batch_not_found, load_batch
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.batch.status_changes import note_change
+from batchyard.store.clock import clock_seconds
+from batchyard.store.delivery.outbox import insert_deliveries
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.batch.rows import BatchRecord
+
+
+async def check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) -> None:
+    """Raise :class:`~batchyard.errors.LeaseLost` unless ``epoch`` is the batch's."""
+    # Locked to the end of the transaction: a claim in between would make it untrue.
+    found = await connection.execute(
+        select(BATCHES.c.epoch).where(BATCHES.c.id == batch_id).with_for_update()
+    )
+    if found.scalar_one_or_none() != epoch:
+        raise LeaseLost(f"Epoch {epoch} no longer holds {batch_id}; drop what is left of it.")
+
+
+async def end_batch(
+    connection: AsyncConnection, batch_id: str, target: BatchStatus, **values: Any
+) -> BatchRecord:
+    """The only way into a terminal status: whoever is to be told is told, or it did not end."""
+    sources = {status for status, targets in TRANSITIONS.items() if target in targets}
+    no_lease = {"owner": None, "lease_expires_at": None}
+    await move_batch(connection, batch_id, sources, target, **no_lease, **values)
+    ended = await load_batch(connection, batch_id)
+    ended_at = getattr(ended, str(target.timestamp_field))
+    await insert_deliveries(connection, batch_id, f"batch.{target.value}", ended_at)
+    return ended
+
+
+async def move_batch(
+    connection: AsyncConnection,
+    batch_id: str,
+    sources: Collection[BatchStatus],
+    target: BatchStatus,
+    **values: Any,
+) -> None:
+    """Into ``target`` from one of ``sources``, with these columns.
+
+    Raises :class:`~batchyard.errors.TransitionConflict` where the batch is in another status.
+    """
+    # No status is entered twice, so a timestamp that is set on entry is set once.
+    if target.timestamp_field is not None:
+        values[target.timestamp_field] = clock_seconds()
+    if target is not BatchStatus.IN_PROGRESS:
+        # Nothing more of it will run, so there is nothing left to forecast.
+        values |= {"eta_at": None, "late_since": None}
+    moved = await connection.execute(
+        update(BATCHES)
+        .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(sources))
+        .values(status=target, **values)
+    )
+    if moved.rowcount == 0:
+        found = await connection.execute(select(BATCHES.c.status).where(BATCHES.c.id == batch_id))
+        status = found.scalar_one_or_none()
+        if status is None:
+            raise batch_not_found(batch_id)
+        raise TransitionConflict(
+            f"{batch_id} is {status} and cannot become {target.value} now "
+            f"(only from: {', '.join(sorted(sources))}); read it again."
+        )
+    await note_change(connection, batch_id, target)

@@ -1,0 +1,168 @@
+"""What decides when a batch runs: its priority, whether it is paused, how much is left of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import bindparam, func, select, update
+
+from batchyard.errors import TransitionConflict
+from batchyard.forecast import OpenWork
+from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.store.batch.pages import load_batch
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
+from batchyard.store.clock import clock_seconds, read_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.batch.rows import BatchRecord
+    from batchyard.store.database import Database
+
+
+LATE_SECONDS: Final = 300.0
+"""How long every forecast must be late before the batch is reported to be at risk."""
+_FORECAST_COLUMNS = [
+    BATCHES.c[name]
+    for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at")
+]
+
+
+class BatchSchedule:
+    """The only writer of a batch's priority, pause, forecast and reason to wait.
+
+    Methods that name a batch raise :class:`~batchyard.errors.RecordNotFound` where there is
+    none, and :class:`~batchyard.errors.TransitionConflict` where nothing is left to run of it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def pause(self, batch_id: str) -> BatchRecord:
+        """Start none of its requests until :meth:`resume`; its window goes on.
+
+        A second time changes nothing.
+        """
+        return await self._steer(
+            batch_id, paused_at=func.coalesce(BATCHES.c.paused_at, clock_seconds())
+        )
+
+    async def resume(self, batch_id: str) -> BatchRecord:
+        """Undo :meth:`pause`; a second time changes nothing."""
+        return await self._steer(batch_id, paused_at=None)
+
+    async def set_priority(self, batch_id: str, priority: int) -> BatchRecord:
+        """Set its priority, from its next chunk on."""
+        return await self._steer(batch_id, priority=priority)
+
+    async def open_work(self) -> list[OpenWork]:
+        """What is left to run of every batch in progress, for a forecast."""
+        statement = (
+            select(
+                BATCHES.c.id.label("batch_id"),
+                CHUNKS.c.model,
+                BATCHES.c.tenant,
+                BATCHES.c.expires_at.label("deadline"),
+                BATCHES.c.priority,
+                BATCHES.c.created_at,
+                func.sum(remaining_tokens()).label("remaining_tokens"),
+                BATCHES.c.paused_at.is_not(None).label("is_paused"),
+            )
+            .join(CHUNKS, CHUNKS.c.batch_id == BATCHES.c.id)
+            .where(BATCHES.c.status == BatchStatus.IN_PROGRESS, IS_OPEN)
+            .group_by(BATCHES.c.id, CHUNKS.c.model)
+        )
+
+        async def work(connection: AsyncConnection) -> list[OpenWork]:
+            rows = (await connection.execute(statement)).mappings()
+            return [OpenWork(**row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def record_forecast(
+        self, etas: Mapping[str, int], *, hold_seconds: float = LATE_SECONDS
+    ) -> list[BatchRecord]:
+        """Record when batches will probably be done; those that are at risk since now.
+
+        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast. It is
+        at risk once every forecast of ``hold_seconds`` has said that its window ends first, or
+        of a tenth of its window where that is less: one odd measurement is no alarm.
+        """
+        running = BATCHES.c.status == BatchStatus.IN_PROGRESS
+        # One after the other by id: the order of everybody who changes several batches.
+        known = select(*_FORECAST_COLUMNS).where(running).order_by(BATCHES.c.id)
+        one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
+
+        async def work(connection: AsyncConnection) -> list[BatchRecord]:
+            now = await read_seconds(connection)
+            changed, at_risk = [], []
+            for row in (await connection.execute(known)).all():
+                eta_at = etas.get(row.id)
+                late_since = row.late_since if row.late_since is not None else now
+                if eta_at is None or eta_at <= row.expires_at:
+                    late_since = None
+                if (eta_at, late_since) != (row.eta_at, row.late_since):
+                    changed.append({"batch_id": row.id, "eta": eta_at, "since": late_since})
+                hold = min(hold_seconds, (row.expires_at - row.created_at) / 10)
+                if late_since is not None and now - late_since >= hold and row.at_risk_at is None:
+                    at_risk.append(row.id)
+            if changed:
+                new = one.values(eta_at=bindparam("eta"), late_since=bindparam("since"))
+                await connection.execute(new, changed)
+            if not at_risk:
+                return []
+            named = await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id.in_(at_risk), running, BATCHES.c.at_risk_at.is_(None))
+                .values(at_risk_at=now)
+                .returning(BATCHES.c.id)
+            )
+            return [await load_batch(connection, batch_id) for batch_id in sorted(named.scalars())]
+
+        return await self._database.write(work)
+
+    async def record_waits(self, reasons: Mapping[str, str]) -> None:
+        """Record why batches in progress wait, by their model; the others wait for nothing."""
+        running = BATCHES.c.status == BatchStatus.IN_PROGRESS
+        known = (
+            select(BATCHES.c.id, BATCHES.c.model, BATCHES.c.wait_reason)
+            .where(running)
+            .order_by(BATCHES.c.id)
+        )
+        one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
+
+        async def read(connection: AsyncConnection) -> list[dict[str, Any]]:
+            return [
+                {"batch_id": batch_id, "new_reason": reasons.get(model)}
+                for batch_id, model, reason in await connection.execute(known)
+                if reasons.get(model) != reason
+            ]
+
+        # Asked every few seconds, and nearly always there is nothing to write.
+        changed = await self._database.read(read)
+        if not changed:
+            return
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(one.values(wait_reason=bindparam("new_reason")), changed)
+
+        await self._database.write(work)
+
+    async def _steer(self, batch_id: str, **values: Any) -> BatchRecord:
+        async def work(connection: AsyncConnection) -> BatchRecord:
+            steered = await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(STOPPABLE))
+                .values(**values)
+            )
+            batch = await load_batch(connection, batch_id)
+            if steered.rowcount == 0:
+                raise TransitionConflict(
+                    f"{batch_id} is {batch.status.value}: nothing is left to run of it."
+                )
+            return batch
+
+        return await self._database.write(work)

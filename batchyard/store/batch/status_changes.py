@@ -1,0 +1,108 @@
+"""Each status that a batch has entered, until Prefect was told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Double, Index, delete, insert, select, tuple_
+from sqlmodel import Field
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord
+from batchyard.store.clock import clock
+from batchyard.store.columns import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+
+
+class StatusChangeRow(Row, table=True):
+    """One row for each status of each batch, deleted once it is told. None is entered twice."""
+
+    __tablename__ = "status_changes"
+    __table_args__ = (Index(None, "at"),)
+
+    batch_id: str = Field(primary_key=True)
+    status: str = Field(primary_key=True)
+    at: float = Field(sa_type=Double)
+
+
+_CHANGES = StatusChangeRow.metadata.tables["status_changes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChange:
+    """A batch entered ``status`` at ``at``, in Unix seconds; ``batch`` is as it is now.
+
+    The counts of a batch that has not ended are not live here.
+    """
+
+    batch: BatchRecord
+    status: BatchStatus
+    at: float
+
+
+class StatusChanges:
+    """What is to be told; :func:`note_change` joins the write of each change."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def oldest(self, limit: int) -> list[StatusChange]:
+        """Up to ``limit`` changes that nobody has forgotten, the oldest first.
+
+        Two who ask at once get the same: whoever tells of them must not mind to tell twice.
+        """
+        at, status = _CHANGES.c.at.label("change_at"), _CHANGES.c.status.label("change_status")
+        statement = (
+            select(at, status, *RECORD_COLUMNS)
+            .join(BATCHES, BATCHES.c.id == _CHANGES.c.batch_id)
+            .order_by(_CHANGES.c.at, _CHANGES.c.batch_id, _CHANGES.c.status)
+            .limit(limit)
+        )
+
+        async def work(connection: AsyncConnection) -> list[StatusChange]:
+            found = (await connection.execute(statement)).mappings()
+            return [
+                StatusChange(
+                    batch=BatchRecord.from_row({c.name: row[c] for c in RECORD_COLUMNS}),
+                    status=BatchStatus(row["change_status"]),
+                    at=row["change_at"],
+                )
+                for row in found
+            ]
+
+        return await self._database.read(work)
+
+    async def forget(self, changes: Collection[StatusChange]) -> None:
+        """These were told of; one that is gone already does not matter."""
+        told = sorted((change.batch.id, change.status.value) for change in changes)
+        if not told:
+            return
+        statement = delete(_CHANGES).where(tuple_(_CHANGES.c.batch_id, _CHANGES.c.status).in_(told))
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement)
+
+        await self._database.write(work)
+
+    async def prune(self, older_than_seconds: float) -> int:
+        """Forget changes that are older, told or not: how many. Nobody may be there to tell."""
+        statement = delete(_CHANGES).where(_CHANGES.c.at < clock() - older_than_seconds)
+
+        async def work(connection: AsyncConnection) -> int:
+            return (await connection.execute(statement)).rowcount
+
+        return await self._database.write(work)
+
+
+async def note_change(connection: AsyncConnection, batch_id: str, status: BatchStatus) -> None:
+    """The batch enters ``status`` in this transaction."""
+    await connection.execute(
+        insert(_CHANGES).values(batch_id=batch_id, status=status.value, at=clock())
+    )

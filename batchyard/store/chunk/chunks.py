@@ -1,0 +1,449 @@
+"""Leasing chunks: who runs which piece of which batch, until when.
+
+A lease is an owner, an end by the database's clock, and an epoch that every claim raises.
+Each write of an owner names its epoch, so that one who slept through its lease is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import and_, case, func, or_, select, tuple_, update
+
+from batchyard.errors import LeaseLost
+from batchyard.forecast import URGENCY_SECONDS
+from batchyard.lifecycle import BatchStatus
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chunk.rows import (
+    CHUNKS,
+    IS_LEASED,
+    IS_OPEN,
+    ChunkRecord,
+    ChunkStatus,
+    ChunkSummary,
+    after_progress,
+    deaths_after_expiry,
+    is_due,
+    is_free,
+    remaining_tokens,
+    summarise,
+)
+from batchyard.store.clock import clock
+from batchyard.store.columns import USAGE_COLUMNS, usage_from, usage_values
+from batchyard.store.tenant.tenants import TENANTS, served
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy import ColumnElement, RowMapping, Select
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+    from batchyard.wire import BatchUsage
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LeaseKey:
+    """Which claim of which chunk."""
+
+    batch_id: str
+    index: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLease:
+    """The right to run one chunk for as long as it is renewed. ``deadline``: Unix seconds."""
+
+    batch_id: str
+    index: int
+    epoch: int
+    owner: str
+    model: str
+    deadline: int
+    first_record: int
+    request_count: int
+    token_estimate: int
+    strikes: int
+    deaths: int
+    """See :class:`~batchyard.store.chunk.rows.ChunkRecord`."""
+
+    @property
+    def key(self) -> LeaseKey:
+        """What :meth:`Chunks.renew` calls this lease."""
+        return LeaseKey(self.batch_id, self.index, self.epoch)
+
+
+class Standing(StrEnum):
+    """What the owner of a leased chunk is to do with it."""
+
+    RUN = "run"
+    YIELD = "yield"
+    """Its batch is paused: let what is in flight finish, and give it back."""
+    DROP = "drop"
+    """Its batch is no longer in progress, or overdue: abort it, keep what is finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDemand:
+    """What is there to run of one model, of batches in progress, neither paused nor overdue."""
+
+    model: str
+    free_chunks: int
+    leased_chunks: int
+    remaining_tokens: float
+    answered: int
+    """Requests of these chunks that have their answer already."""
+    deadline: int
+    """The earliest, Unix seconds."""
+
+
+class Chunks:
+    """The only writer of ``chunks``, once ``batches.begin`` has planned them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim(
+        self,
+        *,
+        model: str,
+        owner: str,
+        lease_seconds: float,
+        batch_id: str | None = None,
+        without: Collection[str] = (),
+        limit: int = 1,
+    ) -> list[ChunkLease]:
+        """Lease up to ``limit`` chunks of ``model``, of one batch or of whichever comes first.
+
+        Batches go by urgency class (how long until the deadline), within a class tenants take
+        turns, and each tenant's own go by priority, deadline and age; their chunks by number.
+        An empty list: nothing is free. Nothing is leased of a batch that is paused or overdue, or
+        in ``without``. An owner whose lease ran out counts as a death of the chunk.
+        """
+
+        async def work(connection: AsyncConnection) -> list[ChunkLease]:
+            leases: list[ChunkLease] = []
+            tenants: set[str] = set()
+            candidates = await connection.execute(
+                batches_with_free_chunks(model, batch_id, without)
+            )
+            for candidate, tenant in candidates.all():
+                free = free_chunks(candidate, model, limit - len(leases))
+                leased = await _lease(connection, candidate, free, owner, lease_seconds)
+                if leased:
+                    leases += leased
+                    tenants.add(tenant)
+                if len(leases) == limit:
+                    break
+            # In one order for everybody, or two claimers could wait for each other's tenants.
+            for tenant in sorted(tenants):
+                await served(connection, tenant)
+            return leases
+
+        return await self._database.write(work)
+
+    async def renew(self, owner: str, lease_seconds: float) -> list[LeaseKey]:
+        """Extend every lease of ``owner`` that is still wanted, and say which those are.
+
+        A lease that is missing from the answer is to be dropped: somebody else has the chunk,
+        or its batch is no longer in progress (cancelled, overdue, failed). What a dropped lease
+        has finished may still be recorded until somebody else claims the chunk.
+        """
+        in_progress = select(BATCHES.c.id).where(
+            BATCHES.c.id == CHUNKS.c.batch_id, BATCHES.c.status == BatchStatus.IN_PROGRESS
+        )
+        statement = (
+            update(CHUNKS)
+            .where(CHUNKS.c.owner == owner, IS_LEASED, in_progress.exists())
+            .values(lease_expires_at=clock() + lease_seconds)
+            .returning(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch)
+        )
+
+        async def work(connection: AsyncConnection) -> list[LeaseKey]:
+            return sorted(LeaseKey(*row) for row in await connection.execute(statement))
+
+        return await self._database.write(work)
+
+    async def record_progress(
+        self,
+        lease: ChunkLease,
+        *,
+        completed: int,
+        failed: int,
+        usage: BatchUsage,
+        clears: bool = True,
+    ) -> None:
+        """Record the requests and tokens of the whole chunk so far, earlier epochs included.
+
+        ``clears``: requests have run since the last time, so the chunk is less of a suspect.
+        Raises :class:`~batchyard.errors.LeaseLost`.
+        """
+        progress: dict[str, Any] = {"completed": completed, "failed": failed, **usage_values(usage)}
+        if clears:
+            progress |= after_progress()
+        await self._update_leased(lease, progress)
+
+    async def complete(
+        self, lease: ChunkLease, *, completed: int, failed: int, usage: BatchUsage
+    ) -> None:
+        """Record the chunk as done, with its final figures; to say it again changes nothing.
+
+        Raises :class:`~batchyard.errors.LeaseLost`.
+        """
+        final = {"completed": completed, "failed": failed, **usage_values(usage)}
+        await self._update_leased(
+            lease,
+            {"status": ChunkStatus.DONE, "lease_expires_at": None, **final},
+            unless_already=ChunkStatus.DONE,
+        )
+
+    async def release(self, lease: ChunkLease) -> None:
+        """Give the chunk back, with its progress. Raises :class:`~batchyard.errors.LeaseLost`."""
+        await self._update_leased(
+            lease, {"status": ChunkStatus.PENDING, "owner": None, "lease_expires_at": None}
+        )
+
+    async def strike(self, lease: ChunkLease, *, pause_seconds: float) -> None:
+        """Give the chunk back after an error in it; nobody leases it for ``pause_seconds``.
+
+        Raises :class:`~batchyard.errors.LeaseLost`.
+        """
+        await self._update_leased(
+            lease,
+            {
+                "status": ChunkStatus.PENDING,
+                "owner": None,
+                "lease_expires_at": None,
+                "strikes": CHUNKS.c.strikes + 1,
+                "not_before": clock() + pause_seconds,
+            },
+        )
+
+    async def clear(self, lease: ChunkLease) -> None:
+        """Nothing of the chunk is suspected any more. Raises :class:`LeaseLost`."""
+        await self._update_leased(lease, {"strikes": 0, "deaths": 0})
+
+    async def summary(self, batch_id: str) -> ChunkSummary:
+        """The batch's chunks by state; all zeros for a batch that has none."""
+
+        async def work(connection: AsyncConnection) -> ChunkSummary:
+            return await summarise(connection, batch_id)
+
+        return await self._database.read(work)
+
+    async def of_batch(self, batch_id: str) -> list[ChunkRecord]:
+        """The batch's chunks in their order."""
+        statement = select(CHUNKS).where(CHUNKS.c.batch_id == batch_id).order_by(CHUNKS.c.index)
+
+        async def work(connection: AsyncConnection) -> list[ChunkRecord]:
+            return [_record(row) for row in (await connection.execute(statement)).mappings()]
+
+        return await self._database.read(work)
+
+    async def held(self, owner: str) -> dict[LeaseKey, Standing]:
+        """What has become of the leases of ``owner``; one that is missing is not its any more."""
+        drop = or_(BATCHES.c.status != BatchStatus.IN_PROGRESS, BATCHES.c.expires_at <= clock())
+        standing = case(
+            (drop, Standing.DROP),
+            (BATCHES.c.paused_at.is_not(None), Standing.YIELD),
+            else_=Standing.RUN,
+        )
+        statement = (
+            select(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch, standing)
+            .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+            .where(CHUNKS.c.owner == owner, IS_LEASED)
+        )
+
+        async def work(connection: AsyncConnection) -> dict[LeaseKey, Standing]:
+            rows = await connection.execute(statement)
+            return {LeaseKey(*row[:3]): Standing(row[3]) for row in rows}
+
+        return await self._database.read(work)
+
+    async def demand(self) -> list[ModelDemand]:
+        """The models that have something to run now, the earliest deadline first."""
+        is_leased = and_(IS_LEASED, CHUNKS.c.lease_expires_at > clock())
+        statement = (
+            select(
+                CHUNKS.c.model,
+                func.sum(case((is_leased, 0), else_=1)),
+                func.sum(case((is_leased, 1), else_=0)),
+                func.sum(remaining_tokens()),
+                func.sum(CHUNKS.c.completed + CHUNKS.c.failed),
+                func.min(BATCHES.c.expires_at),
+            )
+            .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+            .where(IS_OPEN, is_runnable())
+            .group_by(CHUNKS.c.model)
+            .order_by(func.min(BATCHES.c.expires_at), CHUNKS.c.model)
+        )
+
+        async def work(connection: AsyncConnection) -> list[ModelDemand]:
+            return [
+                ModelDemand(
+                    model=model,
+                    free_chunks=int(free),
+                    leased_chunks=int(leased),
+                    remaining_tokens=float(tokens),
+                    answered=int(answered),
+                    deadline=deadline,
+                )
+                for model, free, leased, tokens, answered, deadline in (
+                    await connection.execute(statement)
+                )
+            ]
+
+        return await self._database.read(work)
+
+    async def put_back(self) -> int:
+        """Make pending what is leased and whose lease has run out; how many chunks.
+
+        Whoever claims a chunk need not wait for it: one without a live lease is free.
+        """
+        # What is locked is being renewed or ended. Two who each change several chunks and wait
+        # could wait for each other.
+        abandoned = (
+            select(CHUNKS.c.batch_id, CHUNKS.c.index)
+            .where(IS_LEASED, CHUNKS.c.lease_expires_at <= clock())
+            .with_for_update(skip_locked=True)
+            .cte("abandoned")
+        )
+        key = tuple_(CHUNKS.c.batch_id, CHUNKS.c.index)
+        statement = (
+            update(CHUNKS)
+            .where(key.in_(select(abandoned.c.batch_id, abandoned.c.index)))
+            .values(
+                status=ChunkStatus.PENDING,
+                owner=None,
+                lease_expires_at=None,
+                deaths=deaths_after_expiry(),
+            )
+            .returning(CHUNKS.c.index)
+        )
+
+        async def work(connection: AsyncConnection) -> int:
+            # SQLite's driver does not count the rows of an update with a CTE.
+            return len((await connection.execute(statement)).all())
+
+        return await self._database.write(work)
+
+    async def _update_leased(
+        self,
+        lease: ChunkLease,
+        values: dict[str, Any],
+        *,
+        unless_already: ChunkStatus | None = None,
+    ) -> None:
+        is_same_claim = (
+            CHUNKS.c.batch_id == lease.batch_id,
+            CHUNKS.c.index == lease.index,
+            CHUNKS.c.epoch == lease.epoch,
+            CHUNKS.c.owner == lease.owner,
+        )
+
+        async def work(connection: AsyncConnection) -> None:
+            updated = await connection.execute(
+                update(CHUNKS).where(*is_same_claim, IS_LEASED).values(**values)
+            )
+            if updated.rowcount == 1:
+                return
+            found = await connection.execute(select(CHUNKS.c.status).where(*is_same_claim))
+            status = found.scalar_one_or_none()
+            if status is None or status != unless_already:
+                raise LeaseLost(
+                    f"Epoch {lease.epoch} no longer holds chunk {lease.index} of "
+                    f"{lease.batch_id}; drop what is left of it."
+                )
+
+        await self._database.write(work)
+
+
+def is_runnable() -> ColumnElement[bool]:
+    """The batch may have requests in an engine now."""
+    return and_(
+        BATCHES.c.status == BatchStatus.IN_PROGRESS,
+        BATCHES.c.paused_at.is_(None),
+        BATCHES.c.expires_at > clock(),
+    )
+
+
+def _urgency() -> ColumnElement[int]:
+    left = BATCHES.c.expires_at - clock()
+    classes = [(left <= seconds, index) for index, seconds in enumerate(URGENCY_SECONDS)]
+    return case(*classes, else_=len(URGENCY_SECONDS))
+
+
+def batches_with_free_chunks(
+    model: str, batch_id: str | None, without: Collection[str] = ()
+) -> Select[Any]:
+    free = select(CHUNKS.c.index).where(
+        CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, is_free(), is_due()
+    )
+    statement = (
+        select(BATCHES.c.id, BATCHES.c.tenant)
+        .outerjoin(TENANTS, TENANTS.c.name == BATCHES.c.tenant)
+        .where(is_runnable(), free.exists())
+    )
+    if batch_id is not None:
+        statement = statement.where(BATCHES.c.id == batch_id)
+    if without:
+        statement = statement.where(BATCHES.c.id.not_in(without))
+    return statement.order_by(
+        _urgency(),
+        func.coalesce(TENANTS.c.served_at, 0.0),
+        # A tenant that was never served has no row; of several such one has its turn at a time.
+        BATCHES.c.tenant,
+        BATCHES.c.priority.desc(),
+        BATCHES.c.expires_at,
+        BATCHES.c.created_at,
+        BATCHES.c.id,
+    )
+
+
+def free_chunks(batch_id: str, model: str, limit: int) -> Select[Any]:
+    """Chunks to lease. On PostgreSQL two claimers never wait for each other's rows."""
+    return (
+        select(CHUNKS.c.index)
+        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, is_free(), is_due())
+        .order_by(CHUNKS.c.index)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+
+
+async def _lease(
+    connection: AsyncConnection,
+    batch_id: str,
+    free: Select[Any],
+    owner: str,
+    lease_seconds: float,
+) -> list[ChunkLease]:
+    # As a CTE the locking select runs once; as a sub-select PostgreSQL may run it again and
+    # lease more than its limit.
+    picked = free.cte("picked")
+    leased = await connection.execute(
+        update(CHUNKS)
+        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.index.in_(select(picked.c.index)))
+        .values(
+            status=ChunkStatus.LEASED,
+            epoch=CHUNKS.c.epoch + 1,
+            deaths=deaths_after_expiry(),
+            owner=owner,
+            lease_expires_at=clock() + lease_seconds,
+        )
+        .returning(*(CHUNKS.c[name] for name in ChunkLease.__slots__))
+    )
+    leases = [ChunkLease(**row) for row in leased.mappings()]
+    return sorted(leases, key=lambda lease: lease.index)
+
+
+def _record(row: RowMapping) -> ChunkRecord:
+    fields = dict(row)
+    usage = usage_from(fields)
+    for name in USAGE_COLUMNS:
+        del fields[name]
+    status = ChunkStatus(fields.pop("status"))
+    return ChunkRecord(status=status, usage=usage, **fields)

@@ -1,0 +1,220 @@
+"""The rows of ``chunks``: their table, their values, and a batch's own business with them.
+
+Leasing them is in ``chunks``. No result and no request is kept here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Double,
+    Index,
+    and_,
+    case,
+    cast,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+)
+from sqlmodel import Field
+
+from batchyard.store.clock import clock
+from batchyard.store.columns import USAGE_COLUMNS, Row, UsageColumns, usage_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.wire import BatchUsage
+
+
+class ChunkStatus(StrEnum):
+    """Each status of a chunk: how it gets in and how it gets out."""
+
+    PENDING = "pending"
+    """In: planned, or given back. Out: claimed."""
+    LEASED = "leased"
+    """In: claimed. Out: done, given back, or claimed again once the lease has run out."""
+    DONE = "done"
+    """In: every request has its answer. Terminal."""
+
+
+class ChunkRow(Row, UsageColumns, table=True):
+    """One row for each chunk of a planned batch. ``epoch`` counts its claims."""
+
+    __tablename__ = "chunks"
+
+    batch_id: str = Field(primary_key=True, foreign_key="batches.id", ondelete="CASCADE")
+    index: int = Field(primary_key=True)
+    model: str
+    deadline: int = Field(sa_type=BigInteger)
+    first_record: int = Field(sa_type=BigInteger)
+    request_count: int = Field(sa_type=BigInteger)
+    token_estimate: int = Field(sa_type=BigInteger)
+    status: str
+    epoch: int = 0
+    owner: str | None
+    lease_expires_at: float | None = Field(sa_type=Double)
+    completed: int = Field(default=0, sa_type=BigInteger)
+    failed: int = Field(default=0, sa_type=BigInteger)
+    strikes: int = 0
+    deaths: int = 0
+    not_before: float | None = Field(default=None, sa_type=Double)
+
+
+ALONE_DEATHS = 2
+"""After so many owners in a row that vanished without progress, a chunk runs alone: one lost
+machine takes all that it runs with it, and says nothing about any of it."""
+SINGLE_STRIKES = 4
+SINGLE_DEATHS = 5
+"""From here on a chunk runs one request at a time; see :mod:`batchyard.runner.suspects`."""
+
+CHUNKS = ChunkRow.metadata.tables["chunks"]
+
+# Literals and no parameters: an index over some of the rows serves only a query that repeats
+# the index's own condition.
+IS_OPEN: ColumnElement[bool] = CHUNKS.c.status != literal_column("'done'")
+IS_LEASED: ColumnElement[bool] = CHUNKS.c.status == literal_column("'leased'")
+
+Index(
+    "ix_chunks_open",
+    CHUNKS.c.batch_id,
+    CHUNKS.c.index,
+    sqlite_where=IS_OPEN,
+    postgresql_where=IS_OPEN,
+)
+Index("ix_chunks_leased", CHUNKS.c.owner, sqlite_where=IS_LEASED, postgresql_where=IS_LEASED)
+
+
+def is_free() -> ColumnElement[bool]:
+    """Nobody works on the chunk: it is pending, or its lease has run out."""
+    is_pending = CHUNKS.c.status == ChunkStatus.PENDING
+    return and_(IS_OPEN, or_(is_pending, CHUNKS.c.lease_expires_at <= clock()))
+
+
+def is_due() -> ColumnElement[bool]:
+    """The chunk is not in the pause that follows an error in it."""
+    return or_(CHUNKS.c.not_before.is_(None), CHUNKS.c.not_before <= clock())
+
+
+def deaths_after_expiry() -> ColumnElement[int]:
+    """The new value of ``deaths`` when a chunk is taken from an owner that did not release it."""
+    return case((IS_LEASED, CHUNKS.c.deaths + 1), else_=CHUNKS.c.deaths)
+
+
+def after_progress() -> dict[str, ColumnElement[int]]:
+    """The new values of ``strikes`` and ``deaths`` when more of a chunk's lines are durable.
+
+    A chunk that is suspected of nothing yet starts again at zero. One that runs in small company
+    keeps its size; one that was about to lose a line gets all its tries for the next line.
+    """
+    return {
+        "strikes": _settled(CHUNKS.c.strikes, free_below=2, at_most=SINGLE_STRIKES),
+        "deaths": _settled(CHUNKS.c.deaths, free_below=ALONE_DEATHS, at_most=SINGLE_DEATHS),
+    }
+
+
+def _settled(count: ColumnElement[int], *, free_below: int, at_most: int) -> ColumnElement[int]:
+    return case((count < free_below, 0), (count > at_most, at_most), else_=count)
+
+
+def remaining_tokens() -> ColumnElement[Any]:
+    """What is left of a chunk's token estimate, in the proportion of its unanswered requests."""
+    unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
+    share = cast(unanswered, Double) / CHUNKS.c.request_count
+    return share * CHUNKS.c.token_estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChunk:
+    """A chunk to be: ``request_count`` records of the plan, from ``first_record`` on."""
+
+    model: str
+    first_record: int
+    request_count: int
+    token_estimate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRecord:
+    """A chunk as the database has it. Times are Unix seconds by the database's clock."""
+
+    batch_id: str
+    index: int
+    model: str
+    deadline: int
+    first_record: int
+    request_count: int
+    token_estimate: int
+    status: ChunkStatus
+    epoch: int
+    owner: str | None
+    """While leased: who holds it. When done: who did it."""
+    lease_expires_at: float | None
+    completed: int
+    failed: int
+    strikes: int
+    """Errors in the chunk since it last made progress, each of which ended a lease."""
+    deaths: int
+    """Owners in a row that vanished, their lease not released, without progress of the chunk."""
+    not_before: float | None
+    """Nobody leases it before; the pause after an error."""
+    usage: BatchUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSummary:
+    """How many of a batch's chunks are in which state, and its requests and tokens so far.
+
+    ``leased`` counts leases that still run: a chunk whose owner has gone counts as ``pending``.
+    """
+
+    pending: int
+    leased: int
+    done: int
+    completed: int
+    failed: int
+    usage: BatchUsage
+
+
+async def insert_chunks(
+    connection: AsyncConnection, batch_id: str, deadline: int, chunks: Sequence[NewChunk]
+) -> None:
+    """Plan ``chunks``, numbered from 0 in their order."""
+    common = {"batch_id": batch_id, "deadline": deadline, "status": ChunkStatus.PENDING}
+    rows = [{"index": index, **common, **asdict(chunk)} for index, chunk in enumerate(chunks)]
+    if rows:
+        await connection.execute(insert(CHUNKS), rows)
+
+
+async def summarise(connection: AsyncConnection, batch_id: str) -> ChunkSummary:
+    """All zeros for a batch that has no chunks."""
+    states = {
+        "pending": is_free(),
+        "leased": and_(IS_LEASED, CHUNKS.c.lease_expires_at > clock()),
+        "done": CHUNKS.c.status == ChunkStatus.DONE,
+    }
+    summed: dict[str, ColumnElement[int]] = {
+        name: case((state, 1), else_=0) for name, state in states.items()
+    }
+    summed |= {name: CHUNKS.c[name] for name in ("completed", "failed", *USAGE_COLUMNS)}
+    sums = [func.coalesce(func.sum(value), 0).label(name) for name, value in summed.items()]
+    result = await connection.execute(select(*sums).where(CHUNKS.c.batch_id == batch_id))
+    # PostgreSQL adds 64-bit integers up to a Decimal.
+    row = {name: int(value) for name, value in result.mappings().one().items()}
+    return ChunkSummary(
+        pending=row["pending"],
+        leased=row["leased"],
+        done=row["done"],
+        completed=row["completed"],
+        failed=row["failed"],
+        usage=usage_from(row),
+    )

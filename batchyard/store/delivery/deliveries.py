@@ -1,0 +1,312 @@
+"""Out of the outbox: who attempts which delivery, until when, and how it went.
+
+A lease is an owner, an end by the database's clock, and an epoch that every claim raises. What
+goes in is ``outbox``'s to say, how often something is tried again the caller's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import case, delete, func, insert, select, update
+
+from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
+from batchyard.store.clock import clock, clock_seconds
+from batchyard.store.delivery.claims import (
+    CLAIMED_COLUMNS,
+    IS_PENDING,
+    free_deliveries,
+    open_claims,
+)
+from batchyard.store.delivery.outbox import in_one_order, insert_file_deliveries, insert_given_up
+from batchyard.store.delivery.rows import (
+    ATTEMPTS,
+    DELIVERIES,
+    DELIVERY_COLUMNS,
+    AttemptRecord,
+    DeliveryKind,
+    DeliveryRecord,
+    DeliveryStatus,
+)
+from batchyard.store.page import Page, from_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import RowMapping
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.batch.rows import BatchRecord
+    from batchyard.store.database import Database
+    from batchyard.store.delivery.rows import Attempt, DeliveryClaim
+
+_FREE = {"owner": None, "lease_expires_at": None}
+
+
+class Deliveries:
+    """The only writer of ``delivery_attempts``, and of ``deliveries`` once they are there.
+
+    Methods that name a delivery raise :class:`~batchyard.errors.RecordNotFound` where there is
+    none, or it is not the ``tenant``'s.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim(
+        self, owner: str, *, lease_seconds: float, limit: int, per_destination: int
+    ) -> list[DeliveryClaim]:
+        """Lease up to ``limit`` more that are due and free, the oldest first.
+
+        Of each destination ``owner`` holds at most ``per_destination`` afterwards, those that
+        it holds already among them.
+        """
+        free = free_deliveries(owner, limit=limit, per_destination=per_destination)
+
+        async def work(connection: AsyncConnection) -> list[DeliveryClaim]:
+            ids = (await connection.execute(free)).scalars().all()
+            if not ids:
+                return []
+            # They are locked: what was free when they were read still is.
+            leased = await connection.execute(
+                update(DELIVERIES)
+                .where(DELIVERIES.c.id.in_(ids))
+                .values(
+                    epoch=DELIVERIES.c.epoch + 1,
+                    owner=owner,
+                    lease_expires_at=clock() + lease_seconds,
+                )
+                .returning(*CLAIMED_COLUMNS)
+            )
+            rows = {row["id"]: row for row in leased.mappings()}
+            return await open_claims(connection, [rows[each] for each in ids])
+
+        return await self._database.write(work)
+
+    async def renew(self, owner: str, lease_seconds: float) -> None:
+        """Extend every lease of ``owner``."""
+        await self._update_held(owner, {"lease_expires_at": clock() + lease_seconds})
+
+    async def give_back(self, owner: str) -> None:
+        """End every lease of ``owner``, at an orderly end: others may have them at once."""
+        await self._update_held(owner, _FREE)
+
+    async def record(
+        self,
+        claim: DeliveryClaim,
+        attempt: Attempt,
+        *,
+        owner: str,
+        status: DeliveryStatus,
+        again_after_seconds: float | None = None,
+        tell_owner: bool = False,
+    ) -> None:
+        """Write down how an attempt went, and end its lease.
+
+        ``PENDING`` is for another attempt ``again_after_seconds`` from now; a delivery whose
+        endpoint was deleted or disabled meanwhile gets none. A webhook that is ``FAILED``, with
+        ``tell_owner``, becomes an e-mail to its tenant, or to whoever the batch names. Raises
+        :class:`~batchyard.errors.LeaseLost` where somebody else has it, or it was replayed.
+        """
+        delivery_id = claim.delivery.id
+
+        async def work(connection: AsyncConnection) -> None:
+            row = await _held(connection, claim, owner)
+            await _log(connection, delivery_id, attempt)
+            values: dict[str, Any] = {"attempts": row["attempts"] + 1, **_FREE}
+            if status is not DeliveryStatus.PENDING:
+                values |= {"status": status, "ended_at": clock_seconds()}
+            elif row["status"] == DeliveryStatus.PENDING:
+                values["due_at"] = clock() + (again_after_seconds or 0.0)
+            await connection.execute(
+                update(DELIVERIES).where(DELIVERIES.c.id == delivery_id).values(**values)
+            )
+            is_given_up = status is DeliveryStatus.FAILED and row["kind"] == DeliveryKind.WEBHOOK
+            if tell_owner and is_given_up:
+                await insert_given_up(connection, row)
+
+        await self._database.write(work)
+
+    async def give_files(
+        self, batch: BatchRecord, places: Mapping[str, str], *, most_pending: int
+    ) -> list[DeliveryRecord]:
+        """Deliver result files of an ended batch to URLs, by ``output`` and ``error``.
+
+        Raises :class:`~batchyard.errors.TransitionConflict` where as many of the batch are
+        pending already.
+        """
+        pending = select(func.count()).where(
+            DELIVERIES.c.batch_id == batch.id,
+            DELIVERIES.c.kind == DeliveryKind.FILE,
+            IS_PENDING,
+        )
+
+        async def work(connection: AsyncConnection) -> list[DeliveryRecord]:
+            if (await connection.execute(pending)).scalar_one() >= most_pending:
+                raise TransitionConflict(
+                    f"{most_pending} deliveries of results of {batch.id} are pending: wait until "
+                    "they have come to an end."
+                )
+            ids = await insert_file_deliveries(connection, batch, places)
+            return [await _load(connection, each) for each in ids]
+
+        return await self._database.write(work)
+
+    async def get(self, delivery_id: str, tenant: str | None = None) -> DeliveryRecord:
+        """The delivery, without URL and secrets."""
+
+        async def work(connection: AsyncConnection) -> DeliveryRecord:
+            return await _load(connection, delivery_id, tenant)
+
+        return await self._database.read(work)
+
+    async def attempts(self, delivery_id: str) -> list[AttemptRecord]:
+        """Its attempts that came to an end, the oldest first; none for one that is not there."""
+        columns = [column for column in ATTEMPTS.c if column.name != "delivery_id"]
+        statement = (
+            select(*columns)
+            .where(ATTEMPTS.c.delivery_id == delivery_id)
+            .order_by(ATTEMPTS.c.number)
+        )
+
+        async def work(connection: AsyncConnection) -> list[AttemptRecord]:
+            rows = (await connection.execute(statement)).mappings()
+            return [AttemptRecord(**row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def page(
+        self,
+        tenant: str | None = None,
+        *,
+        batch_id: str | None = None,
+        endpoint_id: str | None = None,
+        status: DeliveryStatus | None = None,
+        limit: int = 20,
+        after: str | None = None,
+    ) -> Page[DeliveryRecord]:
+        """Deliveries, of one tenant or of all, newest first, behind the delivery ``after``."""
+        wanted = {
+            "tenant": tenant,
+            "batch_id": batch_id,
+            "endpoint_id": endpoint_id,
+            "status": status,
+        }
+        statement = select(*DELIVERY_COLUMNS).where(
+            *(DELIVERIES.c[name] == value for name, value in wanted.items() if value is not None)
+        )
+
+        async def work(connection: AsyncConnection) -> Page[DeliveryRecord]:
+            place = None
+            if after is not None:
+                last = await _load(connection, after, tenant)
+                place = (last.created_at, last.id)
+            found = await connection.execute(
+                from_place(statement, DELIVERIES, order="desc", limit=limit, after=place)
+            )
+            return Page((DeliveryRecord.from_row(row) for row in found.mappings()), limit=limit)
+
+        return await self._database.read(work)
+
+    async def replay(self, delivery_id: str, tenant: str | None = None) -> DeliveryRecord:
+        """Deliver it once more, from now, under the same id; all its attempts begin again.
+
+        Raises :class:`~batchyard.errors.TransitionConflict` for one that is pending already.
+        """
+        again = {"status": DeliveryStatus.PENDING, "attempts": 0, "due_at": clock()}
+
+        async def work(connection: AsyncConnection) -> DeliveryRecord:
+            # A delivery never changes hands: what is true now stays true.
+            await _load(connection, delivery_id, tenant)
+            replayed = await connection.execute(
+                update(DELIVERIES)
+                .where(DELIVERIES.c.id == delivery_id, ~IS_PENDING)
+                .values(**again, ended_at=None, **_FREE)
+            )
+            if replayed.rowcount == 0:
+                raise TransitionConflict(
+                    f"{delivery_id} is pending: it is attempted without being replayed."
+                )
+            return await _load(connection, delivery_id)
+
+        return await self._database.write(work)
+
+    async def seconds_to_next(self) -> float | None:
+        """Until something is due and free: 0 where something is, None where nothing is pending.
+
+        What is leased counts from the end of its lease.
+        """
+        due_at, lease_end = DELIVERIES.c.due_at, DELIVERIES.c.lease_expires_at
+        next_at = func.min(case((lease_end > due_at, lease_end), else_=due_at))
+        statement = select(next_at - clock()).where(IS_PENDING)
+
+        async def work(connection: AsyncConnection) -> float | None:
+            seconds = (await connection.execute(statement)).scalar_one()
+            return None if seconds is None else max(0.0, seconds)
+
+        return await self._database.read(work)
+
+    async def prune(self, older_than_seconds: float) -> int:
+        """Delete those that ended longer ago than that, with their attempts: how many."""
+        is_old = DELIVERIES.c.ended_at < clock_seconds() - older_than_seconds
+        statement = delete(DELIVERIES).where(~IS_PENDING, is_old)
+
+        async def work(connection: AsyncConnection) -> int:
+            return (await connection.execute(statement)).rowcount
+
+        return await self._database.write(work)
+
+    async def _update_held(self, owner: str, values: Mapping[str, Any]) -> None:
+        held = in_one_order(DELIVERIES.c.owner == owner, IS_PENDING)
+        statement = update(DELIVERIES).where(held).values(values)
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement)
+
+        await self._database.write(work)
+
+
+async def _held(connection: AsyncConnection, claim: DeliveryClaim, owner: str) -> RowMapping:
+    """The row, locked. Raises :class:`~batchyard.errors.LeaseLost`."""
+    found = await connection.execute(
+        select(*DELIVERY_COLUMNS)
+        .where(
+            DELIVERIES.c.id == claim.delivery.id,
+            DELIVERIES.c.epoch == claim.epoch,
+            DELIVERIES.c.owner == owner,
+        )
+        .with_for_update()
+    )
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise LeaseLost(
+            f"Epoch {claim.epoch} no longer holds {claim.delivery.id}; "
+            "what came of its attempt is not recorded."
+        )
+    return row
+
+
+async def _log(connection: AsyncConnection, delivery_id: str, attempt: Attempt) -> None:
+    last = select(func.max(ATTEMPTS.c.number)).where(ATTEMPTS.c.delivery_id == delivery_id)
+    await connection.execute(
+        insert(ATTEMPTS).values(
+            delivery_id=delivery_id,
+            number=func.coalesce(last.scalar_subquery(), 0) + 1,
+            at=clock_seconds(),
+            duration_ms=attempt.duration_ms,
+            status_code=attempt.status_code,
+            error=attempt.error,
+        )
+    )
+
+
+async def _load(
+    connection: AsyncConnection, delivery_id: str, tenant: str | None = None
+) -> DeliveryRecord:
+    statement = select(*DELIVERY_COLUMNS).where(DELIVERIES.c.id == delivery_id)
+    if tenant is not None:
+        statement = statement.where(DELIVERIES.c.tenant == tenant)
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise RecordNotFound(f"No delivery found with id '{delivery_id}'.")
+    return DeliveryRecord.from_row(row)

@@ -1,0 +1,208 @@
+"""Into the outbox: who is to be told of a batch's end, written in the transaction that ends it.
+
+What becomes of the rows is in ``deliveries``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sqlalchemy import and_, func, insert, select, type_coerce, update
+
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.clock import clock, clock_seconds, read_seconds
+from batchyard.store.delivery.rows import (
+    DELIVERIES,
+    FILE_EVENTS,
+    WEBHOOK_GIVEN_UP,
+    DeliveryKind,
+    DeliveryStatus,
+)
+from batchyard.store.sealed import OpenedOrNone
+from batchyard.store.tenant.tenants import TENANTS
+from batchyard.store.webhook.rows import ENDPOINTS
+from batchyard.wire import (
+    new_delivery_id,
+    new_event_id,
+    new_file_delivery_id,
+    new_mail_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy import ColumnElement, RowMapping
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.batch.rows import BatchRecord
+
+_EMAIL_DESTINATION = "email"
+_UNKNOWN_DESTINATION = "unknown"
+
+_PENDING = DELIVERIES.c.status == DeliveryStatus.PENDING
+_NOTHING_YET = {
+    "status": DeliveryStatus.PENDING,
+    "created_at": clock_seconds(),
+    "due_at": clock(),
+    "attempts": 0,
+    "epoch": 0,
+}
+
+
+async def insert_deliveries(
+    connection: AsyncConnection, batch_id: str, event: str, at: int
+) -> None:
+    """Tell everybody who wants to know of ``event``, which was ``at`` that Unix second.
+
+    That is every enabled endpoint of the tenant with this event type, the batch's own webhook,
+    and one address: the batch's, or else its tenant's. Where there is nobody, this is one query.
+    """
+    rows = await _receivers(connection, batch_id)
+    if not rows:
+        return
+    tenant, batch_webhook, has_webhook, address = rows[0][:4]
+    said = {
+        "tenant": tenant,
+        "event_id": new_event_id(),
+        "event_type": event,
+        "event_at": at,
+        "batch_id": batch_id,
+    }
+    told = [
+        _webhook(said, destination=row.endpoint_id, endpoint_id=row.endpoint_id)
+        for row in rows
+        if row.endpoint_id is not None and event in row.event_types
+    ]
+    if has_webhook:
+        told.append(_webhook(said, destination=_host(batch_webhook), endpoint_id=None))
+    if address is not None:
+        told.append(_email(said, address))
+    if told:
+        await connection.execute(insert(DELIVERIES).values(_NOTHING_YET), told)
+
+
+async def insert_given_up(connection: AsyncConnection, given_up: RowMapping) -> None:
+    """Tell the tenant, or else whoever the batch names, of a webhook that was given up.
+
+    ``given_up`` is its row. With no address, nobody is told.
+    """
+    address = (
+        select(func.coalesce(TENANTS.c.notify_email, BATCHES.c.notify_email))
+        .select_from(BATCHES)
+        .outerjoin(TENANTS, TENANTS.c.name == BATCHES.c.tenant)
+        .where(BATCHES.c.id == given_up["batch_id"])
+    )
+    recipient = (await connection.execute(address)).scalar_one_or_none()
+    if recipient is None:
+        return
+    said = {
+        "tenant": given_up["tenant"],
+        "event_id": given_up["event_id"],
+        "event_type": WEBHOOK_GIVEN_UP,
+        "batch_id": given_up["batch_id"],
+    }
+    row = {**_email(said, recipient), "about_delivery_id": given_up["id"]}
+    await connection.execute(
+        insert(DELIVERIES).values({**_NOTHING_YET, **row, "event_at": clock_seconds()})
+    )
+
+
+async def insert_file_deliveries(
+    connection: AsyncConnection, batch: BatchRecord, places: Mapping[str, str]
+) -> list[str]:
+    """Give result files to URLs, by ``output`` and ``error``: the ids of the deliveries."""
+    file_ids = {"output": batch.output_file_id, "error": batch.error_file_id}
+    rows: list[dict[str, Any]] = [
+        {
+            "id": new_file_delivery_id(),
+            "kind": DeliveryKind.FILE,
+            "tenant": batch.tenant,
+            "event_id": new_event_id(),
+            "event_type": FILE_EVENTS[kind],
+            "event_at": await read_seconds(connection),
+            "batch_id": batch.id,
+            "endpoint_id": None,
+            "recipient": None,
+            "destination": _host(url),
+            "file_id": file_ids[kind],
+            "location": url,
+        }
+        for kind, url in places.items()
+    ]
+    await connection.execute(insert(DELIVERIES).values(_NOTHING_YET), rows)
+    return [row["id"] for row in rows]
+
+
+async def fail_pending(connection: AsyncConnection, endpoint_id: str) -> None:
+    """Nothing more is sent to the endpoint.
+
+    An attempt that is in flight keeps its lease, so that how it ends is still recorded.
+    """
+    pending = in_one_order(DELIVERIES.c.endpoint_id == endpoint_id, _PENDING)
+    await connection.execute(
+        update(DELIVERIES)
+        .where(pending)
+        .values(status=DeliveryStatus.FAILED, ended_at=clock_seconds())
+    )
+
+
+def in_one_order(*where: ColumnElement[bool]) -> ColumnElement[bool]:
+    """For an update of several deliveries: those, locked by id.
+
+    In the same order for everybody, or two who change the same could wait for each other.
+    """
+    ids = select(DELIVERIES.c.id).where(*where).order_by(DELIVERIES.c.id)
+    return DELIVERIES.c.id.in_(ids.with_for_update())
+
+
+async def _receivers(connection: AsyncConnection, batch_id: str) -> Any:
+    """A row for each enabled endpoint, or one row without an endpoint."""
+    is_enabled = and_(ENDPOINTS.c.tenant == BATCHES.c.tenant, ENDPOINTS.c.disabled_at.is_(None))
+    statement = (
+        select(
+            BATCHES.c.tenant,
+            type_coerce(BATCHES.c.webhook_location, OpenedOrNone).label("webhook"),
+            BATCHES.c.webhook_location.is_not(None).label("has_webhook"),
+            func.coalesce(BATCHES.c.notify_email, TENANTS.c.notify_email).label("address"),
+            ENDPOINTS.c.id.label("endpoint_id"),
+            ENDPOINTS.c.event_types,
+        )
+        .outerjoin(TENANTS, TENANTS.c.name == BATCHES.c.tenant)
+        .outerjoin(ENDPOINTS, is_enabled)
+        .where(BATCHES.c.id == batch_id)
+        .order_by(ENDPOINTS.c.created_at, ENDPOINTS.c.id)
+    )
+    return (await connection.execute(statement)).all()
+
+
+def _webhook(said: dict[str, Any], *, destination: str, endpoint_id: str | None) -> dict[str, Any]:
+    return {
+        **said,
+        "id": new_delivery_id(),
+        "kind": DeliveryKind.WEBHOOK,
+        "endpoint_id": endpoint_id,
+        "recipient": None,
+        "destination": destination,
+    }
+
+
+def _email(said: dict[str, Any], address: str) -> dict[str, Any]:
+    return {
+        **said,
+        "id": new_mail_id(),
+        "kind": DeliveryKind.EMAIL,
+        "endpoint_id": None,
+        "recipient": address,
+        "destination": _EMAIL_DESTINATION,
+    }
+
+
+def _host(url: str | None) -> str:
+    """What slow receivers are told apart by. A URL that cannot be opened is no reason to fail:
+    the batch ends all the same.
+    """
+    try:
+        return urlsplit(url or "").hostname or _UNKNOWN_DESTINATION
+    except ValueError:
+        return _UNKNOWN_DESTINATION

@@ -1,0 +1,290 @@
+"""Files: what is known about stored bytes. The bytes themselves are ``storage``'s."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import BigInteger, Index, and_, func, insert, or_, select, update
+from sqlmodel import Field
+
+from batchyard.errors import RecordNotFound
+from batchyard.lifecycle import UNFINISHED
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.clock import clock_seconds, read_seconds
+from batchyard.store.columns import Row
+from batchyard.store.page import Page, from_place
+from batchyard.wire import File, new_file_id, result_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+    from batchyard.store.page import Order
+
+FILE_LIFETIME_SECONDS: Final = 2_592_000
+"""30 days, as at OpenAI."""
+
+
+class FileRow(Row, table=True):
+    """One row for each file whose bytes are durable; a deleted one stays, marked."""
+
+    __tablename__ = "files"
+    __table_args__ = (Index(None, "tenant", "created_at", "id"), Index(None, "storage_key"))
+
+    id: str = Field(primary_key=True)
+    tenant: str
+    purpose: str
+    filename: str
+    size_bytes: int = Field(sa_type=BigInteger)
+    sha256: str
+    storage_key: str
+    created_at: int = Field(sa_type=BigInteger)
+    expires_at: int | None = Field(sa_type=BigInteger)
+    deleted_at: int | None = Field(sa_type=BigInteger)
+
+
+_FILES = FileRow.metadata.tables["files"]
+_HAS_NOT_ENDED = BATCHES.c.status.in_(UNFINISHED)
+_IS_CURRENT = and_(
+    _FILES.c.deleted_at.is_(None),
+    or_(_FILES.c.expires_at.is_(None), _FILES.c.expires_at > clock_seconds()),
+)
+_MAY_GO = and_(
+    _FILES.c.expires_at <= clock_seconds(),
+    _FILES.c.deleted_at.is_(None),
+    _FILES.c.id.not_in(select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """A file to be recorded. ``sha256`` is lower-case hex; its bytes are already durable."""
+
+    id: str = field(default_factory=new_file_id)
+    tenant: str = "default"
+    purpose: str
+    filename: str
+    size_bytes: int
+    sha256: str
+    storage_key: str
+    lifetime_seconds: int | None = FILE_LIFETIME_SECONDS
+    """From its creation to its expiry; ``None``: it is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """A file as the database has it. Times are Unix seconds."""
+
+    id: str
+    tenant: str
+    purpose: str
+    filename: str
+    size_bytes: int
+    sha256: str
+    storage_key: str
+    created_at: int
+    expires_at: int | None
+    deleted_at: int | None
+
+    def to_wire(self) -> File:
+        """The File object that clients see."""
+        return File(
+            id=self.id,
+            purpose=self.purpose,
+            filename=self.filename,
+            bytes=self.size_bytes,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+        )
+
+
+class Files:
+    """The only writer of ``files``.
+
+    With a ``tenant`` a method sees what a client of that tenant is to see: others' files are
+    unknown, and so are those past their ``expires_at``, even while a batch still reads one.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, new: NewFile) -> FileRecord:
+        """Record a file. Raises :class:`~batchyard.errors.TransitionConflict` for a taken id."""
+
+        async def work(connection: AsyncConnection) -> FileRecord:
+            await insert_file(connection, new)
+            return await load_file(connection, new.id)
+
+        return await self._database.write(work)
+
+    async def get(self, file_id: str, tenant: str | None = None) -> FileRecord:
+        """The file. Raises :class:`~batchyard.errors.RecordNotFound`, for a deleted one too."""
+
+        async def work(connection: AsyncConnection) -> FileRecord:
+            return await load_file(connection, file_id, tenant)
+
+        return await self._database.read(work)
+
+    async def page(
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        purpose: str | None = None,
+        order: Order = "desc",
+        after: str | None = None,
+    ) -> Page[FileRecord]:
+        """The tenant's files, by ``created_at`` and ``id``, behind the file ``after``.
+
+        Raises :class:`~batchyard.errors.RecordNotFound` for an ``after`` that never was a file
+        of the tenant. One that was deleted meanwhile still marks its place.
+        """
+        statement = select(_FILES).where(_FILES.c.tenant == tenant, _IS_CURRENT)
+        if purpose is not None:
+            statement = statement.where(_FILES.c.purpose == purpose)
+
+        async def work(connection: AsyncConnection) -> Page[FileRecord]:
+            place = None if after is None else await _place(connection, after, tenant)
+            found = await connection.execute(
+                from_place(statement, _FILES, order=order, limit=limit, after=place)
+            )
+            return Page((FileRecord(**row) for row in found.mappings()), limit=limit)
+
+        return await self._database.read(work)
+
+    async def delete(self, file_id: str, tenant: str | None = None) -> FileRecord:
+        """Mark the file deleted and return it, so that the caller can wipe ``storage_key``.
+
+        Raises :class:`~batchyard.errors.RecordNotFound`, for a second time too.
+        """
+
+        async def work(connection: AsyncConnection) -> FileRecord:
+            record = await load_file(connection, file_id, tenant)
+            marked = await connection.execute(
+                update(_FILES)
+                .where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
+                .values(deleted_at=clock_seconds())
+            )
+            if marked.rowcount == 0:
+                raise _not_found(file_id)
+            return record
+
+        return await self._database.write(work)
+
+    async def expired(self, limit: int) -> list[FileRecord]:
+        """Files past their ``expires_at``, the longest expired first.
+
+        The input of a batch that has not ended is not among them, however old it is.
+        """
+
+        async def work(connection: AsyncConnection) -> list[FileRecord]:
+            found = await connection.execute(
+                select(_FILES)
+                .where(_MAY_GO)
+                .order_by(_FILES.c.expires_at, _FILES.c.id)
+                .limit(limit)
+            )
+            return [FileRecord(**row) for row in found.mappings()]
+
+        return await self._database.read(work)
+
+    async def delete_expired(self, file_ids: Sequence[str]) -> set[str]:
+        """Mark them deleted; the ids of those that this call marked.
+
+        One that was deleted meanwhile, or that a batch has been created with, is left out.
+        """
+
+        async def work(connection: AsyncConnection) -> set[str]:
+            marked = await connection.execute(
+                update(_FILES)
+                .where(_FILES.c.id.in_(file_ids), _MAY_GO)
+                .values(deleted_at=clock_seconds())
+                .returning(_FILES.c.id)
+            )
+            return set(marked.scalars())
+
+        return await self._database.write(work)
+
+    async def storage_keys(self, keys: Sequence[str]) -> set[str]:
+        """Those of ``keys`` that hold the bytes of a file which is not deleted."""
+
+        async def work(connection: AsyncConnection) -> set[str]:
+            found = await connection.execute(
+                select(_FILES.c.storage_key).where(
+                    _FILES.c.storage_key.in_(keys), _FILES.c.deleted_at.is_(None)
+                )
+            )
+            return set(found.scalars())
+
+        return await self._database.read(work)
+
+    async def awaited(self) -> set[str]:
+        """The ids of the files that batches which have not ended read, or may yet publish."""
+
+        async def work(connection: AsyncConnection) -> set[str]:
+            ids: set[str] = set()
+            found = await connection.execute(
+                select(BATCHES.c.id, BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)
+            )
+            for batch_id, input_file_id in found:
+                ids |= {
+                    input_file_id,
+                    result_file_id(batch_id, "output"),
+                    result_file_id(batch_id, "error"),
+                }
+            return ids
+
+        return await self._database.read(work)
+
+    async def known_since(self) -> int | None:
+        """When the first batch or file was recorded, Unix seconds; None: nothing ever was."""
+
+        async def work(connection: AsyncConnection) -> int | None:
+            firsts = [
+                (await connection.execute(select(func.min(table.c.created_at)))).scalar_one()
+                for table in (_FILES, BATCHES)
+            ]
+            return min((first for first in firsts if first is not None), default=None)
+
+        return await self._database.read(work)
+
+
+async def insert_file(connection: AsyncConnection, new: NewFile) -> None:
+    """Record a file within a transaction, perhaps another aggregate's."""
+    values = asdict(new)
+    lifetime_seconds = values.pop("lifetime_seconds")
+    now = await read_seconds(connection)
+    expires_at = None if lifetime_seconds is None else now + lifetime_seconds
+    await connection.execute(insert(_FILES).values(created_at=now, expires_at=expires_at, **values))
+
+
+async def load_file(
+    connection: AsyncConnection, file_id: str, tenant: str | None = None
+) -> FileRecord:
+    """The file, as :meth:`Files.get` finds it, within a transaction."""
+    statement = select(_FILES).where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
+    if tenant is not None:
+        statement = statement.where(_FILES.c.tenant == tenant, _IS_CURRENT)
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise _not_found(file_id)
+    return FileRecord(**row)
+
+
+async def _place(connection: AsyncConnection, file_id: str, tenant: str) -> tuple[int, str]:
+    found = await connection.execute(
+        select(_FILES.c.created_at, _FILES.c.id).where(
+            _FILES.c.id == file_id, _FILES.c.tenant == tenant
+        )
+    )
+    row = found.one_or_none()
+    if row is None:
+        raise _not_found(file_id)
+    return row.created_at, row.id
+
+
+def _not_found(file_id: str) -> RecordNotFound:
+    return RecordNotFound(f"No file found with id '{file_id}'.")

@@ -1,0 +1,284 @@
+"""Tenants: whose turn it is, how much each may have in the yard, who is told. No keys here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger, Double, func, select
+from sqlmodel import Field
+
+from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
+from batchyard.lifecycle import STOPPABLE, UNFINISHED
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
+from batchyard.store.clock import clock, read_seconds
+from batchyard.store.columns import Row
+from batchyard.store.sealed import Sealed
+from batchyard.store.upsert import upsert
+from batchyard.store.webhook.signing_secrets import SecretColumns, secrets_in
+from batchyard.wire import new_signing_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+
+
+class TenantRow(Row, table=True):
+    """One row for each tenant that was ever served or given something of its own."""
+
+    __tablename__ = "tenants"
+
+    name: str = Field(primary_key=True)
+    served_at: float | None = Field(sa_type=Double)
+    max_active_batches: int | None = Field(sa_type=BigInteger)
+    max_enqueued_requests: int | None = Field(sa_type=BigInteger)
+    max_enqueued_tokens: int | None = Field(sa_type=BigInteger)
+    notify_email: str | None
+    webhook_secret: str | None = Field(sa_type=Sealed)
+    old_webhook_secret: str | None = Field(sa_type=Sealed)
+    old_webhook_secret_expires_at: int | None = Field(sa_type=BigInteger)
+
+
+TENANTS = TenantRow.metadata.tables["tenants"]
+
+_SECRETS = SecretColumns(
+    TENANTS.c.webhook_secret,
+    TENANTS.c.old_webhook_secret,
+    TENANTS.c.old_webhook_secret_expires_at,
+)
+_HOUR_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """How much a tenant may have in the yard at once.
+
+    None is no limit; in a tenant's own quota, the default.
+    """
+
+    max_active_batches: int | None = None
+    max_enqueued_requests: int | None = None
+    max_enqueued_tokens: int | None = None
+
+    def over(self, defaults: Quota) -> Quota:
+        """This quota, with the limits of ``defaults`` where it has none."""
+        own = {name: limit for name, limit in asdict(self).items() if limit is not None}
+        return Quota(**{**asdict(defaults), **own})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantUsage:
+    """What a tenant has in the yard.
+
+    A batch is active until it ends. Enqueued is what has no answer yet; of a chunk that has
+    begun, its estimated tokens in proportion.
+    """
+
+    active_batches: int
+    enqueued_requests: int
+    enqueued_tokens: int
+
+
+class Tenants:
+    """Quotas, what is used of them, who is told. The functions below join others' writes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def quota(self, name: str) -> Quota:
+        """The tenant's own limits; all None for one that was given none."""
+
+        async def work(connection: AsyncConnection) -> Quota:
+            return await _own_quota(connection, name)
+
+        return await self._database.read(work)
+
+    async def set_quota(self, name: str, quota: Quota) -> None:
+        """Give the tenant limits of its own, in place of those that it had."""
+        limits = asdict(quota)
+
+        async def work(connection: AsyncConnection) -> None:
+            await upsert(connection, TENANTS, {"name": name, **limits}, limits)
+
+        await self._database.write(work)
+
+    async def usage(self, name: str) -> TenantUsage:
+        """What the tenant has in the yard now; all zeros for one that never was."""
+
+        async def work(connection: AsyncConnection) -> TenantUsage:
+            return await _usage(connection, name)
+
+        return await self._database.read(work)
+
+    async def notify_email(self, name: str) -> str | None:
+        """Who is told of the tenant's batches that name nobody; None: nobody is."""
+        statement = select(TENANTS.c.notify_email).where(TENANTS.c.name == name)
+
+        async def work(connection: AsyncConnection) -> str | None:
+            return (await connection.execute(statement)).scalar_one_or_none()
+
+        return await self._database.read(work)
+
+    async def set_notify_email(self, name: str, address: str | None) -> None:
+        """Tell this address from now on, or nobody."""
+        row = {"notify_email": address}
+
+        async def work(connection: AsyncConnection) -> None:
+            await upsert(connection, TENANTS, {"name": name, **row}, row)
+
+        await self._database.write(work)
+
+    async def rotate_webhook_secret(self, name: str, *, keep_old: bool) -> str:
+        """A new secret for the webhooks that batches name themselves; nobody is shown it again.
+
+        With ``keep_old`` the one before signs as well for another day.
+        """
+        secret = new_signing_secret()
+
+        async def work(connection: AsyncConnection) -> None:
+            await upsert(
+                connection,
+                TENANTS,
+                {"name": name, "webhook_secret": secret},
+                _SECRETS.replaced_by(secret, keep_old=keep_old),
+            )
+
+        await self._database.write(work)
+        return secret
+
+
+async def webhook_secrets(
+    connection: AsyncConnection, tenants: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """What the webhooks that these tenants' batches name are signed with, the newest first.
+
+    A tenant that has none gets its first. It keeps the tenant's row locked, as :func:`served`.
+    """
+    statement = select(
+        TENANTS.c.name, TENANTS.c.webhook_secret.is_not(None).label("is_set"), *_SECRETS.selected()
+    ).where(TENANTS.c.name.in_(sorted(tenants)))
+    rows = (await connection.execute(statement)).all()
+    missing = set(tenants) - {row.name for row in rows if row.is_set}
+    if missing:
+        for name in sorted(missing):
+            first = {"webhook_secret": new_signing_secret()}
+            # Of two who see none, one makes it; both read what is there afterwards.
+            is_none = TENANTS.c.webhook_secret.is_(None)
+            await upsert(connection, TENANTS, {"name": name, **first}, first, where=is_none)
+        rows = (await connection.execute(statement)).all()
+    return {row.name: secrets_in(row) for row in rows}
+
+
+async def served(connection: AsyncConnection, tenant: str) -> None:
+    """Say that the tenant has just had its turn.
+
+    Keeps the tenant's row locked until the transaction ends: one that serves several tenants
+    names them in sorted order.
+    """
+    now = {"served_at": clock()}
+    await upsert(connection, TENANTS, {"name": tenant, **now}, now)
+
+
+async def hold_quota(
+    connection: AsyncConnection,
+    tenant: str,
+    defaults: Quota,
+    *,
+    batches: int = 0,
+    requests: int = 0,
+    tokens: int = 0,
+) -> None:
+    """Make sure that the tenant may have so much more; the caller adds it afterwards.
+
+    The other callers for this tenant wait until this transaction ends, so that two who would
+    pass alone do not pass together. Only what is added is judged: a quota that was lowered
+    refuses new work and none that was accepted.
+
+    Raises :class:`~batchyard.errors.QuotaExceeded`, for batches its
+    :class:`~batchyard.errors.BatchLimitExceeded`.
+    """
+    added = TenantUsage(active_batches=batches, enqueued_requests=requests, enqueued_tokens=tokens)
+    quota = (await _own_quota(connection, tenant)).over(defaults)
+    if not _limits(quota, added):
+        return
+    # SQLite has one writer at a time. PostgreSQL needs a row that all of them lock, and a look
+    # at what is used that begins after the lock.
+    await upsert(connection, TENANTS, {"name": tenant}, {})
+    quota = (await _own_quota(connection, tenant, lock=True)).over(defaults)
+    usage = await _usage(connection, tenant)
+    for name, limit in _limits(quota, added).items():
+        used, more = getattr(usage, name), getattr(added, name)
+        if used + more > limit:
+            refusal = BatchLimitExceeded if name == "active_batches" else QuotaExceeded
+            raise refusal(_refusal(tenant, name.replace("_", " "), limit, used, more))
+
+
+async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: int) -> None:
+    """Make sure that the tenant has created fewer batches in the last hour; the caller adds one.
+
+    Nothing is locked: this slows down a client that runs wild, and of those who ask in the same
+    moment a few more may pass. Raises :class:`~batchyard.errors.BatchRateExceeded`.
+    """
+    now = await read_seconds(connection)
+    lately = (BATCHES.c.tenant == tenant, BATCHES.c.created_at > now - _HOUR_SECONDS)
+    made = (await connection.execute(select(func.count()).where(*lately))).scalar_one()
+    if made < batches_per_hour:
+        return
+    # Room comes when so many of them are an hour old that the rest is fewer than the limit.
+    leaving = select(BATCHES.c.created_at).where(*lately).order_by(BATCHES.c.created_at)
+    found = await connection.execute(leaving.offset(made - batches_per_hour).limit(1))
+    leaves_at = (found.scalar_one_or_none() or now) + _HOUR_SECONDS
+    raise BatchRateExceeded(
+        f"Tenant '{tenant}' may create {batches_per_hour:,} batches an hour: put more requests "
+        "into each, or wait.",
+        retry_after_seconds=max(1, leaves_at - now),
+    )
+
+
+def _limits(quota: Quota, added: TenantUsage) -> dict[str, int]:
+    """The limits that ``added`` must be judged by, under the names of :class:`TenantUsage`."""
+    limits = {name: getattr(quota, f"max_{name}") for name, more in asdict(added).items() if more}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _refusal(tenant: str, what: str, limit: int, used: int, more: int) -> str:
+    advice = (
+        "Split the input into smaller batches"
+        if more > limit
+        else "Wait until earlier batches are done, or cancel one"
+    )
+    return (
+        f"Tenant '{tenant}' may have {limit:,} {what}; it has {used:,}, and this batch would add "
+        f"{more:,}. {advice}, or have the quota raised."
+    )
+
+
+async def _own_quota(connection: AsyncConnection, tenant: str, *, lock: bool = False) -> Quota:
+    columns = [TENANTS.c[name] for name in Quota.__slots__]
+    statement = select(*columns).where(TENANTS.c.name == tenant)
+    if lock:
+        statement = statement.with_for_update()
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    return Quota() if row is None else Quota(**row)
+
+
+async def _usage(connection: AsyncConnection, tenant: str) -> TenantUsage:
+    its_own = BATCHES.c.tenant == tenant
+    active = select(func.count()).where(its_own, BATCHES.c.status.in_(UNFINISHED))
+    unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
+    enqueued = (
+        select(func.sum(unanswered), func.sum(remaining_tokens()))
+        .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+        .where(its_own, BATCHES.c.status.in_(STOPPABLE), IS_OPEN)
+    )
+    batches = (await connection.execute(active)).scalar_one()
+    requests, tokens = (await connection.execute(enqueued)).one()
+    return TenantUsage(
+        active_batches=batches,
+        enqueued_requests=int(requests or 0),  # the sum of no rows is NULL
+        enqueued_tokens=round(tokens or 0),
+    )

@@ -1,0 +1,302 @@
+"""Every change of an upload: a file that arrives in parts. Their bytes are ``storage``'s."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import and_, case, delete, insert, select, update
+
+from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict
+from batchyard.store.clock import clock_seconds, read_seconds
+from batchyard.store.file.files import insert_file, load_file
+from batchyard.store.upload.rows import (
+    PARTS,
+    UPLOADS,
+    NewPart,
+    NewUpload,
+    PartRecord,
+    UploadRecord,
+)
+from batchyard.wire import new_part_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+    from batchyard.store.file.files import FileRecord, NewFile
+    from batchyard.wire import UploadStatus
+
+__all__ = ["NewPart", "NewUpload", "PartRecord", "UploadRecord", "Uploads"]
+
+_ID_LENGTH: Final = len(new_part_id())
+_IS_OVERDUE = and_(UPLOADS.c.status == "pending", UPLOADS.c.expires_at <= clock_seconds())
+_IS_OPEN = and_(UPLOADS.c.status == "pending", UPLOADS.c.expires_at > clock_seconds())
+_RECORD = [
+    *(column for column in UPLOADS.c if column.name != "status"),
+    case((_IS_OVERDUE, "expired"), else_=UPLOADS.c.status).label("status"),
+]
+
+
+class Uploads:
+    """The only writer of ``uploads`` and their parts.
+
+    Methods that name an upload raise :class:`~batchyard.errors.RecordNotFound` where there is
+    none, or where it is not the ``tenant``'s.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, new: NewUpload) -> UploadRecord:
+        """Begin an upload; it is ``pending`` until it is completed, cancelled, or expires."""
+        values = asdict(new)
+        lifetime_seconds = values.pop("lifetime_seconds")
+
+        async def work(connection: AsyncConnection) -> UploadRecord:
+            now = await read_seconds(connection)
+            times = {"created_at": now, "expires_at": now + lifetime_seconds}
+            await connection.execute(insert(UPLOADS).values(status="pending", **times, **values))
+            return await _load(connection, new.id)
+
+        return await self._database.write(work)
+
+    async def get(self, upload_id: str, tenant: str | None = None) -> UploadRecord:
+        """The upload."""
+
+        async def work(connection: AsyncConnection) -> UploadRecord:
+            return await _load(connection, upload_id, tenant)
+
+        return await self._database.read(work)
+
+    async def add_part(
+        self, upload_id: str, part: NewPart, *, tenant: str | None = None
+    ) -> PartRecord:
+        """Record a part. Many may come at once, in any order.
+
+        Raises :class:`~batchyard.errors.TransitionConflict` unless the upload is pending; then
+        the part's bytes are the caller's to wipe.
+        """
+
+        async def work(connection: AsyncConnection) -> PartRecord:
+            # Shared, so that parts do not wait for each other: only for the upload's end.
+            await _load_pending(connection, upload_id, tenant)
+            await connection.execute(
+                insert(PARTS).values(
+                    upload_id=upload_id, created_at=clock_seconds(), **asdict(part)
+                )
+            )
+            found = await connection.execute(select(PARTS).where(PARTS.c.id == part.id))
+            return PartRecord(**found.mappings().one())
+
+        return await self._database.write(work)
+
+    async def chosen_parts(
+        self, upload_id: str, part_ids: Sequence[str], *, tenant: str | None = None
+    ) -> list[PartRecord]:
+        """The parts that would make the file, in this order: the checks of :meth:`complete`.
+
+        Raises as that does.
+        """
+
+        async def work(connection: AsyncConnection) -> list[PartRecord]:
+            upload = await _load(connection, upload_id, tenant)
+            _check_pending(upload)
+            return await _choose(connection, upload, part_ids)
+
+        return await self._database.read(work)
+
+    async def complete(
+        self,
+        upload_id: str,
+        part_ids: Sequence[str],
+        file: NewFile,
+        *,
+        tenant: str | None = None,
+    ) -> tuple[UploadRecord, FileRecord]:
+        """End as ``completed``, with the row of the file, which is the upload's tenant's.
+
+        The file's bytes, those of the parts in this order, are already durable. Of many who
+        complete or cancel at once one succeeds. Raises
+        :class:`~batchyard.errors.TransitionConflict` unless the upload is pending, and
+        :class:`~batchyard.errors.RequestRefused` for parts that are not its own, that are named
+        twice, or that do not add up to its ``bytes``.
+        """
+
+        async def work(connection: AsyncConnection) -> tuple[UploadRecord, FileRecord]:
+            upload = await _end(connection, upload_id, tenant, "completed", file_id=file.id)
+            await _choose(connection, upload, part_ids)
+            await insert_file(connection, replace(file, tenant=upload.tenant))
+            return upload, await load_file(connection, file.id)
+
+        return await self._database.write(work)
+
+    async def cancel(self, upload_id: str, tenant: str | None = None) -> UploadRecord:
+        """End as ``cancelled``; a second time changes nothing.
+
+        Raises :class:`~batchyard.errors.TransitionConflict` for one that ended in another way.
+        """
+
+        async def work(connection: AsyncConnection) -> UploadRecord:
+            try:
+                return await _end(connection, upload_id, tenant, "cancelled")
+            except TransitionConflict:
+                upload = await _load(connection, upload_id, tenant)
+                if upload.status == "cancelled":
+                    return upload
+                raise
+
+        return await self._database.write(work)
+
+    async def expired(self, limit: int) -> list[UploadRecord]:
+        """Uploads past their time that are not marked yet, the longest expired first."""
+        statement = (
+            select(*_RECORD)
+            .where(_IS_OVERDUE)
+            .order_by(UPLOADS.c.expires_at, UPLOADS.c.id)
+            .limit(limit)
+        )
+
+        async def work(connection: AsyncConnection) -> list[UploadRecord]:
+            rows = (await connection.execute(statement)).mappings()
+            return [UploadRecord(**row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def expire(self, upload_ids: Sequence[str]) -> set[str]:
+        """Mark them expired; the ids of those that this call marked."""
+        statement = (
+            update(UPLOADS)
+            .where(UPLOADS.c.id.in_(upload_ids), _IS_OVERDUE)
+            .values(status="expired")
+            .returning(UPLOADS.c.id)
+        )
+
+        async def work(connection: AsyncConnection) -> set[str]:
+            return set((await connection.execute(statement)).scalars())
+
+        return await self._database.write(work)
+
+    async def leftover_parts(self, limit: int) -> list[PartRecord]:
+        """Parts that nobody needs any more: of uploads that have ended, whichever way.
+
+        Their bytes are to be wiped, and then :meth:`forget_parts`.
+        """
+        statement = (
+            select(PARTS)
+            .join(UPLOADS, UPLOADS.c.id == PARTS.c.upload_id)
+            .where(UPLOADS.c.status != "pending")
+            .order_by(PARTS.c.created_at, PARTS.c.id)
+            .limit(limit)
+        )
+
+        async def work(connection: AsyncConnection) -> list[PartRecord]:
+            rows = (await connection.execute(statement)).mappings()
+            return [PartRecord(**row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def parts_of(self, upload_id: str) -> list[PartRecord]:
+        """Its parts whose bytes are not wiped yet, in the order in which they came."""
+        statement = (
+            select(PARTS)
+            .where(PARTS.c.upload_id == upload_id)
+            .order_by(PARTS.c.created_at, PARTS.c.id)
+        )
+
+        async def work(connection: AsyncConnection) -> list[PartRecord]:
+            rows = (await connection.execute(statement)).mappings()
+            return [PartRecord(**row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def forget_parts(self, part_ids: Sequence[str]) -> None:
+        """Remove the rows of parts whose bytes are wiped."""
+        ended = select(UPLOADS.c.id).where(UPLOADS.c.status != "pending")
+        statement = delete(PARTS).where(PARTS.c.id.in_(part_ids), PARTS.c.upload_id.in_(ended))
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement)
+
+        await self._database.write(work)
+
+
+async def _load(
+    connection: AsyncConnection, upload_id: str, tenant: str | None = None
+) -> UploadRecord:
+    statement = select(*_RECORD).where(UPLOADS.c.id == upload_id)
+    if tenant is not None:
+        statement = statement.where(UPLOADS.c.tenant == tenant)
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise RecordNotFound(f"No upload found with id '{upload_id}'.")
+    return UploadRecord(**row)
+
+
+async def _load_pending(
+    connection: AsyncConnection, upload_id: str, tenant: str | None
+) -> UploadRecord:
+    """The upload, kept from ending until this transaction does."""
+    await connection.execute(
+        select(UPLOADS.c.id).where(UPLOADS.c.id == upload_id).with_for_update(read=True)
+    )
+    upload = await _load(connection, upload_id, tenant)
+    _check_pending(upload)
+    return upload
+
+
+def _check_pending(upload: UploadRecord) -> None:
+    if upload.status != "pending":
+        raise _has_ended(upload)
+
+
+def _has_ended(upload: UploadRecord) -> TransitionConflict:
+    return TransitionConflict(
+        f"Upload '{upload.id}' is {upload.status} and takes no more changes; create another."
+    )
+
+
+async def _end(
+    connection: AsyncConnection,
+    upload_id: str,
+    tenant: str | None,
+    target: UploadStatus,
+    **values: str,
+) -> UploadRecord:
+    statement = update(UPLOADS).where(UPLOADS.c.id == upload_id, _IS_OPEN)
+    if tenant is not None:
+        statement = statement.where(UPLOADS.c.tenant == tenant)
+    ended = await connection.execute(statement.values(status=target, **values))
+    upload = await _load(connection, upload_id, tenant)
+    if ended.rowcount == 0:
+        raise _has_ended(upload)
+    return upload
+
+
+async def _choose(
+    connection: AsyncConnection, upload: UploadRecord, part_ids: Sequence[str]
+) -> list[PartRecord]:
+    """The upload's parts with these ids, in this order."""
+    if not part_ids:
+        raise _refused("part_ids names no part.")
+    if len(set(part_ids)) < len(part_ids):
+        raise _refused("part_ids names a part more than once.")
+    found = await connection.execute(select(PARTS).where(PARTS.c.upload_id == upload.id))
+    parts = {row["id"]: PartRecord(**row) for row in found.mappings()}
+    unknown = [part_id for part_id in part_ids if part_id not in parts]
+    if unknown:
+        raise _refused(f"Upload '{upload.id}' has no part '{unknown[0][:_ID_LENGTH]}'.")
+    chosen = [parts[part_id] for part_id in part_ids]
+    total = sum(part.size_bytes for part in chosen)
+    if total != upload.bytes:
+        raise _refused(
+            f"The parts have {total:,} bytes together, and the upload was announced with "
+            f"{upload.bytes:,}."
+        )
+    return chosen
+
+
+def _refused(message: str) -> RequestRefused:
+    return RequestRefused(message, param="part_ids", code="invalid_value")

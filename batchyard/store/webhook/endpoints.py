@@ -1,0 +1,233 @@
+"""Webhook endpoints: which URL of a tenant is told of which events, and signed with what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, func, insert, select, update
+
+from batchyard.errors import RecordNotFound, RequestRefused
+from batchyard.store.clock import clock_seconds
+from batchyard.store.delivery.outbox import fail_pending
+from batchyard.store.page import Page, from_place
+from batchyard.store.webhook.rows import (
+    ENDPOINT_COLUMNS,
+    ENDPOINT_SECRETS,
+    ENDPOINTS,
+    EndpointWithSecret,
+    WebhookEndpointRecord,
+)
+from batchyard.store.webhook.signing_secrets import secrets_in
+from batchyard.wire import new_endpoint_id, new_signing_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.database import Database
+
+MOST_ENDPOINTS = 50
+"""Of one tenant: each is an attempt and a row for every batch of the tenant that ends."""
+
+_SHOWN_CHARACTERS = 4
+
+
+class WebhookEndpoints:
+    """The only writer of ``webhook_endpoints``.
+
+    Methods that name an endpoint raise :class:`~batchyard.errors.RecordNotFound` where there is
+    none, or it is not the ``tenant``'s.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(
+        self, tenant: str, *, name: str, url: str, event_types: Sequence[str]
+    ) -> EndpointWithSecret:
+        """Tell ``url`` of these events of the tenant's batches that end from now on.
+
+        Raises :class:`~batchyard.errors.RequestRefused` where the tenant has as many as it may.
+        """
+        endpoint_id, secret = new_endpoint_id(), new_signing_secret()
+        row = {
+            "id": endpoint_id,
+            "tenant": tenant,
+            "name": name,
+            "url": url,
+            "event_types": tuple(event_types),
+            "secret": secret,
+            "secret_hint": _hint(secret),
+            "created_at": clock_seconds(),
+            "updated_at": clock_seconds(),
+        }
+
+        of_tenant = select(func.count()).where(ENDPOINTS.c.tenant == tenant)
+
+        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
+            if (await connection.execute(of_tenant)).scalar_one() >= MOST_ENDPOINTS:
+                raise RequestRefused(
+                    f"There may be {MOST_ENDPOINTS} webhook endpoints: delete one first.",
+                    param=None,
+                    code="webhook_endpoint_limit_exceeded",
+                )
+            await connection.execute(insert(ENDPOINTS).values(row))
+            return await _load(connection, endpoint_id)
+
+        return EndpointWithSecret(record=await self._database.write(work), secret=secret)
+
+    async def get(self, endpoint_id: str, tenant: str | None = None) -> WebhookEndpointRecord:
+        """The endpoint, its URL opened."""
+
+        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
+            return await _load(connection, endpoint_id, tenant)
+
+        return await self._database.read(work)
+
+    async def page(
+        self, tenant: str | None = None, *, limit: int = 20, after: str | None = None
+    ) -> Page[WebhookEndpointRecord]:
+        """Endpoints, of one tenant or of all, newest first, behind the endpoint ``after``."""
+        statement = select(*ENDPOINT_COLUMNS)
+        if tenant is not None:
+            statement = statement.where(ENDPOINTS.c.tenant == tenant)
+
+        async def work(connection: AsyncConnection) -> Page[WebhookEndpointRecord]:
+            place = None
+            if after is not None:
+                last = await _load(connection, after, tenant)
+                place = (last.created_at, last.id)
+            found = await connection.execute(
+                from_place(statement, ENDPOINTS, order="desc", limit=limit, after=place)
+            )
+            return Page((WebhookEndpointRecord(**row) for row in found.mappings()), limit=limit)
+
+        return await self._database.read(work)
+
+    async def update(
+        self,
+        endpoint_id: str,
+        tenant: str | None = None,
+        *,
+        name: str | None = None,
+        url: str | None = None,
+        event_types: Sequence[str] | None = None,
+    ) -> WebhookEndpointRecord:
+        """Change what is not None, and enable it again if it was disabled.
+
+        ``updated_at`` stays where nothing is different afterwards.
+        """
+        wanted = {
+            "name": name,
+            "url": url,
+            "event_types": None if event_types is None else tuple(event_types),
+        }
+
+        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
+            # Compared here: equal URLs differ at rest.
+            now = await _load(connection, endpoint_id, tenant, lock=True)
+            changes: dict[str, Any] = {
+                name: value
+                for name, value in wanted.items()
+                if value is not None and value != getattr(now, name)
+            }
+            if now.disabled_at is not None:
+                changes |= {"disabled_at": None, "disabled_reason": None}
+            if not changes:
+                return now
+            await _change(connection, endpoint_id, changes)
+            return await _load(connection, endpoint_id)
+
+        return await self._database.write(work)
+
+    async def delete(self, endpoint_id: str, tenant: str | None = None) -> WebhookEndpointRecord:
+        """Forget the endpoint, as it was; what it has not been told yet becomes ``failed``."""
+
+        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
+            record = await _load(connection, endpoint_id, tenant, lock=True)
+            await connection.execute(delete(ENDPOINTS).where(ENDPOINTS.c.id == endpoint_id))
+            await fail_pending(connection, endpoint_id)
+            return record
+
+        return await self._database.write(work)
+
+    async def rotate(
+        self, endpoint_id: str, tenant: str | None = None, *, keep_old: bool
+    ) -> EndpointWithSecret:
+        """A new secret; with ``keep_old`` the one before signs as well for another day."""
+        secret = new_signing_secret()
+        changes = ENDPOINT_SECRETS.replaced_by(secret, keep_old=keep_old)
+
+        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
+            await _load(connection, endpoint_id, tenant, lock=True)
+            await _change(connection, endpoint_id, {**changes, "secret_hint": _hint(secret)})
+            return await _load(connection, endpoint_id)
+
+        return EndpointWithSecret(record=await self._database.write(work), secret=secret)
+
+    async def disable(self, endpoint_id: str, reason: str) -> None:
+        """Send nothing to it any more; what it has not been told yet becomes ``failed``.
+
+        One that is disabled keeps its first ``reason``. One that was deleted is no error: its
+        last answer may come after that.
+        """
+        statement = (
+            update(ENDPOINTS)
+            .where(ENDPOINTS.c.id == endpoint_id)
+            .values(
+                updated_at=func.coalesce(ENDPOINTS.c.disabled_at, clock_seconds()),
+                disabled_at=func.coalesce(ENDPOINTS.c.disabled_at, clock_seconds()),
+                disabled_reason=func.coalesce(ENDPOINTS.c.disabled_reason, reason),
+            )
+        )
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement)
+            await fail_pending(connection, endpoint_id)
+
+        await self._database.write(work)
+
+    async def secrets(self, endpoint_id: str, tenant: str | None = None) -> tuple[str, ...]:
+        """What it is signed with now, the newest first; for an event that is only a test."""
+        statement = select(*ENDPOINT_SECRETS.selected()).where(ENDPOINTS.c.id == endpoint_id)
+        if tenant is not None:
+            statement = statement.where(ENDPOINTS.c.tenant == tenant)
+
+        async def work(connection: AsyncConnection) -> tuple[str, ...]:
+            row = (await connection.execute(statement)).one_or_none()
+            if row is None:
+                raise _not_found(endpoint_id)
+            return secrets_in(row)
+
+        return await self._database.read(work)
+
+
+def _hint(secret: str) -> str:
+    return f"whsec_…{secret[-_SHOWN_CHARACTERS:]}"
+
+
+async def _change(connection: AsyncConnection, endpoint_id: str, changes: dict[str, Any]) -> None:
+    await connection.execute(
+        update(ENDPOINTS)
+        .where(ENDPOINTS.c.id == endpoint_id)
+        .values(updated_at=clock_seconds(), **changes)
+    )
+
+
+async def _load(
+    connection: AsyncConnection, endpoint_id: str, tenant: str | None = None, *, lock: bool = False
+) -> WebhookEndpointRecord:
+    statement = select(*ENDPOINT_COLUMNS).where(ENDPOINTS.c.id == endpoint_id)
+    if tenant is not None:
+        statement = statement.where(ENDPOINTS.c.tenant == tenant)
+    if lock:
+        statement = statement.with_for_update()
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise _not_found(endpoint_id)
+    return WebhookEndpointRecord(**row)
+
+
+def _not_found(endpoint_id: str) -> RecordNotFound:
+    return RecordNotFound(f"No webhook endpoint found with id '{endpoint_id}'.")

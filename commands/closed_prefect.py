@@ -1,0 +1,79 @@
+"""What keeps others out of a Prefect server that we start.
+
+Whoever can call Prefect's API can run commands as the user of its workers: a flow run may name its
+own command. Binding to loopback is not enough: other users of the machine reach the port, and so
+does any web page in a browser on it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import TYPE_CHECKING, Final
+
+from batchyard.errors import SettingsError
+from batchyard.storage.file import keep_secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOGIN_FILE: Final = "prefect.login"
+PRIVATE_UMASK: Final = 0o077
+"""Prefect's database holds parameters and logs. Workers keep the user's: results may be shared."""
+HOSTS: Final = ("127.0.0.1", "localhost")
+"""The only names that the server answers to; another one is a name that somebody pointed at us."""
+
+_FACTORY = "commands.server_plugin:create_app"
+
+
+def new_login() -> str:
+    """``user:password``, as Prefect has it; the UI asks for the whole of it as its password."""
+    return f"batchyard:{secrets.token_urlsafe(32)}"
+
+
+def login_file(home: Path) -> Path:
+    """The file with the login of this home's server, made at its first start."""
+    path = home / LOGIN_FILE
+    try:
+        if not path.exists():
+            keep_secret(path, new_login())
+    except OSError as error:
+        raise SettingsError(
+            f"Prefect's login cannot be kept in {path}: {os.strerror(error.errno or 0)}."
+        ) from error
+    return path
+
+
+def read_login(path: Path) -> str:
+    try:
+        login = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"Prefect's login in {path} cannot be read: {error}.") from error
+    if ":" not in login:
+        raise SettingsError(f"There is no login in {path}: delete the file, and a new one is made.")
+    return login
+
+
+def server_command(port: int, log_level: str) -> list[str]:
+    """Runs the server on loopback. ``prefect server start`` would not check the Host header."""
+    return [
+        *(sys.executable, "-m", "uvicorn", "--factory", _FACTORY, "--lifespan", "on"),
+        *("--host", "127.0.0.1", "--port", str(port), "--log-level", log_level),
+    ]
+
+
+def server_environment(port: int, login: str) -> dict[str, str]:
+    """The server's settings; of each the name that wins over its older ones."""
+    return {
+        "PREFECT_SERVER_API_AUTH_STRING": login,
+        "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(
+            f"http://{host}:{port}" for host in HOSTS
+        ),
+    }
+
+
+def client_environment(login: str) -> dict[str, str]:
+    """The settings of everything that calls the server."""
+    return {"PREFECT_API_AUTH_STRING": login, "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "true"}

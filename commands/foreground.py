@@ -1,0 +1,150 @@
+"""A batch that runs in this process while a person watches: for `batchyard run` and the demo."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.cli.summary import summarise
+from batchyard.delivery.deliver import Deliverer
+from batchyard.delivery.redeliver import redeliver
+from batchyard.errors import DispatchFailed, StoreError
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.services.services import Progress
+from batchyard.services.stop_batch import stop_failed
+from commands.own_prefect import OwnPrefect
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+logger = logging.getLogger(__name__)
+
+_DELIVERY_SECONDS = 20.0
+"""So long a person may wait for receivers that do not answer."""
+
+# Prefect's log is for its server; the terminal has the progress display.
+_QUIET_PREFECT = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLI_PROMPT": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a batch ended: an exit status, and what to tell."""
+
+    status: int
+    text: str
+
+
+def prepare_prefect() -> OwnPrefect:
+    """Keep every log off the terminal. To be called before Prefect is imported."""
+    for name, value in _QUIET_PREFECT.items():
+        os.environ.setdefault(name, value)
+    # Without any handler, Python itself prints warnings.
+    logging.getLogger().addHandler(logging.NullHandler())
+    return OwnPrefect()
+
+
+async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect) -> Ending:
+    """Run the process-batch flow in this process, on the Prefect API that is configured or ours.
+
+    Raises :class:`~batchyard.errors.DispatchFailed` where Prefect fails a batch that has begun.
+    """
+    from prefect.settings import (  # noqa: PLC0415 - a second
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        temporary_settings,
+    )
+
+    services.on_progress(Progress(batch_id, "connecting"))
+    try:
+        log_path = services.settings.home_folder / "logs" / "prefect.log"
+        settings = {}
+        if not PREFECT_API_URL.value():
+            own = await own_prefect.start(log_path)
+            settings = {PREFECT_API_URL: own.url, PREFECT_API_AUTH_STRING: own.login}
+        with temporary_settings(settings):
+            await _check_prefect(str(PREFECT_API_URL.value()))
+            batch = await services.store.batches.get(batch_id)
+            if batch.status in TERMINAL:
+                # Here because credentials for s3:// may be in a block.
+                ending = await _deliver_again(services, batch)
+            else:
+                ending = await _run_flow(services, batch_id)
+    except DispatchFailed as error:
+        batch = await services.store.batches.get(batch_id)
+        if batch.status is not BatchStatus.VALIDATING:
+            raise DispatchFailed(f"{error} {how_to_resume(batch_id)}") from error
+        # Nothing has begun, and nobody else would ever take the batch up.
+        ending = Ending(1, await summarise(services, await stop_failed(services, batch_id, error)))
+    await _deliver(services)
+    return ending
+
+
+def how_to_resume(batch_id: str) -> str:
+    """For whoever stopped or lost a batch."""
+    return f"What is finished is kept: the same command with --resume {batch_id} goes on with it."
+
+
+async def _deliver(services: Services) -> None:
+    """What is due, for there may be nobody else; what fails is tried again by who comes next."""
+    try:
+        async with Deliverer(services) as deliverer:
+            await deliverer.deliver_due(_DELIVERY_SECONDS)
+    except StoreError as error:
+        logger.warning("deliveries.not_made %s", error)
+
+
+async def _check_prefect(url: str) -> None:
+    from prefect import get_client  # noqa: PLC0415
+
+    try:
+        async with get_client() as client:
+            await client.raise_for_api_version_mismatch()
+    except Exception as error:  # RuntimeError, httpx's and Prefect's own
+        raise DispatchFailed(
+            f"Prefect's API at {url} does not answer ({type(error).__name__}): see that the server "
+            "runs, or unset PREFECT_API_URL to use one that lives as long as this command."
+        ) from error
+
+
+async def _run_flow(services: Services, batch_id: str) -> Ending:
+    from flows.process_batch import UNDELIVERED, process_batch  # noqa: PLC0415
+
+    try:
+        state = await process_batch(batch_id, return_state=True)
+    except Exception as error:
+        raise DispatchFailed(f"Prefect's API was lost ({type(error).__name__}).") from error
+    batch = await services.store.batches.get(batch_id)
+    is_undelivered = state.name == UNDELIVERED
+    text = await summarise(services, batch)
+    if batch.status is BatchStatus.COMPLETED and not is_undelivered:
+        return Ending(0, text)
+    if is_undelivered:
+        text += _undelivered(batch, str(state.message))
+    elif batch.status not in TERMINAL:
+        text += f"\nbatchyard: {state.message}\n{how_to_resume(batch_id)}"
+    return Ending(1, text)
+
+
+async def _deliver_again(services: Services, batch: BatchRecord) -> Ending:
+    """A batch that ended before: all that may be left to do is to write its files."""
+    failures = await redeliver(services, batch)
+    batch = await services.store.batches.get(batch.id)
+    text = await summarise(services, batch)
+    if failures:
+        text += _undelivered(batch, ". ".join(failures))
+    is_done = batch.status is BatchStatus.COMPLETED and not batch.undelivered
+    return Ending(0 if is_done else 1, text)
+
+
+def _undelivered(batch: BatchRecord, reason: str) -> str:
+    return (
+        f"\nbatchyard: {reason}\nTo deliver it again: the same command with --resume {batch.id}, "
+        f"or to another place: batchyard results {batch.id} -o PLACE"
+    )

@@ -1,0 +1,106 @@
+"""A Prefect API of our own, for as long as this process lives, where no other is configured.
+
+Prefect would start one by itself, but in our process group, where the Ctrl-C that is meant for us
+ends it as well: the flow run that stops then waits more than a minute for an API that is gone.
+And a SIGKILL of ours would leave it behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from batchyard.errors import DispatchFailed
+from commands.closed_prefect import PRIVATE_UMASK, new_login, server_command, server_environment
+from commands.guarded_program import GuardedProgram
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_START_SECONDS = 60.0
+_GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+# What Prefect itself gives to the API that it starts for one process.
+_ENVIRONMENT = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How clients of this process reach the API."""
+
+    url: str
+    login: str = field(repr=False)
+
+
+class OwnPrefect:
+    """The API's process. Make it before Prefect is imported.
+
+    It is stopped at the exit of this process, after the threads of Prefect's client have sent
+    what they still had to send: what was registered first is called last.
+    """
+
+    def __init__(self) -> None:
+        self._program: GuardedProgram | None = None
+        self._url = ""
+        self._login = new_login()
+        atexit.register(self.stop)
+
+    async def start(self, log_path: Path) -> Access:
+        """How to reach the API, once it answers.
+
+        Raises :class:`~batchyard.errors.DispatchFailed` if it never does.
+        """
+        if self._program is None:
+            self._launch(log_path)
+        deadline = time.monotonic() + _START_SECONDS
+        async with aiohttp.ClientSession(trust_env=False) as session:
+            while time.monotonic() < deadline and self._is_running:
+                with contextlib.suppress(aiohttp.ClientError, OSError):
+                    async with session.get(f"{self._url}/health") as response:
+                        if response.ok:
+                            return Access(self._url, self._login)
+                await asyncio.sleep(_POLL_SECONDS)
+        self.stop()
+        raise DispatchFailed(f"The Prefect API of this command did not start: see {log_path}")
+
+    @property
+    def _is_running(self) -> bool:
+        return self._program is not None and self._program.is_running
+
+    def _launch(self, log_path: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}/api"
+        log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            self._program = GuardedProgram(
+                server_command(port, log_level="error"),
+                environment=os.environ | _ENVIRONMENT | server_environment(port, self._login),
+                log=log_fd,
+                umask=PRIVATE_UMASK,
+            )
+        finally:
+            os.close(log_fd)
+
+    def stop(self) -> None:
+        """Stop the API, if it runs; safe to call twice."""
+        program, self._program = self._program, None
+        if program is None:
+            return
+        program.terminate()
+        program.close(_GRACE_SECONDS)

@@ -1,0 +1,182 @@
+"""``batchyard run``: one batch, here and now. The drop-in for ``vllm run-batch``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchyard.cli import options
+from batchyard.cli.engine_words import PassThroughCommand
+from batchyard.cli.metadata import parse_metadata
+from batchyard.cli.progress import ProgressDisplay
+from batchyard.cli.say import say
+from batchyard.cli.stoppable import run_stoppable
+from batchyard.errors import RequestRefused
+from batchyard.services.services import Services, open_services
+from batchyard.settings import read_settings
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.storage.location import LocalFile, parse_location
+from commands.engine_choice import EngineChoice
+from commands.foreground import how_to_resume, prepare_prefect, run_to_end
+
+if TYPE_CHECKING:
+    from batchyard.engine.base import Engine
+    from batchyard.settings import Settings
+    from commands.own_prefect import OwnPrefect
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command; the entry point of the group ``batchyard.commands``."""
+    settings = {"help_option_names": ["-h", "--help"]}
+    app.command("run", cls=PassThroughCommand, context_settings=settings)(run)
+
+
+def run(
+    ctx: typer.Context,
+    input_file: Annotated[str | None, options.INPUT_FILE] = None,
+    output_file: Annotated[str | None, options.OUTPUT_FILE] = None,
+    errors: Annotated[
+        str | None,
+        typer.Option("--errors", "-e", help="Where failed lines go. Default: beside a local -o."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="What the engine loads, as for `vllm serve`.")
+    ] = None,
+    engine_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Use this OpenAI-compatible server instead of starting vLLM. "
+            "Its key: BATCHYARD_ENGINE_API_KEY."
+        ),
+    ] = None,
+    engine_seats: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many requests the server at --engine-url runs at once, its max_num_seqs. "
+            "The batch takes a quarter of them. Default: the server is asked.",
+        ),
+    ] = None,
+    exclusive: Annotated[
+        bool,
+        typer.Option(
+            "--exclusive",
+            help="No one else uses the server at --engine-url: the batch may fill it.",
+        ),
+    ] = False,
+    endpoint: Annotated[str | None, options.ENDPOINT] = None,
+    completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
+    metadata: Annotated[list[str] | None, options.METADATA] = None,
+    webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
+    notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
+    deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
+    client_rules: Annotated[bool, options.CLIENT_RULES] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Go on with this batch, its own input and output, where it stopped."),
+    ] = None,
+) -> None:
+    """Run a batch file on vLLM, to its result file.
+
+    Every other option goes to vLLM unchanged, for example --max-model-len 8192.
+    """
+    own_prefect = prepare_prefect()
+    for name in ctx.meta["left_out"]:
+        typer.echo(f"batchyard: {name} has no meaning here and is left out.", err=True)
+    choice = EngineChoice.of(
+        model,
+        ctx.meta["engine_options"],
+        engine_url,
+        seats=engine_seats,
+        exclusive=exclusive,
+        client_rules=client_rules,
+    )
+    what: BatchRequest | str
+    if resume is not None:
+        what = resume
+    elif input_file is None or output_file is None:
+        raise typer.BadParameter("Say what to read and where to write.", param_hint="-i and -o")
+    else:
+        what = BatchRequest(
+            input=input_file,
+            output=output_file,
+            error=errors or errors_beside(output_file),
+            endpoint=endpoint,
+            models=choice.models,
+            mixed_models=len(choice.models) != 1,
+            completion_window=completion_window,
+            metadata=parse_metadata(metadata),
+            webhook=webhook_url,
+            notify_email=notify_email,
+            deduplicate=deduplicate,
+            any_body=not client_rules,
+        )
+    # One operator's own file: nothing is hidden from anybody in the engine's cache.
+    settings = read_settings(runners="inline", cache_shared_by="all")
+    choice.make(settings, "")  # what is wrong with it shows before anything is read
+    sys.exit(run_stoppable(lambda: _run(settings, choice, own_prefect, what)))
+
+
+def errors_beside(output: str) -> str | None:
+    """``results.jsonl`` has its errors in ``results.errors.jsonl``; None for remote outputs."""
+    location = parse_location(output)
+    if not isinstance(location, LocalFile):
+        return None
+    path = location.path
+    return str(path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}"))
+
+
+async def _run(
+    settings: Settings, choice: EngineChoice, own_prefect: OwnPrefect, what: BatchRequest | str
+) -> int:
+    """Run a new batch, or an old one by its id, to its end; the exit status.
+
+    What there is to say is said when the display is gone, which would draw over it.
+    """
+    from flows.control import control  # noqa: PLC0415 - it imports Prefect
+    from flows.worker import s3_credentials_from_block  # noqa: PLC0415
+
+    async def engine_for(model: str) -> Engine:
+        return choice.make(settings, model)
+
+    batch_id = None
+    try:
+        with ProgressDisplay() as display:
+            async with open_services(
+                settings,
+                engine_for=engine_for,
+                s3_credentials=s3_credentials_from_block,
+                on_progress=display,
+            ) as services:
+                async with control(services) as keeper:
+                    batch_id = await _batch_id(services, choice, what, keeper.owner)
+                    ending = await run_to_end(services, batch_id, own_prefect)
+                if ending.status:
+                    display.fail()
+    except asyncio.CancelledError:
+        kept = how_to_resume(batch_id) if batch_id else "No batch was made."
+        say(f"Stopped. {kept}", err=True)
+        raise
+    say(ending.text, err=True)
+    return ending.status
+
+
+async def _batch_id(
+    services: Services, choice: EngineChoice, what: BatchRequest | str, owner: str
+) -> str:
+    if isinstance(what, BatchRequest):
+        # Ours from the start: workers that share the database must not take it up.
+        return await create_batch(services, what, owner=owner)
+    batch = await services.store.batches.get(what)
+    offered = set(choice.models)
+    if offered and not offered >= set(batch.options.models):
+        raise RequestRefused(
+            f"{batch.id} is for {', '.join(batch.options.models)}: give the same --model and "
+            "--served-model-name as when it was made.",
+            param="model",
+            code="invalid_value",
+        )
+    return batch.id

@@ -1,0 +1,39 @@
+"""Prefect's own server with what it lacks: a plugin, and an app for the servers that we start.
+
+The plugin closes failed cursors, where Prefect's database is SQLite; ``batchyard.failed_cursors``
+says what happens without it. Prefect loads it by its entry point, ``prefect.plugins`` in
+pyproject.toml, with ``PREFECT_PLUGINS_ENABLED=true`` in the server's environment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prefect.plugins import register_hook
+from sqlalchemy.engine import Engine
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from batchyard.failed_cursors import close_failed_cursors
+from commands.closed_prefect import HOSTS
+
+if TYPE_CHECKING:
+    from prefect.plugins import HookContext
+
+
+@register_hook
+def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - its name is the hook's
+    """Called once, before the server makes its engine."""
+    close_failed_cursors(Engine)
+
+
+def create_app() -> TrustedHostMiddleware:
+    """Prefect's API with the same, for uvicorn: in its event loop Prefect cannot load plugins.
+
+    It answers to the names of this machine only: Prefect has no setting for that, and a web page
+    could give its own name our address. Around the app, because the server's services call the app
+    itself, under a name of their own.
+    """
+    from prefect.server.api.server import create_app as of_prefect  # noqa: PLC0415 - a second
+
+    close_failed_cursors(Engine)
+    return TrustedHostMiddleware(of_prefect(), allowed_hosts=HOSTS, www_redirect=False)

@@ -1,0 +1,265 @@
+"""``batchyard up``: everything on this machine, in the foreground, until Ctrl-C.
+
+Prefect's server and UI, the two pools, the deployments, an engine block for the tiny model that
+`make setup` made, a worker on each pool, and the API. Everything it writes is under
+``BATCHYARD_HOME``. docs/how-to/run-from-prefect.md does the same by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+import flows
+from batchyard.cli.local_key import local_key_file
+from batchyard.cli.offline import offline_services
+from batchyard.cli.say import say
+from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
+from batchyard.errors import SettingsError
+from batchyard.settings import read_settings
+from commands.closed_prefect import (
+    LOGIN_FILE,
+    PRIVATE_UMASK,
+    client_environment,
+    login_file,
+    read_login,
+    server_command,
+    server_environment,
+)
+from commands.guarded_program import GuardedProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(flows.__file__).resolve().parents[1]
+POOLS = ("control", "gpu")
+TINY_MODEL = ROOT / ".models" / "tiny-chat"
+
+_BIN = Path(sys.executable).parent
+_PREFECT_PORT_VARIABLE = "PREFECT_SERVER_API_PORT"
+# In memory, places in deployments stay taken when the server is started again.
+_LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_START_SECONDS = 90.0
+_STOP_SECONDS = 20.0
+
+_SAVE_TINY_MODEL = f"""
+from blocks import VllmEngineBlock
+VllmEngineBlock(
+    model="tiny-chat",
+    weights={str(TINY_MODEL)!r},
+    options="--max-model-len 2048 --enforce-eager",
+).save("tiny-chat", overwrite=True)
+"""
+
+_BEARER = '-H "Authorization: Bearer $OPENAI_API_KEY"'
+_EXAMPLE = f"""\
+  FILE=$(curl -s $OPENAI_BASE_URL/files {_BEARER} -F purpose=batch -F file=@examples/chat.jsonl | grep -o 'file-[^"]*')
+  curl $OPENAI_BASE_URL/batches {_BEARER} -d "{{\\"input_file_id\\": \\"$FILE\\", \\"endpoint\\": \\"/v1/chat/completions\\", \\"completion_window\\": \\"24h\\"}}"
+"""  # noqa: E501 - lines to copy
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command; an entry point of the group ``batchyard.commands``."""
+    app.command("up")(up)
+
+
+def up(
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, envvar=PORT_VARIABLE, help="The API's.")
+    ] = DEFAULT_PORT,
+    prefect_port: Annotated[
+        int,
+        typer.Option(
+            min=1, max=65535, envvar=_PREFECT_PORT_VARIABLE, help="Prefect's server's and UI's."
+        ),
+    ] = 4200,
+) -> None:
+    """Run everything on this machine until Ctrl-C: the API, Prefect, a worker on each pool."""
+    if not (ROOT / "prefect.yaml").is_file():
+        raise SettingsError(f"`batchyard up` needs the project's folder, and {ROOT} is not it.")
+    with listening("127.0.0.1", port), _prefect_listening(prefect_port):
+        pass
+    everything = Everything(read_settings().home_folder, port, prefect_port)
+    for number in _STOP_SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # nohup
+        signal.signal(number, signal.default_int_handler)
+    try:
+        everything.start()
+        say(everything.welcome())
+        everything.wait_for_an_end()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for number in _STOP_SIGNALS:  # a second Ctrl-C would leave half of it running
+            signal.signal(number, signal.SIG_IGN)
+        say("Stopping …")
+        everything.stop()
+
+
+class Everything:
+    """The processes of ``batchyard up``. Each writes a log of its own into the home."""
+
+    def __init__(self, home: Path, port: int, prefect_port: int) -> None:
+        self._home = home
+        self._port = port
+        self._prefect_port = prefect_port
+        self._api_url = f"http://127.0.0.1:{port}/v1"
+        self._prefect_url = f"http://127.0.0.1:{prefect_port}/api"
+        self._key_file: Path | None = None
+        self._login_file = home / LOGIN_FILE
+        self._programs: dict[str, GuardedProgram] = {}
+        self._environment = os.environ | {
+            "BATCHYARD_HOME": str(home),
+            "PREFECT_HOME": str(home / "prefect"),
+            "PREFECT_API_URL": self._prefect_url,
+            "PREFECT_CLI_PROMPT": "false",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASE_STORAGE,
+            "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+            "PREFECT_SERVER_UI_API_URL": self._prefect_url,
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+        }
+
+    def start(self) -> None:
+        for name in ("logs", "prefect"):
+            (self._home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The first to touch the database, so that nobody else has to make its tables.
+        self._key_file = asyncio.run(_key_file())
+        login = read_login(login_file(self._home))
+        self._environment |= client_environment(login)
+        self._start(
+            "server",
+            *server_command(self._prefect_port, log_level="warning"),
+            environment=self._environment | server_environment(self._prefect_port, login),
+            umask=PRIVATE_UMASK,
+        )
+        self._start("api", _BIN / "batchyard", "serve", "--port", str(self._port))
+        self._wait_until_it_answers("server", f"{self._prefect_url}/health")
+        for pool in POOLS:
+            self._run("prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
+        self._run("prefect", "work-pool", "set-concurrency-limit", "gpu", "1")
+        self._run("prefect", "--no-prompt", "deploy", "--all")
+        self._run("prefect", "block", "register", "-m", "blocks")
+        if TINY_MODEL.is_dir():
+            self._run("python", "-c", _SAVE_TINY_MODEL)
+        for pool in POOLS:
+            self._start(pool, _BIN / "prefect", "worker", "start", "--pool", pool)
+        self._wait_until_it_answers("api", f"{self._api_url}/models")
+
+    def welcome(self) -> str:
+        key = self._key_file.read_text().strip() if self._key_file else "YOUR_KEY"
+        lines = [
+            "",
+            f"The API:       {self._api_url}",
+            f"Its key:       {key if self._key_file else 'from batchyard keys create NAME'}",
+            f"Prefect's UI:  http://127.0.0.1:{self._prefect_port}",
+            f"Its password:  the line in {self._login_file}",
+            f"Logs:          {self._home}/logs",
+            "",
+            "A batch, from another terminal (more in docs/how-to/use-the-api.md):",
+            f"  export OPENAI_BASE_URL={self._api_url} OPENAI_API_KEY={key}",
+            _EXAMPLE,
+            "For batchyard's other commands, and Prefect's:",
+            f"  export PREFECT_API_URL={self._prefect_url} BATCHYARD_HOME={self._home}",
+            f'  export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(self._login_file))})"',
+            "",
+            "Ctrl-C stops everything.",
+        ]
+        return "\n".join(lines)
+
+    def wait_for_an_end(self) -> NoReturn:
+        """Nothing here ends by itself: until something does. Raises SettingsError that names it."""
+        while True:
+            for name, program in self._programs.items():
+                if not program.is_running:
+                    raise SettingsError(f"{name} has ended; its log: {self._log(name)}")
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """What takes in work first, Prefect's server last: the others still talk to it."""
+        for names in (("api", *POOLS), ("server",)):
+            running = [self._programs[name] for name in names if name in self._programs]
+            for program in running:
+                program.terminate()
+            for program in running:
+                program.close(_STOP_SECONDS)
+
+    def _start(
+        self,
+        name: str,
+        *command: str | Path,
+        environment: dict[str, str] | None = None,
+        umask: int = -1,
+    ) -> None:
+        descriptor = os.open(self._log(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "ab") as log:
+            self._programs[name] = GuardedProgram(
+                command,
+                environment=environment or self._environment,
+                log=log,
+                cwd=ROOT,
+                umask=umask,
+            )
+
+    def _run(self, program: str, *words: str) -> None:
+        with tempfile.TemporaryFile() as log:
+            command = [_BIN / program, *words]
+            code = GuardedProgram(command, environment=self._environment, log=log, cwd=ROOT).wait()
+            log.seek(0)
+            said = log.read().decode(errors="replace")
+        if code:
+            raise SettingsError(f"{program} {' '.join(words)} failed:\n{said}")
+
+    def _wait_until_it_answers(self, name: str, url: str) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(url):
+            if not self._programs[name].is_running or time.monotonic() > deadline:
+                raise SettingsError(f"{name} did not start; its log: {self._log(name)}")
+            time.sleep(0.2)
+
+    def _log(self, name: str) -> Path:
+        return self._home / "logs" / f"{name}.log"
+
+
+async def _key_file() -> Path | None:
+    async with offline_services() as services:
+        return await local_key_file(services)
+
+
+@contextlib.contextmanager
+def _prefect_listening(port: int) -> Iterator[None]:
+    """Raises SettingsError where the port is taken."""
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            yield
+    except OSError as error:
+        raise SettingsError(
+            f"Prefect's server cannot listen on port {port} ({os.strerror(error.errno or 0)}): "
+            f"choose another with --prefect-port or {_PREFECT_PORT_VARIABLE}."
+        ) from error
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - our own processes
+            return True
+    except urllib.error.HTTPError:
+        return True  # without a key, for one
+    except (urllib.error.URLError, OSError):
+        return False
