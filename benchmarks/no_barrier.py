@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.engine.stub import StubEngine
-from batchyard.runner.run import run_chunks
 from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
 from benchmarks.comparators import barriers, exchange, one_window
 from benchmarks.plot import Bar, bars, save
-from benchmarks.stub_services import MODEL, fetched_batch, stub_services
+from benchmarks.stub_services import MODEL, fetched_batch, run_chunks, stub_services
 from benchmarks.timed import (
     COMMON_OPTIONS,
     OURS,

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchyard.engine.stub import StubEngine
-from batchyard.runner.run import run_chunks
 from batchyard.steps.collect import collect_results
 from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from benchmarks import inputs
 from benchmarks.peak_memory import forget_peak, peak_mebibytes
 from benchmarks.plot import lines, save
-from benchmarks.stub_services import MODEL, fetched_batch, stub_services
+from benchmarks.stub_services import MODEL, fetched_batch, run_chunks, stub_services
 
 ROOT = Path(__file__).parents[1]
 SIZES = (10_000, 100_000, 1_000_000)

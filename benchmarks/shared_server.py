@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchyard.engine.remote import RemoteEngine
-from batchyard.runner.run import run_chunks
 from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
 from benchmarks.comparators import URL
 from benchmarks.open_engine import OpenEngine
-from benchmarks.stub_services import fetched_batch, stub_services
+from benchmarks.stub_services import fetched_batch, run_chunks, stub_services
 from benchmarks.timed import ENGINE_PYTHON, SMALL
 
 SEATS = 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from batchyard.runner.run import Runner
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
@@ -42,3 +43,9 @@ async def fetched_batch(services: Services, source: Path, *, output: Path | None
     batch_id = await create_batch(services, request)
     await fetch_input(services, batch_id)
     return batch_id
+
+
+async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:
+    """Serve a model's chunks until there is nothing left to do; the requests answered."""
+    async with Runner(services, model, batch_id=batch_id) as runner:
+        return await runner.serve()

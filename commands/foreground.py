@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from batchyard.cli.summary import summarise
 from batchyard.delivery.deliver import Deliverer
 from batchyard.delivery.redeliver import redeliver
+from batchyard.dispatch.run_states import UNDELIVERED
 from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.services import Progress
@@ -114,7 +115,7 @@ async def _check_prefect(url: str) -> None:
 
 
 async def _run_flow(services: Services, batch_id: str) -> Ending:
-    from flows.process_batch import UNDELIVERED, process_batch  # noqa: PLC0415
+    from flows.process_batch import process_batch  # noqa: PLC0415 - Prefect
 
     try:
         state = await process_batch(batch_id, return_state=True)

@@ -136,7 +136,7 @@ async def _run(
 
     What there is to say is said when the display is gone, which would draw over it.
     """
-    from flows.control import control  # noqa: PLC0415 - it imports Prefect
+    from flows.control import control_services  # noqa: PLC0415 - it imports Prefect
     from flows.worker import s3_credentials_from_block  # noqa: PLC0415
 
     async def engine_for(model: str) -> Engine:
@@ -150,9 +150,9 @@ async def _run(
                 engine_for=engine_for,
                 s3_credentials=s3_credentials_from_block,
                 on_progress=display,
-            ) as services:
-                async with control(services) as keeper:
-                    batch_id = await _batch_id(services, choice, what, keeper.owner)
+            ):
+                async with control_services() as services:
+                    batch_id = await _batch_id(services, choice, what)
                     ending = await run_to_end(services, batch_id, own_prefect)
                 if ending.status:
                     display.fail()
@@ -164,12 +164,10 @@ async def _run(
     return ending.status
 
 
-async def _batch_id(
-    services: Services, choice: EngineChoice, what: BatchRequest | str, owner: str
-) -> str:
+async def _batch_id(services: Services, choice: EngineChoice, what: BatchRequest | str) -> str:
     if isinstance(what, BatchRequest):
         # Ours from the start: workers that share the database must not take it up.
-        return await create_batch(services, what, owner=owner)
+        return await create_batch(services, what, owner=services.owner)
     batch = await services.store.batches.get(what)
     offered = set(choice.models)
     if offered and not offered >= set(batch.options.models):

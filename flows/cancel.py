@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -24,6 +24,8 @@ from batchyard.errors import (
 from flows.worker import worker_services
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from prefect.client.schemas.objects import FlowRun
     from prefect.states import State
 
@@ -35,12 +37,23 @@ _ASK_SECONDS = 5.0
 """Prefect kills a process that has not ended half a minute after it was told to."""
 
 
-async def cancel_with_flow_run(services: Services, batch_id: str) -> None:
-    """Mark the batch if it is the current flow run that is cancelled, and not its worker stopped.
+@asynccontextmanager
+async def cancelled_with_flow_run(services: Services, batch_id: str) -> AsyncIterator[None]:
+    """While the block runs, the batch belongs to the current flow run: Cancel in the UI ends both.
 
-    To be called while the batch is still leased. Whoever has it next names a flow run of its own,
-    and :func:`cancel_its_batch` then finds no batch of this one.
+    To be used while the batch is leased. Its next owner names a flow run of its own, and
+    :func:`cancel_its_batch` then finds no batch of this one.
     """
+    await services.store.batches.set_flow_run(batch_id, str(current_flow_run.id))
+    try:
+        yield
+    except asyncio.CancelledError:
+        await _cancel_if_asked(services, batch_id)
+        raise
+
+
+async def _cancel_if_asked(services: Services, batch_id: str) -> None:
+    """Mark the batch if the flow run is being cancelled, and its worker not merely stopped."""
     try:
         async with asyncio.timeout(_ASK_SECONDS), get_client() as client:
             found = await client.read_flow_run(UUID(current_flow_run.id))

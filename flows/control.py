@@ -1,19 +1,20 @@
 """What a process does beside the batches that it takes through their lives.
 
-It keeps their leases. Where chunks run on a pool, one process at a time also sees to the runners,
-the forecasts, and what the dead have left undone, and one tells Prefect of each batch's status.
+It renews their leases. Where chunks run on a pool, one process at a time also starts and drains
+runners, writes forecasts and cleans up after crashed processes, and one tells Prefect of each
+status that a batch has entered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prefect.events import emit_event
 
-from batchyard.control.keeper import KEEPER, BatchKeeper
 from batchyard.control.reconcile import reconcile
 from batchyard.dispatch import (
     PrefectApi,
@@ -22,8 +23,11 @@ from batchyard.dispatch import (
     tell_status_changes,
 )
 from batchyard.errors import StoreError
+from batchyard.services.held_batches import HeldBatches
+from batchyard.services.services import as_current
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.forecast import update_forecasts
+from flows.worker import worker_services
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,22 +44,23 @@ _RECONCILE_EVERY = 5
 
 
 @asynccontextmanager
-async def control(services: Services) -> AsyncIterator[BatchKeeper]:
-    """The keeper of this process: the caller's, or a new one with all that goes with it."""
-    keeper = KEEPER.get(None)
-    if keeper is not None:
-        yield keeper
-        return
-    async with BatchKeeper(services) as keeper:
-        token = KEEPER.set(keeper)
-        try:
+async def control_services() -> AsyncIterator[Services]:
+    """Services that lease batches: those of this process, or new ones with all that goes with it.
+
+    In a run-batches flow run, each process-batch run of the process shares them.
+    """
+    async with worker_services() as services:
+        if services.held is not None:
+            yield services
+            return
+        async with AsyncExitStack() as stack:
+            held = HeldBatches(services.store, services.settings)
+            holding = replace(services, held=await stack.enter_async_context(held))
+            stack.enter_context(as_current(holding))
             if services.settings.runners == "pool":
-                async with PrefectApi.from_environment() as api, _scheduling(services, api, keeper):
-                    yield keeper
-            else:
-                yield keeper
-        finally:
-            KEEPER.reset(token)
+                api = await stack.enter_async_context(PrefectApi.from_environment())
+                await stack.enter_async_context(_scheduling(holding, api, held.owner))
+            yield holding
 
 
 async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
@@ -80,13 +85,11 @@ def emit_at_risk(batch: BatchRecord) -> None:
 
 
 @asynccontextmanager
-async def _scheduling(
-    services: Services, api: PrefectApi, keeper: BatchKeeper
-) -> AsyncIterator[None]:
-    scheduler = RunnerScheduler(api, services.store, services.settings, keeper.owner)
+async def _scheduling(services: Services, api: PrefectApi, owner: str) -> AsyncIterator[None]:
+    scheduler = RunnerScheduler(api, services.store, services.settings, owner)
     tasks = [
         asyncio.create_task(_keep_scheduling(services, scheduler), name="scheduler"),
-        asyncio.create_task(_keep_telling(services, api, keeper.owner), name="status events"),
+        asyncio.create_task(_keep_telling(services, api, owner), name="status events"),
     ]
     try:
         yield

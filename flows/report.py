@@ -24,7 +24,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.storage.location import parse_location
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from uuid import UUID
 
     from batchyard.services.services import Services
@@ -55,13 +55,11 @@ async def watch_progress(services: Services, batch_id: str) -> AsyncIterator[Non
         await watcher
 
 
-async def report_batch(
-    services: Services, batch: BatchRecord, undelivered: Sequence[str] = ()
-) -> None:
+async def report_batch(services: Services, batch: BatchRecord) -> None:
     """The batch as a Markdown artifact, keyed by its id."""
     try:
         await acreate_markdown_artifact(
-            markdown=await _report(services, batch, undelivered),
+            markdown=await _report(services, batch),
             key=batch.id.replace("_", "-"),
             description=_headline(batch),
         )
@@ -131,7 +129,7 @@ def _time(seconds: int) -> str:
     return datetime.fromtimestamp(60 * round(seconds / 60), tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-async def _report(services: Services, batch: BatchRecord, undelivered: Sequence[str]) -> str:
+async def _report(services: Services, batch: BatchRecord) -> str:
     counts, usage = batch.counts, batch.usage
     rows = [
         ("Model", _cell(batch.model or "–")),
@@ -147,8 +145,9 @@ async def _report(services: Services, batch: BatchRecord, undelivered: Sequence[
     ]
     lines = [f"# {_headline(batch).capitalize()}", ""]
     lines += ["| Batch | " + batch.id + " |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows)]
-    if undelivered:
-        lines += ["", "## Not delivered", "", *(f"- {_cell(text)}" for text in undelivered)]
+    if batch.undelivered:
+        texts = batch.undelivered.values()
+        lines += ["", "## Not delivered", "", *(f"- {_cell(text)}" for text in texts)]
     if batch.errors:
         lines += ["", "## Errors", "", "| Line | Code | Message |", "|---|---|---|"]
         lines += [f"| {e.line or '–'} | {e.code} | {_cell(e.message)} |" for e in batch.errors]

@@ -9,19 +9,19 @@ from prefect.states import Completed, Pending, State
 
 from batchyard.control.run_batches import BatchRunner
 from batchyard.dispatch import TAKEN_UP
+from batchyard.dispatch.run_states import PUT_OFF
 from batchyard.errors import DispatchFailed
-from flows.control import control
-from flows.process_batch import PUT_OFF, process_batch
-from flows.worker import worker_services
+from flows.control import control_services
+from flows.process_batch import process_batch
 from tasks.deliver import deliver
 
 
 @flow(name="run-batches", persist_result=False)
 async def run_batches() -> State:
     """Run process-batch for each batch and deliver what is due, until idle for a while."""
-    async with worker_services() as services, control(services) as keeper:
+    async with control_services() as services:
         runner = BatchRunner(
-            services, keeper, _process, deliver=deliver, flow_run_id=str(flow_run.id)
+            services, services.held, _process, deliver=deliver, flow_run_id=str(flow_run.id)
         )
         ended = await runner.serve()
     return Completed(message=f"{ended:,} batches ended")

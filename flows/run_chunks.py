@@ -29,7 +29,7 @@ from batchyard.runner.slot import NoSlotFree, engine_slot
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.log_words import describe
 from flows.worker import worker_services
-from tasks.run_chunk import WORK, run_chunk
+from tasks.run_chunk import run_chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -130,8 +130,7 @@ class _Records:
 
 
 async def _record(lease: ChunkLease, work: asyncio.Task[ChunkTally | None]) -> None:
-    WORK.set(work)
     try:
-        await run_chunk(lease.batch_id, lease.index)
+        await run_chunk(lease.batch_id, lease.index, work)
     except Exception as error:  # noqa: BLE001 - Prefect's and its HTTP client's: no chunk's matter
         logger.warning("chunk.not_recorded chunk=%s %s", lease.key, describe(error))

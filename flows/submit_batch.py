@@ -14,9 +14,8 @@ from batchyard.lines import REQUIRED_FIELDS
 from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, check_paths, create_batch
 from batchyard.storage.location import LocalFile, WebUrl, parse_location
 from flows.cancel import cancel_its_batch
-from flows.control import control
+from flows.control import control_services
 from flows.process_batch import take_to_its_end
-from flows.worker import worker_services
 
 if TYPE_CHECKING:
     from batchyard.settings import Settings
@@ -68,7 +67,7 @@ async def submit_batch(
     try:
         for name, text in (("input", input), ("output", output), ("errors", errors)):
             _check_recordable(name, text)
-        async with worker_services() as services, control(services) as keeper:
+        async with control_services() as services:
             check_paths(services.settings, output=output, errors=errors)
             batch_id = await create_batch(
                 services,
@@ -84,9 +83,9 @@ async def submit_batch(
                     tenant=_tenant(services.settings, tenant),
                     deduplicate=deduplicate,
                 ),
-                owner=keeper.owner,
+                owner=services.owner,
             )
-            return await take_to_its_end(services, keeper, batch_id)
+            return await take_to_its_end(services, batch_id)
     except BatchyardError as error:
         return Failed(message=str(error), data=error)
 

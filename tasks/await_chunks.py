@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from batchyard.control.keeper import KEEPER
-from batchyard.services.services import current_services
+from typing import TYPE_CHECKING
+
 from tasks.step import step
+
+if TYPE_CHECKING:
+    from batchyard.control.batch_lease import LeasedBatch
 
 
 @step("await-chunks")
-async def await_chunks(batch_id: str) -> int:
+async def await_chunks(batch: LeasedBatch) -> int:
     """The requests answered, when nothing more of the batch will run."""
-    await KEEPER.get().until_run(batch_id)
-    chunks = await current_services().store.chunks.summary(batch_id)
-    return chunks.completed + chunks.failed
+    return await batch.until_run()

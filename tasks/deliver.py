@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
@@ -13,22 +13,17 @@ from batchyard.delivery.deliver import AttemptFailed
 from batchyard.store import DeliveryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from batchyard.store import DeliveryRecord
-
-_ATTEMPT: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("attempt")
-"""Set by the attempt's own asyncio task; URLs and secrets are no parameters."""
 
 
 async def deliver(attempt: Callable[[], Awaitable[None]], delivery: DeliveryRecord) -> None:
     """Make the attempt as a task run; one that is not accepted is a failed task run, no more."""
-    _ATTEMPT.set(attempt)
     what = "e-mail of " if delivery.kind is DeliveryKind.EMAIL else ""
     await _deliver(
         f"{what}{delivery.event_type}",
         delivery.batch_id,
         delivery.attempts + 1,
+        attempt,
         return_state=True,
     )
 
@@ -40,9 +35,14 @@ async def deliver(attempt: Callable[[], Awaitable[None]], delivery: DeliveryReco
     persist_result=False,
     cache_policy=NO_CACHE,
 )
-async def _deliver(event: str, batch_id: str, number: int) -> Any:  # noqa: ARG001 - its run's name
+async def _deliver(
+    event: str,  # noqa: ARG001 - its run's name
+    batch_id: str,  # noqa: ARG001 - its run's name
+    number: int,  # noqa: ARG001 - its run's name
+    attempt: Callable[[], Awaitable[None]],
+) -> Any:
     try:
-        await _ATTEMPT.get()()
+        await attempt()
     except AttemptFailed as error:
         # Raised, Prefect would log a traceback for what is a message.
         return Failed(message=str(error))

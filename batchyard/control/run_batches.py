@@ -10,17 +10,17 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from batchyard.control.keeper import AGAIN_AFTER_SECONDS
 from batchyard.delivery.deliver import Deliverer
 from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import TERMINAL
+from batchyard.services.held_batches import AGAIN_AFTER_SECONDS
 from batchyard.services.log_words import describe
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from batchyard.control.keeper import BatchKeeper
+    from batchyard.services.held_batches import HeldBatches
     from batchyard.services.services import Services
     from batchyard.store import DeliveryRecord
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class BatchRunner:
     """One process that takes batches to their ends until nothing has come for a while.
 
-    ``process`` does so with one batch, which ``keeper`` holds for it. What it raises is no reason
+    ``process`` does so with one batch, which ``held`` has leased. What it raises is no reason
     to fail a batch: the batch is given back, and is tried again. ``deliver`` is given each attempt
     to deliver something; see :class:`~batchyard.delivery.deliver.Deliverer`.
     """
@@ -38,7 +38,7 @@ class BatchRunner:
     def __init__(
         self,
         services: Services,
-        keeper: BatchKeeper,
+        held: HeldBatches,
         process: Callable[[str], Awaitable[object]],
         *,
         deliver: Callable[[Callable[[], Awaitable[None]], DeliveryRecord], Awaitable[None]]
@@ -46,7 +46,7 @@ class BatchRunner:
         flow_run_id: str | None = None,
     ) -> None:
         self._services = services
-        self._keeper = keeper
+        self._held = held
         self._process = process
         self._deliver = deliver
         self._flow_run_id = flow_run_id
@@ -96,7 +96,7 @@ class BatchRunner:
         if room <= 0:
             return
         try:
-            batch_ids = await self._keeper.claim(room)
+            batch_ids = await self._held.claim(room)
         except StoreError as error:
             logger.warning("batches.not_claimed %s", error)
             return
@@ -107,7 +107,7 @@ class BatchRunner:
 
     async def _run(self, batch_id: str) -> None:
         try:
-            async with self._keeper.busy:
+            async with self._held.busy:
                 await self._process(batch_id)
             await self._count(batch_id)
         except LeaseLost as error:
@@ -128,7 +128,7 @@ class BatchRunner:
     async def _put_off(self, batch_id: str) -> None:
         """Where the run did not come as far as to hold it; otherwise it is given back already."""
         try:
-            await self._keeper.give_back(batch_id, after_seconds=AGAIN_AFTER_SECONDS)
+            await self._held.release(batch_id, after_seconds=AGAIN_AFTER_SECONDS)
         except StoreError as error:
             # Its lease ends by itself.
             logger.warning("batch.not_given_back batch=%s %s", batch_id, error)

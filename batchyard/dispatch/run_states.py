@@ -1,6 +1,6 @@
-"""The names of final states that runners of chunks and the scheduler agree on.
+"""The names of flow runs' final states that the two sides of Prefect agree on.
 
-Each is the name of a ``Completed`` state: the runner is not to blame, and neither is its model.
+A runner of chunks that ends with one of the first four is not to blame, and neither is its model.
 """
 
 from __future__ import annotations
@@ -15,3 +15,8 @@ MACHINE_PAUSED: Final = "MachinePaused"
 """Runners of the model failed on this machine before, and the next try there is not due yet."""
 NO_ENGINE: Final = "NoEngine"
 """No engine block offers the model."""
+
+UNDELIVERED: Final = "Undelivered"
+"""The batch has ended, and a result file could not be written where it was wanted."""
+TAKEN_OVER: Final = "TakenOver"
+"""Another process has the batch."""

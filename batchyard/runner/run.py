@@ -424,9 +424,3 @@ class Runner:
 async def _until_done(tasks: Collection[asyncio.Task[Any]]) -> None:
     if tasks:
         await asyncio.wait(tasks)
-
-
-async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:
-    """Serve a model's chunks until there is nothing left to do; the requests answered."""
-    async with Runner(services, model, batch_id=batch_id) as runner:
-        return await runner.serve()

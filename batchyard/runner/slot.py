@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.errors import EngineStartFailed, LeaseLost, StoreError
+from batchyard.services.interruption import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -57,18 +58,16 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
                 "container of the same host has the same hostname: see BATCHYARD_MACHINE."
             )
         await asyncio.sleep(settings.look_seconds)
-    scope = asyncio.timeout(None)
-    keeper = asyncio.create_task(_keep(services, name, owner, scope), name="engine slot")
+    interruption = Interruption()
+    renewal = asyncio.create_task(_renew(services, name, owner, interruption), name="engine slot")
     try:
-        async with scope:
+        async with interruption:
             yield slots[name]
-    except TimeoutError as error:
-        if not scope.expired():
-            raise
-        raise LeaseLost(f"The engine slot {name} has another owner; its engine stops.") from error
+        if interruption.has_happened:
+            raise LeaseLost(f"The engine slot {name} has another owner; its engine stops.")
     finally:
-        keeper.cancel()
-        await asyncio.wait([keeper])
+        renewal.cancel()
+        await asyncio.wait([renewal])
         await leases.release(name, owner)
 
 
@@ -80,7 +79,7 @@ def _slots(services: Services) -> list[EngineSlot]:
     return [EngineSlot(f"{place}/{devices}", devices) for devices in settings.engine_slots]
 
 
-async def _keep(services: Services, name: str, owner: str, scope: asyncio.Timeout) -> None:
+async def _renew(services: Services, name: str, owner: str, interruption: Interruption) -> None:
     lease_seconds = services.settings.lease_seconds
     while True:
         await asyncio.sleep(lease_seconds / 3)
@@ -90,5 +89,5 @@ async def _keep(services: Services, name: str, owner: str, scope: asyncio.Timeou
             logger.warning("slot.not_renewed slot=%s %s", name, error)
             continue
         if not is_ours:
-            scope.reschedule(asyncio.get_running_loop().time())
+            interruption.now()
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,10 @@ from batchyard.storage.web import WebAccess
 from batchyard.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from batchyard.engine.base import Engine
+    from batchyard.services.held_batches import HeldBatches
     from batchyard.settings import Settings
     from batchyard.storage.base import Storage
     from batchyard.storage.bucket import S3Credentials
@@ -68,6 +69,13 @@ class Services:
     on_progress: Callable[[Progress], None] = ignore_progress
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known
     """Why no engine serves a model; None: one does, or it is not known."""
+    held: HeldBatches | None = None
+    """The batches that this process has leased, where it takes batches to their ends."""
+
+    @property
+    def owner(self) -> str | None:
+        """The owner of what this process leases; None where it leases no batches."""
+        return None if self.held is None else self.held.owner
 
     async def s3_for(self, location: Location) -> S3Credentials | None:
         """The credentials that reading or writing ``location`` needs; most need none."""
@@ -122,22 +130,31 @@ async def open_services(
                 on_progress,
                 why_not_offered,
             )
-            token = _CURRENT.set(services)
-            try:
+            with as_current(services):
                 yield services
-            finally:
-                _CURRENT.reset(token)
     finally:
         await storage.close()
         await asyncio.to_thread(shutil.rmtree, spool, ignore_errors=True)
 
 
 _CURRENT: ContextVar[Services] = ContextVar("services")
+"""The one context variable. Prefect calls flows and tasks with parameters, and records them: they
+are ids. What flows and tasks work with must come another way."""
 
 
 def current_services() -> Services:
-    """The services of the innermost :func:`open_services`; LookupError outside of one."""
+    """The services of the innermost :func:`as_current`; LookupError outside of one."""
     return _CURRENT.get()
+
+
+@contextmanager
+def as_current(services: Services) -> Iterator[None]:
+    """Within the block, :func:`current_services` gives these to whatever runs in its context."""
+    token = _CURRENT.set(services)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
 
 
 def _open_home(settings: Settings) -> tuple[Path, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.errors import (
@@ -21,32 +20,24 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The ended batch. ``undelivered`` says what could not be written where the user wanted it.
+async def publish_results(services: Services, batch_id: str, collected: Collected) -> BatchRecord:
+    """Write the files to the user's locations, then end the batch as collected.
 
-    Nothing is lost then: the files stay in the object store under their ids.
-    """
+    The batch's ``undelivered`` says what could not be written there. Nothing is lost then: the
+    files stay in the object store under their ids. A batch that has ended
+    already is left as it is: terminal is final.
 
-    batch: BatchRecord
-    undelivered: tuple[str, ...]
-
-
-async def publish_results(services: Services, batch_id: str, collected: Collected) -> Published:
-    """Deliver the files to the user's locations, then end the batch as collected.
-
-    A batch that has ended already is left as it is: terminal is final. Raises
-    :class:`~batchyard.errors.LeaseLost` when somebody else has the batch by now.
+    Raises :class:`~batchyard.errors.LeaseLost` when another owner has the batch by now.
     """
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
-        return Published(batch, ())
+        return batch
     if batch.epoch != collected.epoch:
         # Before the user's files are touched: another's may be there by now.
         raise LeaseLost(f"{batch_id} has another owner; drop what is left of it.")
     services.on_progress(Progress(batch_id, "publishing"))
     undelivered = await _deliver(services, batch, collected)
-    ended = await services.store.batches.finish(
+    return await services.store.batches.finish(
         batch_id,
         target=collected.target,
         errors=collected.errors,
@@ -58,7 +49,6 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         undelivered=undelivered,
         epoch=collected.epoch,
     )
-    return Published(ended, tuple(undelivered.values()))
 
 
 async def _deliver(services: Services, batch: BatchRecord, collected: Collected) -> dict[str, str]:

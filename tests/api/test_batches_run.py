@@ -14,16 +14,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from batchyard.control.keeper import BatchKeeper
-from batchyard.control.process import bare_steps, process
 from batchyard.control.reconcile import reconcile
 from batchyard.control.run_batches import BatchRunner
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner.run import run_chunks
+from batchyard.services.held_batches import HeldBatches
 from tests.api.test_batches import KEYS
 from tests.api.test_batches_listed import Requests
 from tests.contract.store.samples import batch_in, rewrite
+from tests.lifecycle import run_chunks, take_to_its_end
 from tests.steps.conftest import CHAT, chat_line
 
 if TYPE_CHECKING:
@@ -58,13 +57,10 @@ async def runners(services: Services, *faults: Fault) -> AsyncIterator[None]:
     async def engine_for(_: str) -> StubEngine:
         return engine
 
-    services = replace(services, engine_for=engine_for)
-    async with BatchKeeper(services) as keeper:
-        steps = bare_steps(services, keeper.until_run)
+    async with HeldBatches(services.store, services.settings) as held:
+        services = replace(services, engine_for=engine_for, held=held)
         work = [
-            BatchRunner(
-                services, keeper, lambda id_: process(services, keeper, id_, steps)
-            ).serve(),
+            BatchRunner(services, held, lambda id_: take_to_its_end(services, id_)).serve(),
             run_chunks(services, MODEL),
         ]
         tasks = [asyncio.create_task(each) for each in work]

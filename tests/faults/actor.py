@@ -21,19 +21,19 @@ import selectors
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchyard.control.keeper import BatchKeeper
-from batchyard.control.process import bare_steps, process
 from batchyard.control.reconcile import reconcile
 from batchyard.control.run_batches import BatchRunner
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreError
-from batchyard.runner.run import run_chunks
+from batchyard.services.held_batches import HeldBatches
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.storage.bucket import S3Credentials
+from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
     from batchyard.engine.base import EngineAnswer, EngineRequest
@@ -58,15 +58,15 @@ class _KillingEngine(StubEngine):
 
 async def control(services: Services) -> None:
     """Take batches through their lives until told to drain."""
-    async with BatchKeeper(services) as keeper:
-        steps = bare_steps(services, keeper.until_run)
+    async with HeldBatches(services.store, services.settings) as held:
+        services = replace(services, held=held)
 
         async def take(batch_id: str) -> None:
-            await process(services, keeper, batch_id, steps)
+            await take_to_its_end(services, batch_id)
 
         reconciler = asyncio.create_task(_reconcile_regularly(services))
         try:
-            await BatchRunner(services, keeper, take).serve()
+            await BatchRunner(services, held, take).serve()
         finally:
             reconciler.cancel()
             await asyncio.wait([reconciler])

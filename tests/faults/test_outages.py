@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.control import keeper
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StorageUnavailable, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
-from batchyard.services import patience
+from batchyard.services import held_batches, patience
 from batchyard.storage.local import LocalStorage
 from tests.faults.site import lines
 
@@ -53,7 +52,7 @@ class AbsentStorage(LocalStorage):
 async def test_a_batch_whose_objects_cannot_be_stored_is_tried_again_after_a_pause(
     site: Site, monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[str], bool]
 ) -> None:
-    monkeypatch.setattr(keeper, "AGAIN_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr(held_batches, "AGAIN_AFTER_SECONDS", 0.5)
     storage = AbsentStorage(site.services.settings.home_folder / "objects", is_refused, failures=3)
     services = replace(site.services, storage=storage)
     async with site.working(StubEngine(), services=services, controls=2):
@@ -104,7 +103,7 @@ async def test_a_database_that_is_away_for_a_while_ends_no_runner(
 async def test_a_busy_database_fails_no_batch_while_it_is_validated(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "AGAIN_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(held_batches, "AGAIN_AFTER_SECONDS", 0.1)
     calls = itertools.count()
     begin = site.services.store.batches.begin
 

@@ -18,6 +18,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.exceptions import PrefectException
 
+from batchyard.dispatch.run_states import UNDELIVERED
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.keys import plan_key
@@ -28,7 +29,7 @@ from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from batchyard.store import ChunkStatus, Quota
 from flows import run_chunks
-from flows.process_batch import UNDELIVERED, process_batch
+from flows.process_batch import process_batch
 from flows.submit_batch import submit_batch
 from tests.flows.conftest import create, request_lines
 

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.control.keeper import BatchKeeper
-from batchyard.control.process import bare_steps, process
 from batchyard.engine.stub import StubEngine
-from batchyard.runner.run import run_chunks
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
 from batchyard.storage.bucket import S3Credentials
+from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from batchyard.control.batch_lease import LeasedBatch
     from batchyard.store import BatchRecord
 
 CHAT = "/v1/chat/completions"
@@ -76,15 +75,13 @@ class Yard:
 
     async def finish(self, batch_id: str) -> BatchRecord:
         """What the process-batch flow does, in its order."""
-        services = self.services
 
-        async def run(batch_id: str) -> int:
-            return await run_chunks(services, "stub-model", batch_id=batch_id)
+        async def run(lease: LeasedBatch) -> int:
+            return await run_chunks(self.services, "stub-model", batch_id=lease.id)
 
-        async with BatchKeeper(services) as keeper:
-            published = await process(services, keeper, batch_id, bare_steps(services, run))
-        self.undelivered = published.undelivered
-        return published.batch
+        batch = await take_to_its_end(self.services, batch_id, run)
+        self.undelivered = tuple((batch.undelivered or {}).values())
+        return batch
 
     async def run(self, lines: list[dict[str, Any]], **request: Any) -> BatchRecord:
         return await self.finish(await self.create(lines, **request))

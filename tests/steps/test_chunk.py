@@ -15,13 +15,13 @@ from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
 from batchyard.runner.admission import Admission
 from batchyard.runner.chunk import ChunkRun
-from batchyard.runner.run import run_chunks
 from batchyard.runner.window import Window
 from batchyard.services import patience
 from batchyard.services.keys import file_key, plan_key, segment_key
 from batchyard.services.segments import encode_entry, finished_lines, put_bytes
 from batchyard.storage.local import LocalStorage
 from batchyard.store import Standing
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import pytest
 from batchyard.errors import EngineStartFailed
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
-from batchyard.runner.run import run_chunks
 from batchyard.services.keys import file_key, segment_key
 from batchyard.services.segments import decode_entries, encode_entry, put_bytes
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.collect import collect_results
 from batchyard.steps.publish import publish_results
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.plan import read_records
 from batchyard.results import answered, copied
 from batchyard.runner import chunk
-from batchyard.runner.run import run_chunks
 from batchyard.services.keys import plan_key, segment_key, segments_prefix
 from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.steps.retry import retry_batch
 from batchyard.wire import to_json
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

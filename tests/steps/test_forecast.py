@@ -18,6 +18,7 @@ from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.forecast import update_forecasts
 from batchyard.store import RunnerKind
 from batchyard.store.batch.rows import BATCHES
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ async def test_a_runner_measures_its_own_pace(yard: Yard, monkeypatch: pytest.Mo
     yard.use(StubEngine(max_num_seqs=4, latency=0.02))
     yard.set(runner_idle_seconds=0.0)
     batch_id = await prepared(yard, 100)
-    await run.run_chunks(yard.services, MODEL)
+    await run_chunks(yard.services, MODEL)
     rate = await yard.services.store.rates.get(MODEL, "gpu")
     assert rate is not None
     assert rate.load_seconds is not None
@@ -149,7 +150,7 @@ async def test_a_batch_that_expires_with_nothing_finished_leaves_the_measured_sp
     yard.use(StubEngine(max_num_seqs=4, latency=600.0))
     yard.set(runner_idle_seconds=0.0)
     batch_id = await prepared(yard, 100)
-    runner = asyncio.create_task(run.run_chunks(yard.services, MODEL))
+    runner = asyncio.create_task(run_chunks(yard.services, MODEL))
     await until(lambda: yard.engine.executed > 0)
     await asyncio.sleep(0.5)  # several samples of busy time, without an answer
     await yard.services.store.batches.cancel(batch_id)

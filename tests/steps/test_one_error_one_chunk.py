@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
-from batchyard.control.keeper import BatchKeeper
-from batchyard.control.process import bare_steps, process
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import (
     AccessDenied,
@@ -27,12 +25,14 @@ from batchyard.errors import (
     StoreUnavailable,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.runner import admission, returns, run, window
+from batchyard.runner import admission, returns, window
 from batchyard.services import patience
+from batchyard.services.held_batches import HeldBatches
 from batchyard.services.keys import file_key, plan_key
 from batchyard.services.segments import put_bytes, read_object
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkStatus
+from tests.lifecycle import run_chunks, take_to_its_end
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -82,14 +82,17 @@ async def working(yard: Yard) -> AsyncIterator[asyncio.Task[int]]:
     services = yard.services
 
     async def control() -> None:
-        async with BatchKeeper(services) as keeper, asyncio.TaskGroup() as group:
-            steps = bare_steps(services, keeper.until_run)
+        async with (
+            HeldBatches(services.store, services.settings) as held,
+            asyncio.TaskGroup() as group,
+        ):
+            holding = replace(services, held=held)
             while True:
-                for batch_id in await keeper.claim(8):
-                    group.create_task(process(services, keeper, batch_id, steps))
+                for batch_id in await held.claim(8):
+                    group.create_task(take_to_its_end(holding, batch_id))
                 await asyncio.sleep(0.02)
 
-    serving = asyncio.create_task(run.run_chunks(services, "stub-model"))
+    serving = asyncio.create_task(run_chunks(services, "stub-model"))
     controlling = asyncio.create_task(control())
     try:
         yield serving
@@ -391,7 +394,7 @@ async def test_a_runner_that_finds_nothing_of_a_batch_leaves_it_to_others(
     yard.use(StubEngine(max_num_seqs=8))
     batch_id = await yard.prepared(lines(25, "a"))
     wrong = replace(yard.services, storage=LocalStorage(tmp_path / "not mounted"))
-    wrong_machine = asyncio.create_task(run.run_chunks(wrong, "stub-model"))
+    wrong_machine = asyncio.create_task(run_chunks(wrong, "stub-model"))
     try:
         await claimed(yard, batch_id, times=12)
         assert not wrong_machine.done()
@@ -558,7 +561,7 @@ async def test_an_engine_that_is_lost_for_good_ends_the_runner_with_that_error_a
     yard.use(Doomed(max_num_seqs=4, latency=0.01, faults=[fatal]))
     batch_id = await yard.prepared(lines(25, "a"))
     with pytest.raises(EngineLost, match="no GPU"):
-        await run.run_chunks(yard.services, "stub-model")
+        await run_chunks(yard.services, "stub-model")
     chunks = await yard.services.store.chunks.of_batch(batch_id)
     assert {chunk.status for chunk in chunks} <= {ChunkStatus.PENDING, ChunkStatus.DONE}
     assert {chunk.strikes for chunk in chunks} == {0}

@@ -9,11 +9,11 @@ import pytest
 from batchyard.batch_error import BatchError
 from batchyard.errors import EngineStartFailed, InputRefused, LeaseLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner.run import run_chunks
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps import publish
 from batchyard.steps.collect import collect_results
 from batchyard.steps.publish import publish_results
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import RecordNotFound, StorageUnavailable
 from batchyard.files.retention import Expired, Swept, expire_files, sweep_orphans
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner.run import run_chunks
 from batchyard.services.keys import file_key, part_key, plan_key, segment_key
 from batchyard.services.segments import put_bytes
 from batchyard.steps.collect import collect_results
@@ -22,6 +21,7 @@ from batchyard.steps.publish import publish_results
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import NewBatch, NewFile
 from batchyard.wire import new_batch_id, new_file_id, result_file_id
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import CHAT, Yard, chat_line
 
 if TYPE_CHECKING:

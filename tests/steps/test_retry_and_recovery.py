@@ -18,12 +18,13 @@ from batchyard.plan import Planner
 from batchyard.results import answered
 from batchyard.runner import window
 from batchyard.runner.retry_policy import RetryPolicy
-from batchyard.runner.run import Runner, run_chunks
+from batchyard.runner.run import Runner
 from batchyard.runner.window import Window
 from batchyard.services.keys import segment_key
 from batchyard.services.segments import encode_entry, put_bytes
 from batchyard.steps import publish
 from batchyard.store import ChunkStatus
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ import asyncio, sys
 from pathlib import Path
 from batchyard.engine.stub import StubEngine
 from batchyard.settings import read_settings
-from batchyard.runner.run import run_chunks
+from tests.lifecycle import run_chunks
 from batchyard.services.services import open_services
 
 home, batch_id, log = sys.argv[1:]

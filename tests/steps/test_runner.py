@@ -9,8 +9,9 @@ import pytest
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreUnavailable
-from batchyard.runner.run import Runner, run_chunks
+from batchyard.runner.run import Runner
 from batchyard.store import RunnerKind
+from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

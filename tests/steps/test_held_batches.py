@@ -1,4 +1,4 @@
-"""The keeper of batch leases: what is lost stops, what is claimed meanwhile does not."""
+"""The leases of batches: what is lost stops, what is claimed meanwhile does not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.control.keeper import BatchKeeper
 from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
+from batchyard.services.held_batches import HeldBatches
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -43,10 +43,13 @@ async def test_a_newer_claim_of_the_same_owner_ends_the_work_under_the_older(
     yard: Yard, batch_id: str
 ) -> None:
     """Made by another part of this process, which this one learns of from the database."""
-    async with BatchKeeper(yard.services, owner="me") as keeper, asyncio.timeout(SOON_SECONDS):
+    async with (
+        HeldBatches(yard.services.store, yard.services.settings, owner="me") as held,
+        asyncio.timeout(SOON_SECONDS),
+    ):
 
         async def work() -> None:
-            async with keeper.hold(batch_id):
+            async with held.hold(batch_id):
                 await run_out(yard)
                 assert await claimed_by(yard, "me") == 1
                 await asyncio.sleep(3600)
@@ -55,39 +58,45 @@ async def test_a_newer_claim_of_the_same_owner_ends_the_work_under_the_older(
             await work()
 
 
-async def test_a_batch_that_this_keeper_claims_again_is_worked_on_once(
+async def test_a_batch_that_this_process_claims_again_is_worked_on_once(
     yard: Yard, batch_id: str
 ) -> None:
     """At once: it need not look at the database for that."""
     yard.set(poll_seconds=3600)
-    async with BatchKeeper(yard.services) as keeper, asyncio.timeout(SOON_SECONDS):
+    async with (
+        HeldBatches(yard.services.store, yard.services.settings) as held,
+        asyncio.timeout(SOON_SECONDS),
+    ):
 
         async def work() -> None:
-            async with keeper.hold(batch_id):
+            async with held.hold(batch_id):
                 await run_out(yard)
-                assert await keeper.claim(1) == [batch_id]
+                assert await held.claim(1) == [batch_id]
                 await asyncio.sleep(3600)
 
         with pytest.raises(LeaseLost):
             await work()
         # The end of the older claim has not taken the newer one along.
         assert await claimed_by(yard, "other") == 0
-        await keeper.give_back(batch_id)
+        await held.release(batch_id)
         assert await claimed_by(yard, "other") == 1
 
 
 async def test_no_work_begins_on_a_batch_that_was_lost_before(yard: Yard, batch_id: str) -> None:
     has_begun = False
-    async with BatchKeeper(yard.services) as keeper, asyncio.timeout(SOON_SECONDS):
-        assert await keeper.claim(1) == [batch_id]
+    async with (
+        HeldBatches(yard.services.store, yard.services.settings) as held,
+        asyncio.timeout(SOON_SECONDS),
+    ):
+        assert await held.claim(1) == [batch_id]
         await run_out(yard)
         assert await claimed_by(yard, "other") == 1
-        while not keeper._held[batch_id].is_lost:  # noqa: ASYNC110 - nobody tells of it
+        while not held._held[batch_id].is_lost:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
 
         async def work() -> None:
             nonlocal has_begun
-            async with keeper.hold(batch_id):
+            async with held.hold(batch_id):
                 await asyncio.sleep(0)
                 has_begun = True
 
@@ -98,16 +107,16 @@ async def test_no_work_begins_on_a_batch_that_was_lost_before(yard: Yard, batch_
 
 async def test_after_an_error_a_batch_is_left_alone_for_a_while(yard: Yard, batch_id: str) -> None:
     """What was away will still be away."""
-    async with BatchKeeper(yard.services) as keeper:
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
         with pytest.raises(ValueError, match="away"):
-            async with keeper.hold(batch_id):
+            async with held.hold(batch_id):
                 raise ValueError("away")
         assert await claimed_by(yard, "other") == 0
 
 
 async def test_without_an_error_a_batch_is_free_at_once(yard: Yard, batch_id: str) -> None:
-    async with BatchKeeper(yard.services) as keeper:
-        async with keeper.hold(batch_id):
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        async with held.hold(batch_id):
             assert await claimed_by(yard, "other") == 0
         assert await claimed_by(yard, "other") == 1
 
@@ -119,14 +128,14 @@ async def test_a_batch_whose_window_ends_is_stopped_by_who_holds_it(yard: Yard) 
         await connection.exec_driver_sql("UPDATE batches SET expires_at = 1")
 
     async with (
-        BatchKeeper(yard.services) as keeper,
+        HeldBatches(yard.services.store, yard.services.settings) as held,
         asyncio.timeout(SOON_SECONDS),
-        keeper.hold(batch_id),
+        held.hold(batch_id) as batch,
     ):
         await yard.services.store.database.write(overdue)
-        await keeper.until_run(batch_id)
-        batch = await yard.services.store.batches.get(batch_id)
-    assert batch.status is BatchStatus.FINALIZING
+        await batch.until_run()
+        ended = await yard.services.store.batches.get(batch_id)
+    assert ended.status is BatchStatus.FINALIZING
 
 
 async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
@@ -136,23 +145,23 @@ async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
     yard.set(poll_seconds=3600)
     leases = yard.services.store.batch_leases
     standings = leases.standings
-    async with BatchKeeper(yard.services) as keeper:
-        assert await keeper.claim(1) == [batch_id]
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        assert await held.claim(1) == [batch_id]
         late = await yard.create([chat_line("b")])
 
         async def slow(batch_ids: Collection[str]) -> Any:
             found = await standings(list(batch_ids))
-            await keeper.claim(1)
+            await held.claim(1)
             return found
 
         monkeypatch.setattr(leases, "standings", slow)
-        await keeper._look()
-        assert not keeper._held[late].is_lost
-        assert not keeper._held[batch_id].is_lost
+        await held._look()
+        assert not held._held[late].is_lost
+        assert not held._held[batch_id].is_lost
 
 
-async def test_at_its_end_a_keeper_gives_everything_back(yard: Yard, batch_id: str) -> None:
-    async with BatchKeeper(yard.services) as keeper:
-        assert await keeper.claim(1) == [batch_id]
+async def test_everything_is_released_at_the_end(yard: Yard, batch_id: str) -> None:
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        assert await held.claim(1) == [batch_id]
         assert await claimed_by(yard, "other") == 0
     assert await claimed_by(yard, "other") == 1

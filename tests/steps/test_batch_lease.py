@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
-from batchyard.control import process
+import pytest
+
+from batchyard.control import batch_lease
+from batchyard.control.batch_lease import Step, next_step
 from batchyard.errors import StorageFull
-from batchyard.lifecycle import BatchStatus
+from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services import patience
 from batchyard.services.patience import patiently
 from batchyard.storage.backoff import Backoff
 from tests.steps.conftest import Yard, chat_line
 
-if TYPE_CHECKING:
-    import pytest
+
+@pytest.mark.parametrize("status", BatchStatus)
+@pytest.mark.parametrize("has_open_chunks", [False, True])
+def test_the_next_step_follows_from_status_and_open_chunks(
+    status: BatchStatus, has_open_chunks: bool
+) -> None:
+    """Only a batch in progress with open chunks runs, and only one that is terminal rests."""
+    step = next_step(status, has_open_chunks=has_open_chunks)
+
+    assert (step is Step.NOTHING) == (status in TERMINAL)
+    assert (step is Step.PREPARE) == (status is BatchStatus.VALIDATING)
+    assert (step is Step.RUN) == (status is BatchStatus.IN_PROGRESS and has_open_chunks)
 
 
 async def test_files_are_made_when_runners_have_stored_what_they_finished(yard: Yard) -> None:
     batch_id = await yard.prepared([chat_line("a")])
     chunks = yard.services.store.chunks
     (lease,) = await chunks.claim(model="stub-model", owner="runner", lease_seconds=60)
-    settling = asyncio.create_task(process._settle(yard.services, batch_id))
-    await asyncio.sleep(3 * process._SETTLE_POLL_SECONDS)
+    settling = asyncio.create_task(batch_lease._settle(yard.services, batch_id))
+    await asyncio.sleep(3 * batch_lease._SETTLE_POLL_SECONDS)
     assert not settling.done()
     await chunks.release(lease)
-    async with asyncio.timeout(process._SETTLE_SECONDS):
+    async with asyncio.timeout(batch_lease._SETTLE_SECONDS):
         await settling
 
 
 async def test_a_runner_that_crashed_is_not_waited_for_until_its_lease_ends(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(batch_lease, "_SETTLE_SECONDS", 0.3)
     batch_id = await yard.prepared([chat_line("a")])
     await yard.services.store.chunks.claim(model="stub-model", owner="gone", lease_seconds=3600)
     async with asyncio.timeout(10):
-        await process._settle(yard.services, batch_id)
+        await batch_lease._settle(yard.services, batch_id)
 
 
 async def test_a_disk_that_is_full_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,178 @@
+"""A batch's lease, its next step, and what an error in a step means for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import asynccontextmanager, nullcontext
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from batchyard.errors import (
+    BatchyardError,
+    LeaseLost,
+    RecordNotFound,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+    StoreUnavailable,
+    TransitionConflict,
+)
+from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
+from batchyard.services.held_batches import HeldBatches
+from batchyard.services.stop_batch import stop_failed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from batchyard.services.held_batches import HeldBatch
+    from batchyard.services.services import Services
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_SECONDS = 10.0
+_SETTLE_POLL_SECONDS = 0.1
+
+
+class Step(StrEnum):
+    """What is to be done with a batch next."""
+
+    PREPARE = "prepare"
+    """Fetch its input, validate it, cut it into chunks."""
+    RUN = "run"
+    """Have its open chunks run, here or by runners of the pool."""
+    FINISH = "finish"
+    """Make its files from what is durable, write them where they are wanted, end it."""
+    NOTHING = "nothing"
+    """It has ended."""
+
+
+def next_step(status: BatchStatus, *, has_open_chunks: bool) -> Step:
+    """The step that brings a batch further: a pure function of what is durable."""
+    if status in TERMINAL:
+        return Step.NOTHING
+    if status is BatchStatus.VALIDATING:
+        return Step.PREPARE
+    if status is BatchStatus.IN_PROGRESS and has_open_chunks:
+        return Step.RUN
+    return Step.FINISH
+
+
+class LeasedBatch:
+    """A batch that this process has leased, for the length of a :func:`batch_lease`."""
+
+    def __init__(self, services: Services, held: HeldBatches, batch: HeldBatch) -> None:
+        self._services = services
+        self._held = held
+        self._batch = batch
+        self._status = BatchStatus.VALIDATING
+
+    @property
+    def id(self) -> str:
+        return self._batch.lease.batch_id
+
+    @property
+    def epoch(self) -> int:
+        """The fencing number of the lease: writes under an older one are refused."""
+        return self._batch.lease.epoch
+
+    async def next_step(self) -> Step:
+        """What the database says is to be done now; see :func:`next_step`."""
+        standing = (await self._services.store.batch_leases.standings([self.id]))[self.id]
+        self._status = standing.status
+        return next_step(standing.status, has_open_chunks=standing.has_open_chunks)
+
+    @asynccontextmanager
+    async def doing(self, step: Step) -> AsyncIterator[None]:
+        """Around one step: an error that is the batch's own stops it, and its next step follows.
+
+        A batch that was cancelled or has become overdue meanwhile has another next step. Raises
+        :class:`~batchyard.errors.LeaseLost`, errors of our own database and object store, and
+        what goes wrong while the files are made: the batch stays as it is, and can be gone on with.
+        """
+        try:
+            async with self._around(step):
+                yield
+        except TransitionConflict as error:
+            logger.info("batch.turned batch=%s %s", self.id, error)
+        except LeaseLost:
+            raise
+        except BatchyardError as error:
+            if self._status not in STOPPABLE or await _is_passing(self._services, self.id, error):
+                raise
+            logger.warning("batch.stopped batch=%s %s: %s", self.id, error.code, error)
+            await stop_failed(self._services, self.id, error, self.epoch)
+
+    async def until_run(self) -> int:
+        """Wait until nothing more of the batch will run; how many requests have an answer then."""
+        await self._batch.until_run()
+        chunks = await self._services.store.chunks.summary(self.id)
+        return chunks.completed + chunks.failed
+
+    @asynccontextmanager
+    async def _around(self, step: Step) -> AsyncIterator[None]:
+        around: AbstractAsyncContextManager[None] = nullcontext()
+        if step is Step.PREPARE:
+            # A cancellation must not wait for gigabytes to arrive.
+            around = self._batch.while_in(BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+        elif step is Step.RUN:
+            around = self._held.waiting()
+        elif step is Step.FINISH:
+            await _settle(self._services, self.id)
+        async with around:
+            yield
+
+
+@asynccontextmanager
+async def batch_lease(services: Services, batch_id: str) -> AsyncIterator[LeasedBatch]:
+    """Lease the batch while the block runs.
+
+    Waits for the owner that it has now. Raises
+    :class:`~batchyard.services.held_batches.BatchEnded` where the batch is terminal, and
+    :class:`~batchyard.errors.LeaseLost` when another owner has taken it.
+    """
+    async with (
+        _held_batches(services) as held,
+        held.hold(batch_id) as batch,
+    ):
+        yield LeasedBatch(services, held, batch)
+
+
+def _held_batches(services: Services) -> AbstractAsyncContextManager[HeldBatches]:
+    """Those of this process, or some for one batch."""
+    if services.held is not None:
+        return nullcontext(services.held)
+    return HeldBatches(services.store, services.settings)
+
+
+async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:
+    """Whether it is our own database or object store that is away or full.
+
+    While the input is being fetched it may as well be the user's, and then the batch fails.
+    """
+    if not isinstance(error, StorageError):
+        return isinstance(error, StoreUnavailable)
+    if not isinstance(error, StorageUnavailable | StorageFull):
+        return False
+    batch = await services.store.batches.get(batch_id)
+    if batch.status is not BatchStatus.VALIDATING:
+        return True
+    try:
+        await services.store.files.get(batch.input_file_id)
+    except RecordNotFound:
+        return False
+    return True
+
+
+async def _settle(services: Services, batch_id: str) -> None:
+    """Let runners that are stopping make durable what they have finished.
+
+    One that is dead keeps its lease for longer than anybody wants to wait.
+    """
+    until = time.monotonic() + _SETTLE_SECONDS
+    while time.monotonic() < until:
+        if not (await services.store.chunks.summary(batch_id)).leased:
+            return
+        await asyncio.sleep(_SETTLE_POLL_SECONDS)

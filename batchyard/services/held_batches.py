@@ -1,0 +1,247 @@
+"""The batches that this process has leased.
+
+One statement renews all of their leases. One look at the database, a few times a second, sees what
+has become of them: a batch that waits for its chunks, for a cancellation or for its deadline waits
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from typing import TYPE_CHECKING, Self
+
+from batchyard.errors import LeaseLost, StoreError
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.services.interruption import Interruption
+from batchyard.services.log_words import describe
+from batchyard.store import BatchLease
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from batchyard.settings import Settings
+    from batchyard.store import BatchStanding, Store
+
+logger = logging.getLogger(__name__)
+
+_BUSY_AT_ONCE = 8
+"""Batches that are fetched, planned, collected or published at a time; the others wait."""
+AGAIN_AFTER_SECONDS = 5.0
+"""A batch whose step failed for a reason that will pass is left alone for this time."""
+
+
+class BatchEnded(Exception):
+    """There is nothing to lease: the batch is terminal."""
+
+
+class HeldBatch:
+    """A leased batch: what was seen of it last, and how the work on it is interrupted."""
+
+    def __init__(self, lease: BatchLease) -> None:
+        self.lease = lease
+        self.is_lost = False
+        self._standing: BatchStanding | None = None
+        self._news = asyncio.Event()
+        self._work: Interruption | None = None
+
+    async def until_run(self) -> None:
+        """Return when no chunk of a planned batch is open, or none is to be run any more."""
+        await self._until(
+            lambda standing: (
+                not standing.may_run
+                or (standing.status is BatchStatus.IN_PROGRESS and not standing.has_open_chunks)
+            )
+        )
+
+    @contextlib.asynccontextmanager
+    async def while_in(self, *statuses: BatchStatus) -> AsyncIterator[None]:
+        """Cut the block short when the batch has another status; what comes after it runs on."""
+        interruption = Interruption()
+
+        async def interrupt() -> None:
+            await self._until(lambda standing: standing.status not in statuses)
+            interruption.now()
+
+        watch = asyncio.create_task(interrupt())
+        try:
+            async with interruption:
+                yield
+        finally:
+            watch.cancel()
+
+    def see(self, standing: BatchStanding | None) -> None:
+        """What the database says of the batch now; None: it has no such batch."""
+        # The end of a batch ends its lease, and what is left to do is to say so.
+        is_ours = standing is not None and (
+            standing.epoch == self.lease.epoch
+            and (standing.owner == self.lease.owner or standing.status in TERMINAL)
+        )
+        if not is_ours:
+            self.lose()
+        elif standing != self._standing:
+            self._standing = standing
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def lose(self) -> None:
+        """Another owner has the batch: end the work on it here."""
+        self.is_lost = True
+        if self._work is not None:
+            self._work.now()
+
+    @contextlib.asynccontextmanager
+    async def worked_on(self) -> AsyncIterator[None]:
+        """End the block, and raise LeaseLost, as soon as the lease is lost."""
+        self._work = Interruption()
+        if self.is_lost:
+            self._work.now()
+        try:
+            async with self._work:
+                yield
+            if self._work.has_happened:
+                raise LeaseLost(
+                    f"{self.lease.batch_id} has another owner; drop what is left of it."
+                )
+        finally:
+            self._work = None
+
+    async def _until(self, is_true: Callable[[BatchStanding], bool]) -> None:
+        while self._standing is None or not is_true(self._standing):
+            await self._news.wait()
+
+
+class HeldBatches:
+    """Use as an async context manager; at its end the leases of all that is left are released."""
+
+    def __init__(self, store: Store, settings: Settings, *, owner: str | None = None) -> None:
+        self._store = store
+        self._settings = settings
+        self.owner = owner or f"control_{secrets.token_hex(16)}"
+        self.busy = asyncio.Semaphore(_BUSY_AT_ONCE)
+        """Held for a batch by whichever process limits how many are worked on at a time."""
+        self._held: dict[str, HeldBatch] = {}
+        self._background: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._background = [
+            asyncio.create_task(self._keep_leases(), name="batch leases"),
+            asyncio.create_task(self._keep_looking(), name="batch standings"),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._background:
+            task.cancel()
+        await asyncio.wait(self._background)
+        for batch_id in list(self._held):
+            with contextlib.suppress(StoreError):
+                await self.release(batch_id)
+
+    async def claim(self, limit: int) -> list[str]:
+        """Lease up to ``limit`` batches, the most urgent first; to be held or released."""
+        leases = await self._store.batch_leases.claim(
+            owner=self.owner, lease_seconds=self._settings.batch_lease_seconds, limit=limit
+        )
+        for lease in leases:
+            # Ours until its lease ran out: the work on it under the older lease must end.
+            if (before := self._held.get(lease.batch_id)) is not None:
+                before.lose()
+            self._held[lease.batch_id] = HeldBatch(lease)
+        return [lease.batch_id for lease in leases]
+
+    async def release(self, batch_id: str, *, after_seconds: float = 0.0) -> None:
+        """Let others have the batch, ``after_seconds`` from now; nothing if it is not held."""
+        held = self._held.get(batch_id)
+        if held is not None:
+            await self._let_go(held, after_seconds)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, batch_id: str) -> AsyncIterator[HeldBatch]:
+        """Lease the batch while the block runs, and release it afterwards.
+
+        Waits for the owner that it has now. Raises :class:`BatchEnded` where the batch is terminal.
+        A lease that is lost ends the block, and is raised as :class:`~batchyard.errors.LeaseLost`.
+        After an error in the block no process takes the batch up for ``AGAIN_AFTER_SECONDS``:
+        what was away will still be away.
+        """
+        if batch_id not in self._held:
+            await self._obtain(batch_id)
+        held = self._held[batch_id]
+        after_seconds = 0.0
+        try:
+            async with held.worked_on():
+                yield held
+        except Exception:
+            after_seconds = AGAIN_AFTER_SECONDS
+            raise
+        finally:
+            await self._let_go(held, after_seconds)
+
+    @contextlib.asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """While the block waits for others, another batch may be busy here."""
+        self.busy.release()
+        try:
+            yield
+        finally:
+            await self.busy.acquire()
+
+    async def _obtain(self, batch_id: str) -> None:
+        store, settings = self._store, self._settings
+        while True:
+            batch = await store.batches.get(batch_id)
+            if batch.status in TERMINAL:
+                raise BatchEnded
+            if batch.owner == self.owner:
+                # Created with this process as its owner.
+                lease = BatchLease(batch_id, batch.epoch, self.owner)
+                self._held[batch_id] = HeldBatch(lease)
+                return
+            leases = await store.batch_leases.claim(
+                owner=self.owner, lease_seconds=settings.batch_lease_seconds, batch_id=batch_id
+            )
+            if leases:
+                self._held[batch_id] = HeldBatch(leases[0])
+                return
+            await asyncio.sleep(settings.poll_seconds)
+
+    async def _let_go(self, held: HeldBatch, after_seconds: float) -> None:
+        # What was lost may have been claimed here again meanwhile, under another epoch.
+        if self._held.get(held.lease.batch_id) is held:
+            del self._held[held.lease.batch_id]
+        if not held.is_lost:
+            await self._store.batch_leases.release(held.lease, after_seconds=after_seconds)
+
+    async def _keep_leases(self) -> None:
+        lease_seconds = self._settings.batch_lease_seconds
+        while True:
+            await asyncio.sleep(lease_seconds / 3)
+            try:
+                await self._store.batch_leases.renew(self.owner, lease_seconds)
+            except Exception as error:  # noqa: BLE001 - without renewals every batch is lost
+                # There is another try before they end.
+                logger.warning("leases.not_renewed owner=%s %s", self.owner, describe(error))
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.poll_seconds)
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001 - every batch here waits for the next look
+                logger.warning("batches.not_seen owner=%s %s", self.owner, describe(error))
+
+    async def _look(self) -> None:
+        # Before the database is asked: what is claimed meanwhile is not in its answer.
+        seen = dict(self._held)
+        if not seen:
+            return
+        standings = await self._store.batch_leases.standings(seen)
+        if any(standing.is_overdue and standing.may_run for standing in standings.values()):
+            await self._store.batches.expire_overdue()
+            standings = await self._store.batch_leases.standings(seen)
+        for batch_id, held in seen.items():
+            if not held.is_lost:
+                held.see(standings.get(batch_id))

@@ -1,0 +1,49 @@
+"""The life of a batch without Prefect: the steps of process-batch and run-chunks, called bare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
+from batchyard.runner.run import Runner
+from batchyard.services.held_batches import BatchEnded
+from batchyard.steps.collect import collect_results
+from batchyard.steps.fetch import fetch_input
+from batchyard.steps.prepare import prepare_batch
+from batchyard.steps.publish import publish_results
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+
+async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:
+    """Serve a model's chunks until there is nothing left to do; the requests answered."""
+    async with Runner(services, model, batch_id=batch_id) as runner:
+        return await runner.serve()
+
+
+async def take_to_its_end(
+    services: Services,
+    batch_id: str,
+    run: Callable[[LeasedBatch], Awaitable[object]] = LeasedBatch.until_run,
+) -> BatchRecord:
+    """The batch, ended. ``run`` has its chunks run; without it, others do."""
+    try:
+        async with batch_lease(services, batch_id) as lease:
+            while (step := await lease.next_step()) is not Step.NOTHING:
+                async with lease.doing(step):
+                    match step:
+                        case Step.PREPARE:
+                            await fetch_input(services, batch_id)
+                            await prepare_batch(services, batch_id)
+                        case Step.RUN:
+                            await run(lease)
+                        case Step.FINISH:
+                            collected = await collect_results(services, batch_id, lease.epoch)
+                            await publish_results(services, batch_id, collected)
+    except BatchEnded:
+        pass
+    return await services.store.batches.get(batch_id)
