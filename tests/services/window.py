@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import termios
 from typing import TYPE_CHECKING
 
@@ -11,15 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def terminal_of(output: int | None) -> Callable[[], None] | None:
+def terminal_of(output: int | None) -> Callable[[], None]:
     """For ``preexec_fn`` of a new session: the terminal that ``output`` is becomes its own.
 
-    The kernel then sends SIGHUP when the window is closed. None where it is no terminal.
+    The kernel then sends SIGHUP when the window is closed. It is not ignored, as it would be by
+    whatever a test run under ``nohup`` starts.
     """
-    if output is None or not os.isatty(output):
-        return None
 
     def take() -> None:
-        fcntl.ioctl(output, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        if output is not None and os.isatty(output):
+            fcntl.ioctl(output, termios.TIOCSCTTY, 0)
 
     return take
