@@ -7,28 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from batchyard.endpoints import ENDPOINTS, Repeats
+
 DIGEST_BYTES: Final = 16
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 """Of a request that shares its answer with no other."""
-
-_SAMPLED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-"""Endpoints that draw lots, unless the body says otherwise."""
-_COMPUTED = frozenset(
-    {
-        "/v1/embeddings",
-        "/v1/moderations",
-        "/v1/score",
-        "/v1/rerank",
-        "/v1/classify",
-        "/v1/pooling",
-        "/score",
-        "/rerank",
-        "/v2/rerank",
-        "/classify",
-        "/pooling",
-    }
-)
-"""Endpoints that never do. Images, videos and recordings are in neither: each is its own."""
 
 _encode = msgspec.json.encode
 
@@ -39,7 +22,8 @@ def answer_digest(url: str, body: dict[str, Any]) -> bytes:
     Bodies are the same whatever their spaces and the order of their own keys. Within a value the
     order counts: a tool's schema is rendered into the prompt as it is written.
     """
-    if url not in _COMPUTED and not (url in _SAMPLED and _is_deterministic(body)):
+    repeats = ENDPOINTS[url].repeats
+    if repeats is Repeats.OWN or (repeats is Repeats.SAMPLED and not _is_deterministic(body)):
         return NO_DIGEST
     whole = _encode((url, {key: body[key] for key in sorted(body)}))
     return hashlib.blake2b(whole, digest_size=DIGEST_BYTES).digest()

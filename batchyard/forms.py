@@ -10,22 +10,17 @@ import base64
 import binascii
 import mimetypes
 import re
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
+from urllib3 import encode_multipart_formdata
+
+from batchyard.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-FILE_FIELDS: Final = {
-    "/v1/audio/transcriptions": "file",
-    "/v1/audio/translations": "file",
-    "/v1/images/edits": "image",
-}
-"""The endpoints that take forms, and the form's field for the file."""
 
 _ANY_BYTES: Final = "application/octet-stream"
 _MEDIA_TYPE: Final = re.compile(r"[\w.+-]+/[\w.+-]+", re.ASCII)
@@ -87,32 +82,20 @@ def named_by_url(url: str, data: bytes) -> AttachedFile:
 
 
 def make_form(url: str, body: Mapping[str, Any], file: AttachedFile) -> Form:
-    """The form for a request to ``url``, one of :data:`FILE_FIELDS`.
+    """The form for a request to ``url``, an endpoint that :func:`takes a form <takes_form>`.
 
     A list becomes a field for each item, under the name with ``[]``, as OpenAI's clients send
     it; an object becomes JSON text.
     """
-    boundary = secrets.token_hex(16)
-    parts = []
+    fields: list[tuple[str, str | tuple[str, bytes, str]]] = []
     for name, value in body.items():
-        if name == "file_url":
-            continue
-        for full_name, text in _fields(name, value):
-            parts.append(b'%b"\r\n\r\n%b\r\n' % (_head(boundary, full_name), text.encode()))
-    parts += (
-        b'%b"; filename="%b"\r\nContent-Type: %b\r\n\r\n'
-        % (_head(boundary, FILE_FIELDS[url]), file.name.encode(), file.media_type.encode()),
-        file.data,
-        f"\r\n--{boundary}--\r\n".encode(),
-    )
-    return Form(f"multipart/form-data;boundary={boundary}", b"".join(parts))
-
-
-def _head(boundary: str, name: str) -> bytes:
-    # As browsers escape a field's name.
-    for char, escaped in (('"', "%22"), ("\r", "%0D"), ("\n", "%0A")):
-        name = name.replace(char, escaped)
-    return f'--{boundary}\r\nContent-Disposition: form-data; name="{name}'.encode()
+        if name != "file_url":
+            fields += _fields(name, value)
+    file_field = ENDPOINTS[url].file_field
+    assert file_field is not None  # noqa: S101 - see above
+    fields.append((file_field, (file.name, file.data, file.media_type)))
+    encoded, content_type = encode_multipart_formdata(fields)
+    return Form(content_type.replace(" ", ""), encoded)
 
 
 def _fields(name: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -18,50 +18,15 @@ import msgspec
 import numpy as np
 
 from batchyard.batch_error import BatchError
+from batchyard.endpoints import ENDPOINTS, takes_form
 from batchyard.errors import InputRefused
-from batchyard.forms import FILE_FIELDS, is_file_url
+from batchyard.forms import is_file_url
 from batchyard.framing import PhysicalLine, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from batchyard.body_policy import BodyPolicy
-
-_SCORE = (
-    ("text_1", "text_2"),
-    ("queries", "documents"),
-    ("queries", "items"),
-    ("data_1", "data_2"),
-)
-_RERANK = (("query", "documents"),)
-_POOLING = (("input",), ("messages",), ("data",))
-
-REQUIRED_FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "/v1/chat/completions": (("messages",),),
-    "/v1/completions": (("prompt",),),
-    "/v1/responses": (("input",),),
-    "/v1/embeddings": (("input",), ("messages",)),
-    "/v1/moderations": (("input",),),
-    "/v1/score": _SCORE,
-    "/v1/rerank": _RERANK,
-    "/v1/audio/transcriptions": (("file_url",),),
-    "/v1/audio/translations": (("file_url",),),
-    "/v1/images/generations": (("prompt",),),
-    "/v1/images/edits": (("prompt", "file_url"), ("prompt", "images")),
-    "/v1/videos": (("prompt",),),
-    "/v1/classify": _POOLING,
-    "/v1/pooling": _POOLING,
-    "/score": _SCORE,
-    "/rerank": _RERANK,
-    "/v2/rerank": _RERANK,
-    "/classify": _POOLING,
-    "/pooling": _POOLING,
-}
-"""Every endpoint that a line may name, with the body fields that it cannot do without.
-
-Each is a choice of sets of fields, one of which must be there; the first is the one to name.
-Whether an engine serves the endpoint shows when the line is run.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +206,8 @@ class Validator:
             message = f"url must be the batch's endpoint, {endpoint}."
             self._refuse("invalid_url", message, "url", number)
             return None
-        if not isinstance(url, str) or url not in REQUIRED_FIELDS:
-            message = f"url must be one of {', '.join(REQUIRED_FIELDS)}."
+        if not isinstance(url, str) or url not in ENDPOINTS:
+            message = f"url must be one of {', '.join(ENDPOINTS)}."
             self._refuse("invalid_url", message, "url", number)
             return None
         return url
@@ -258,17 +223,18 @@ class Validator:
             self._refuse("invalid_request", "body must be a JSON object.", "body", number)
             return None
         self._check_model(body, number)
-        self._check_fields(body, url, number)
+        if url is not None:
+            self._check_fields(body, url, number)
         if body.get("stream"):
             message = "Streaming is not possible in a batch; leave out body.stream."
             self._refuse("streaming_unsupported", message, "body.stream", number)
-        if url == "/v1/embeddings":
+        if url is not None and ENDPOINTS[url].limits_inputs:
             self._count_embedding_inputs(body, number)
         return body
 
-    def _check_fields(self, body: dict[str, Any], url: str | None, number: int) -> None:
-        choices = REQUIRED_FIELDS.get(url or "", ())
-        if choices and not any(all(field in body for field in choice) for choice in choices):
+    def _check_fields(self, body: dict[str, Any], url: str, number: int) -> None:
+        choices = ENDPOINTS[url].required
+        if not any(all(field in body for field in choice) for choice in choices):
             # The choice that comes nearest is the one that was meant.
             meant = max(choices, key=lambda choice: sum(field in body for field in choice))
             for field in meant:
@@ -276,7 +242,7 @@ class Validator:
                     message = f"body.{field} is required for {url}."
                     self._refuse("invalid_request", message, f"body.{field}", number)
         file_url = body.get("file_url")
-        if url in FILE_FIELDS and "file_url" in body and not is_file_url(file_url):
+        if takes_form(url) and "file_url" in body and not is_file_url(file_url):
             message = "body.file_url must be an http, https or data URL."
             self._refuse("invalid_request", message, "body.file_url", number)
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from batchyard.endpoints import ENDPOINTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -20,8 +22,6 @@ _AUDIO_BYTES = 4 * 1500
 """What stands for a recording, whose length nobody knows: Whisper reads 30 s as 1,500 tokens."""
 _SALT_CHARS = 128
 """vLLM refuses longer ones."""
-_ASKED = ("query", "queries", "text_1", "data_1")
-_JUDGED = ("documents", "items", "text_2", "data_2")
 
 _encode = msgspec.json.encode
 
@@ -32,9 +32,12 @@ def prompt_key(url: str, body: dict[str, Any]) -> tuple[bytes, int]:
     Behind the URL is the body's own ``cache_salt``, if any: prompts share nothing across salts.
     What a request takes besides text adds to the length what it weighs in tokens of four bytes.
     """
-    prompt = bytearray()
-    _PROMPTS.get(url, _any_prompt)(body, prompt)
-    size = len(prompt) + (_AUDIO_BYTES if url in _HEARD else 0)
+    endpoint, prompt = ENDPOINTS[url], bytearray()
+    renderers = _CONVERSATION if endpoint.is_conversation else {}
+    for field in endpoint.prompt:
+        if field in body:
+            renderers.get(field, _add_text)(body[field], prompt)
+    size = len(prompt) + (_AUDIO_BYTES if endpoint.reads_recording else 0)
     del prompt[KEY_BYTES:]
     return url.encode() + _own_salt(body) + b"\0" + bytes(prompt), size
 
@@ -46,52 +49,21 @@ def _own_salt(body: dict[str, Any]) -> bytes:
     return b"\x1f" + salt[:_SALT_CHARS].replace("\0", "").encode()
 
 
-def _chat_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    _add_tools(body, prompt)
-    _add_messages(body.get("messages"), prompt)
+def _add_tools(tools: Any, prompt: bytearray) -> None:
+    if tools:
+        prompt += _encode(tools)
 
 
-def _responses_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    _add_tools(body, prompt)
-    if isinstance(body.get("instructions"), str):
-        prompt += b"\x1esystem\x1f" + body["instructions"].encode()
-    if isinstance(body.get("input"), str):
-        prompt += b"\x1euser\x1f" + body["input"].encode()
+def _add_instructions(instructions: Any, prompt: bytearray) -> None:
+    if isinstance(instructions, str):
+        prompt += b"\x1esystem\x1f" + instructions.encode()
+
+
+def _add_input(value: Any, prompt: bytearray) -> None:
+    if isinstance(value, str):
+        prompt += b"\x1euser\x1f" + value.encode()
     else:
-        _add_messages(body.get("input"), prompt)
-
-
-def _completions_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    _add_text(body.get("prompt"), prompt)
-
-
-def _scored_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    """What is asked first: it is what the pairs of many requests share."""
-    for field in _ASKED + _JUDGED:
-        if field in body:
-            _add_text(body[field], prompt)
-
-
-def _any_prompt(body: dict[str, Any], prompt: bytearray) -> None:
-    for field in ("input", "messages", "data", "prompt"):
-        if field in body:
-            _add_text(body[field], prompt)
-
-
-_PROMPTS: dict[str, Callable[[dict[str, Any], bytearray], None]] = {
-    "/v1/chat/completions": _chat_prompt,
-    "/v1/responses": _responses_prompt,
-    "/v1/completions": _completions_prompt,
-    **dict.fromkeys(("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"), _scored_prompt),
-}
-_HEARD = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-_WRITTEN = _HEARD | {"/v1/chat/completions", "/v1/responses", "/v1/completions"}
-"""The endpoints whose answers are made token by token."""
-
-
-def _add_tools(body: dict[str, Any], prompt: bytearray) -> None:
-    if body.get("tools"):
-        prompt += _encode(body["tools"])
+        _add_messages(value, prompt)
 
 
 def _add_messages(messages: Any, prompt: bytearray) -> None:
@@ -119,9 +91,18 @@ def _add_text(value: Any, prompt: bytearray) -> None:
         prompt += _encode(value)
 
 
+_CONVERSATION: dict[str, Callable[[Any, bytearray], None]] = {
+    "tools": _add_tools,
+    "instructions": _add_instructions,
+    "messages": _add_messages,
+    "input": _add_input,
+}
+"""Fields that a chat template renders; all others are text."""
+
+
 def expected_output_tokens(url: str, body: dict[str, Any]) -> int:
     """The request's own bound on its output, the only hint there is before it runs."""
-    if url not in _WRITTEN:
+    if not ENDPOINTS[url].writes_tokens:
         return 0
     for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
         bound = body.get(field)

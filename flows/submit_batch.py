@@ -9,8 +9,8 @@ from prefect import flow
 from prefect.states import Failed, State
 from pydantic import Field
 
+from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import BatchyardError, RequestRefused
-from batchyard.lines import REQUIRED_FIELDS
 from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, check_paths, create_batch
 from batchyard.storage.location import LocalFile, WebUrl, parse_location
 from flows.cancel import cancel_its_batch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The server checks these before it records a flow run, the UI while the form is filled in.
 _NO_SECRET = {"pattern": r"^(?![Hh]\w+://(.*\?|[^/]*@))"}
-_ENDPOINTS = {"enum": ["", *REQUIRED_FIELDS]}
+_ENDPOINTS = {"enum": ["", *ENDPOINTS]}
 
 Place = Annotated[str, Field(json_schema_extra=_NO_SECRET)]
 Endpoint = Annotated[str, Field(json_schema_extra=_ENDPOINTS)]

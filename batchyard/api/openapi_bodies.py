@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from batchyard.endpoints import ENDPOINTS
 from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS, PURPOSES
-from batchyard.lines import REQUIRED_FIELDS
 from batchyard.notify.event import EVENT_TYPES
 from batchyard.services.webhook_checks import MAX_NAME_CHARS, MAX_URL_CHARS
 
@@ -55,7 +55,7 @@ _BATCH = {
             "input_file_id": _nullable(
                 {"type": "string", "maxLength": 256}, "A file that was uploaded for batches."
             ),
-            "endpoint": {"type": "string", "enum": list(REQUIRED_FIELDS)},
+            "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
             "completion_window": {
                 "type": "string",
                 "pattern": "^[1-9][0-9]{0,4}[mhd]$",

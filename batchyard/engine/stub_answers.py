@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from batchyard.endpoints import ENDPOINTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,6 +36,8 @@ class _Body(msgspec.Struct):
     max_output_tokens: int | None = None
     n: int | None = None
     input: Any = None
+    messages: Any = None
+    data: Any = None
     encoding_format: str = "float"
     dimensions: int | None = None
     documents: list[Any] = []
@@ -61,7 +65,7 @@ def answer_to(
             request = _Body(model=form.pop("model", (None, b""))[1].decode())
             # The boundary is another each time; the answer is not to be.
             body = repr(sorted(form.items())).encode()
-        elif path in _FORMS_ONLY:
+        elif ENDPOINTS[path].needs_file:
             return 400, _error("BadRequestError", 400, "a form is needed")
         else:
             request = _decoder.decode(body)
@@ -270,15 +274,7 @@ def _score(request: _Body, body: bytes) -> Json:
         {"index": index, "object": "score", "score": _relevance(item)}
         for index, item in enumerate(_items(_judged(request)))
     ]
-    prompt = max(1, len(body) // 4)
-    return {
-        "id": f"score-{_digest(body)}",
-        "object": "list",
-        "created": CREATED_AT,
-        "model": request.model,
-        "data": data,
-        "usage": {"prompt_tokens": prompt, "total_tokens": prompt},
-    }
+    return _list("score", request, body, data)
 
 
 def _rerank(request: _Body, body: bytes) -> Json:
@@ -295,7 +291,42 @@ def _rerank(request: _Body, body: bytes) -> Json:
     }
 
 
-ANSWERS: dict[str, Callable[[_Body, bytes], Json]] = {
+def _classes(request: _Body, body: bytes) -> Json:
+    items = _inputs(request)
+    data = [
+        {"index": index, "label": "LABEL_0", "probs": [1 - p, p], "num_classes": 2}
+        for index, p in enumerate(_relevance(item) for item in items)
+    ]
+    return _list("classify", request, body, data)
+
+
+def _pooled(request: _Body, body: bytes) -> Json:
+    data = [
+        {"index": index, "object": "pooling", "data": _embedding(request, item)}
+        for index, item in enumerate(_inputs(request))
+    ]
+    return _list("pool", request, body, data)
+
+
+def _inputs(request: _Body) -> list[Any]:
+    """What a pooling model is given, under whichever name; messages together are one input."""
+    given = (_items(request.input), [request.messages], _items(request.data))
+    return next((items for items in given if items != [None]), [None])
+
+
+def _list(kind: str, request: _Body, body: bytes, data: list[Json]) -> Json:
+    prompt = max(1, len(body) // 4)
+    return {
+        "id": f"{kind}-{_digest(body)}",
+        "object": "list",
+        "created": CREATED_AT,
+        "model": request.model,
+        "data": data,
+        "usage": {"prompt_tokens": prompt, "total_tokens": prompt},
+    }
+
+
+_SHAPES: dict[str, Callable[[_Body, bytes], Json]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _text_completion,
     "/v1/responses": _response,
@@ -311,6 +342,9 @@ ANSWERS: dict[str, Callable[[_Body, bytes], Json]] = {
     "/v1/images/generations": _images,
     "/v1/images/edits": _images,
     "/v1/videos": _video,
+    "/v1/classify": _classes,
+    "/classify": _classes,
 }
-_FORMS_ONLY = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+ANSWERS = {path: _SHAPES.get(path, _pooled) for path in ENDPOINTS}
+"""How each endpoint is answered: like vLLM's ``/pooling`` where it has no shape of its own."""
 _NAMED = re.compile(r'name="([^"]*)"(?:; filename="([^"]*)")?')

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from batchyard.endpoints import takes_form
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
-from batchyard.forms import FILE_FIELDS
 from batchyard.plan import RECORD, left_to_run, read_records
 from batchyard.results import Outcome, unprocessed
 from batchyard.runner.attachments import Attachments, file_access
@@ -304,7 +304,7 @@ class ChunkRun:
                 )
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
-                if request.url in FILE_FIELDS and self.window.serves(request.url):
+                if takes_form(request.url) and self.window.serves(request.url):
                     await attachments.submit(request)
                 else:
                     await self.window.submit(request)

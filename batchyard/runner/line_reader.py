@@ -11,9 +11,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import ObjectChanged
 from batchyard.framing import Envelope, custom_id_of, parse_envelope
-from batchyard.lines import REQUIRED_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +36,7 @@ def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
     try:
         envelope = parse_envelope(data)
         # An engine's connection carries any other URL as what it is not.
-        if envelope.url in REQUIRED_FIELDS:
+        if envelope.url in ENDPOINTS:
             return envelope
         reason = "its url is no endpoint that a batch may name"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only

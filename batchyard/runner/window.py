@@ -16,10 +16,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.engine.routes import is_served
 from batchyard.errors import EngineLost
-from batchyard.lines import REQUIRED_FIELDS
 from batchyard.results import (
     NoAnswerCode,
     answered,
@@ -169,7 +169,7 @@ class Window:
         elif self.serves(request.url):
             self._enqueue(request)
         else:
-            served = REQUIRED_FIELDS.keys() - self._not_served
+            served = ENDPOINTS.keys() - self._not_served
             result = not_served(request.custom_id, new_request_id(), request.url, served)
             self._leave(request, result)
 
@@ -236,7 +236,7 @@ class Window:
             routes = None
         if routes is None:
             return frozenset()
-        return frozenset(url for url in REQUIRED_FIELDS if not is_served(url, routes))
+        return frozenset(url for url in ENDPOINTS if not is_served(url, routes))
 
     async def ended(self) -> None:
         """Return when the window takes no more requests, for whatever reason."""

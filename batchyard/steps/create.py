@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import ModelNotFound, RequestRefused
 from batchyard.forecast import OpenWork
-from batchyard.lines import REQUIRED_FIELDS
 from batchyard.notify.email import check_address
 from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
@@ -104,9 +104,9 @@ async def accept_batch(
     :class:`~batchyard.errors.RequestRefused`, :class:`~batchyard.errors.WindowUnattainable`, and
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
-    if request.endpoint is not None and request.endpoint not in REQUIRED_FIELDS:
+    if request.endpoint is not None and request.endpoint not in ENDPOINTS:
         raise RequestRefused(
-            f"endpoint must be one of {', '.join(REQUIRED_FIELDS)}.",
+            f"endpoint must be one of {', '.join(ENDPOINTS)}.",
             param="endpoint",
             code="invalid_value",
         )

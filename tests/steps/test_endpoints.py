@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.engine.stub_answers import ANSWERS, read_form
 from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.lines import REQUIRED_FIELDS
 from batchyard.runner import attachments
 from tests.steps.conftest import Yard, chat_line
 from tests.unit.storage.web_server import gives, running_web_server, says
@@ -45,7 +45,7 @@ def audio(custom_id: str, file_url: str, **body: Any) -> dict[str, Any]:
 
 async def test_every_endpoint_of_the_engine_is_answered(yard: Yard) -> None:
     """In one file, each with no more than the fields that it must have."""
-    fields = {url: dict.fromkeys(choices[0], "x") for url, choices in REQUIRED_FIELDS.items()}
+    fields = {url: dict.fromkeys(it.required[0], "x") for url, it in ENDPOINTS.items()}
     for url in ANSWERS:
         fields[url] |= {"file_url": DATA_URL} if "file_url" in fields[url] else {}
         fields[url] |= {"documents": ["x", "y"]} if "documents" in fields[url] else {}
@@ -58,6 +58,14 @@ async def test_every_endpoint_of_the_engine_is_answered(yard: Yard) -> None:
     assert batch.usage.input_tokens > 0
 
 
+@pytest.fixture
+def engine_without_pooling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub serves every endpoint; here it lacks those of a model that pools."""
+    for path in ("/classify", "/pooling", "/v1/classify", "/v1/pooling"):
+        monkeypatch.delitem(ANSWERS, path)
+
+
+@pytest.mark.usefixtures("engine_without_pooling")
 async def test_an_endpoint_that_the_engine_lacks_gets_error_lines_and_no_attempts(
     yard: Yard,
 ) -> None:
@@ -81,6 +89,7 @@ async def test_an_endpoint_that_the_engine_lacks_gets_error_lines_and_no_attempt
     assert "/classify" not in error["message"].partition("It serves")[2]
 
 
+@pytest.mark.usefixtures("engine_without_pooling")
 @pytest.mark.parametrize("says_nothing", [True, False])
 async def test_an_engine_that_does_not_say_what_it_serves_is_asked(
     yard: Yard, says_nothing: bool

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchyard.lines import REQUIRED_FIELDS
+from batchyard.endpoints import ENDPOINTS
 from batchyard.prompt import expected_output_tokens, prompt_key
 
 
@@ -42,16 +42,16 @@ def test_a_recording_weighs_the_same_however_its_url_is_written() -> None:
     assert short == long == (url.encode() + b"\0", 6000)
 
 
-@pytest.mark.parametrize("url", REQUIRED_FIELDS)
+@pytest.mark.parametrize("url", ENDPOINTS)
 def test_output_is_expected_of_endpoints_that_write_text(url: str) -> None:
     writes = ("completions", "responses", "transcriptions", "translations")
     assert (expected_output_tokens(url, {}) > 0) is url.endswith(writes)
 
 
-@pytest.mark.parametrize("url", REQUIRED_FIELDS)
+@pytest.mark.parametrize("url", ENDPOINTS)
 @pytest.mark.parametrize("value", [None, 3, "x", [], [None], {}, [[1], 2], [{"text": 5}]])
 def test_no_body_whatever_breaks_the_key(url: str, value: Any) -> None:
-    fields = {field for choice in REQUIRED_FIELDS[url] for field in choice}
+    fields = {field for choice in ENDPOINTS[url].required for field in choice}
     key, size = prompt_key(url, dict.fromkeys(fields, value))
     assert key.startswith(url.encode() + b"\0")
     assert size >= 0
