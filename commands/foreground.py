@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from batchyard.cli.summary import summarise
 from batchyard.delivery.deliver import Deliverer
 from batchyard.delivery.redeliver import redeliver
-from batchyard.dispatch.run_states import UNDELIVERED
 from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.run_states import UNDELIVERED
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
 from commands.own_prefect import OwnPrefect

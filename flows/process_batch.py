@@ -8,9 +8,9 @@ from prefect import flow
 from prefect.states import Completed, Failed, State
 
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
-from batchyard.dispatch.run_states import PUT_OFF, TAKEN_OVER, UNDELIVERED
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNDELIVERED
 from batchyard.services.held_batches import BatchEnded
 from flows.cancel import cancel_its_batch, cancelled_with_flow_run
 from flows.control import control_services

@@ -9,8 +9,8 @@ from prefect.states import Completed, Pending, State
 
 from batchyard.control.run_batches import BatchRunner
 from batchyard.dispatch import TAKEN_UP
-from batchyard.dispatch.run_states import PUT_OFF
 from batchyard.errors import DispatchFailed
+from batchyard.run_states import PUT_OFF
 from flows.control import control_services
 from flows.process_batch import process_batch
 from tasks.deliver import deliver

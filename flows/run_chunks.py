@@ -13,7 +13,6 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed, State
 
-from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.engine.vllm import VllmEngine
 from batchyard.errors import (
     BatchyardError,
@@ -23,6 +22,7 @@ from batchyard.errors import (
     StorageError,
     StoreError,
 )
+from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.runner.machine_pause import MachinePaused, check_machine, record_failure
 from batchyard.runner.run import Runner
 from batchyard.runner.slot import NoSlotFree, engine_slot

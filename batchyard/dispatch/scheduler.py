@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from batchyard.dispatch.lost_runs import bury_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
-from batchyard.dispatch.run_states import NO_SLOT
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
+from batchyard.run_states import NO_SLOT
 from batchyard.schedule import ActiveRunner, ModelWork, Rate, plan_runners
 from batchyard.store import RunnerKind, RunnerStatus
 
@@ -253,7 +253,7 @@ class RunnerScheduler:
         return given_up
 
     async def _count_end(self, model: str, run: FlowRun, now: float) -> None:
-        if NO_SLOT in (run.state_name, run.message):
+        if run.state_name == NO_SLOT:
             self._no_slot_until[self._settings.pool_of(model)] = now + _NO_SLOT_SECONDS
             return
         watch = self._watches[model]

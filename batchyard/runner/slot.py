@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NO_SLOT = "No engine slot is free"
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSlot:
@@ -53,7 +51,7 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
             break
         if time.monotonic() > give_up_at:
             raise NoSlotFree(
-                f"{NO_SLOT} on {settings.this_machine}: the concurrency limit of the work pool "
+                f"No engine slot is free on {settings.this_machine}: the concurrency limit of the work pool "
                 f"{settings.pool} is higher than the {len(slots)} of BATCHYARD_ENGINE_SLOTS, or a "
                 "container of the same host has the same hostname: see BATCHYARD_MACHINE."
             )

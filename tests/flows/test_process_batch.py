@@ -18,9 +18,9 @@ from prefect.client.schemas.filters import (
 )
 from prefect.exceptions import PrefectException
 
-from batchyard.dispatch.run_states import UNDELIVERED
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
+from batchyard.run_states import UNDELIVERED
 from batchyard.services.keys import plan_key
 from batchyard.steps.collect import collect_results
 from batchyard.steps.create import BatchRequest, create_batch

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import ModelNotFound, SettingsError
+from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF
 from batchyard.services import services as services_module
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings

@@ -23,8 +23,8 @@ from batchyard.dispatch import (
     scheduler,
     wake_batch_runner,
 )
-from batchyard.dispatch.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
+from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.settings import Settings
 from batchyard.store import RunnerKind, RunnerRecord, RunnerStatus, open_store
 from batchyard.wire import BatchUsage
@@ -994,6 +994,18 @@ async def test_that_every_engine_slot_is_taken_is_no_failure(
     for _ in range(5):
         assert not await looking.look()
     assert len(prefect.runs) == 1  # it is tried again after a while
+
+
+async def test_the_message_of_a_state_decides_nothing(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    """A runner that ended for another reason counts, whatever it says."""
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("COMPLETED", NO_SLOT)
+    await looking.look()
+    assert "ended without an answer" in looking.waits[MODEL]
 
 
 async def test_a_runner_that_was_drained_may_end_without_an_answer(

@@ -1,0 +1,28 @@
+"""The names of final states that one flow run sets and another process acts on.
+
+A state's name is protocol; its message is for people, and nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Of runners of chunks, all ``Completed``: neither the runner nor its model is to blame.
+NO_SLOT: Final = "NoSlot"
+"""Other engines have every engine slot of the machine."""
+MACHINE_PAUSED: Final = "MachinePaused"
+"""Runners of the model failed on this machine before, and the next try there is not due yet."""
+NO_ENGINE: Final = "NoEngine"
+"""No engine block offers the model."""
+
+PUT_OFF: Final = "PutOff"
+"""The run cannot go on for now: the database, the object store or this machine's disk.
+
+``Completed`` of a runner of chunks, ``Failed`` of the run of a batch.
+"""
+
+# Of the run of a batch, both ``Completed``.
+TAKEN_OVER: Final = "TakenOver"
+"""Another process has the batch."""
+UNDELIVERED: Final = "Undelivered"
+"""A result file could not be written to the place that was asked for."""
