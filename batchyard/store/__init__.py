@@ -10,7 +10,7 @@ from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
 from batchyard.store.chunk.chunks import ChunkLease, Chunks, LeaseKey, ModelDemand, Standing
-from batchyard.store.chunk.rows import ChunkRecord, ChunkStatus, ChunkSummary, NewChunk
+from batchyard.store.chunk.rows import ChunkStatus, ChunkSummary, NewChunk
 from batchyard.store.database import Database
 from batchyard.store.delivery.deliveries import Deliveries
 from batchyard.store.delivery.rows import (
@@ -56,7 +56,6 @@ __all__ = [
     "BatchStanding",
     "Batches",
     "ChunkLease",
-    "ChunkRecord",
     "ChunkStatus",
     "ChunkSummary",
     "Chunks",

@@ -27,11 +27,6 @@ class Page(list[T]):
         self.has_more = len(self) > limit
         del self[limit:]
 
-    @property
-    def items(self) -> list[T]:
-        """The records, as a list of their own."""
-        return list(self)
-
 
 def from_place(
     statement: Select[Any],

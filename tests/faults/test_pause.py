@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import ChunkStatus
+from tests.contract.store.samples import chunks_in
 from tests.faults.site import lines
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ async def test_a_paused_batch_leaves_the_engine_and_goes_on_where_it_stopped(
         executed = engine.executed
         assert engine.aborted == 0
         assert (await site.get(asked)).counts.completed == executed < 120
-        chunks = await store.chunks.of_batch(asked.id)
+        chunks = await chunks_in(store, asked.id)
         assert {chunk.status for chunk in chunks} <= {ChunkStatus.PENDING, ChunkStatus.DONE}
         await asyncio.sleep(0.5)
         assert engine.executed == executed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,12 +17,13 @@ from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from batchyard.store import ChunkLease
+from tests.contract.store.samples import chunks_in
 from tests.faults.site import lines, open_site
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import SimpleNamespace
 
-    from batchyard.store import ChunkRecord
     from tests.faults.nursery import Actor, Nursery
     from tests.faults.site import Asked, Site
 
@@ -35,9 +35,8 @@ def lease_seconds() -> float:
     return 2.0
 
 
-def lease_of(chunk: ChunkRecord) -> ChunkLease:
-    fields = asdict(chunk)
-    return ChunkLease(**{name: fields[name] for name in ChunkLease.__slots__})
+def lease_of(chunk: SimpleNamespace) -> ChunkLease:
+    return ChunkLease(**{name: getattr(chunk, name) for name in ChunkLease.__slots__})
 
 
 async def put_to_sleep(site: Site, nursery: Nursery, actor: Actor, asked: Asked) -> None:
@@ -87,11 +86,11 @@ async def test_a_runner_may_claim_again_what_it_has_lost(tmp_path: Path) -> None
         while not engine.running:  # noqa: ASYNC110 - the stub tells nobody
             await asyncio.sleep(0.01)
         # What the reconciler does to one that has slept through its lease.
-        (chunk,) = await site.services.store.chunks.of_batch(asked.id)
+        (chunk,) = await chunks_in(site.services.store, asked.id)
         await site.services.store.chunks.release(lease_of(chunk))
         assert (await site.ended(asked)).status is BatchStatus.COMPLETED
         await site.check(asked)
-        (chunk,) = await site.services.store.chunks.of_batch(asked.id)
+        (chunk,) = await chunks_in(site.services.store, asked.id)
         assert chunk.epoch == 2
 
 

@@ -31,6 +31,7 @@ from batchyard.store import ChunkStatus, Quota
 from flows import run_chunks
 from flows.process_batch import process_batch
 from flows.submit_batch import submit_batch
+from tests.contract.store.samples import chunks_in
 from tests.flows.conftest import create, request_lines
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ async def test_an_error_in_one_batchs_chunk_leaves_the_other_batchs_of_its_runne
         collected = await collect_results(services, batches[0], 0)
         await publish_results(services, batches[0], collected)
         failed, whole = [await services.store.batches.get(batch_id) for batch_id in batches]
-        chunks = await services.store.chunks.of_batch(whole.id)
+        chunks = await chunks_in(services.store, whole.id)
     assert state.is_completed(), state
     assert failed.status is BatchStatus.FAILED
     assert {chunk.status for chunk in chunks} == {ChunkStatus.DONE}

@@ -141,7 +141,6 @@ class NewBatch:
     metadata: dict[str, str] | None = None
     options: BatchOptions = field(default_factory=BatchOptions)
     locations: BatchLocations = field(default_factory=BatchLocations)
-    order_policy: str | None = None
     priority: int = 0
     """Higher goes first, among batches with the same deadline."""
     tenant: str = "default"
@@ -163,7 +162,6 @@ class NewBatch:
             "completion_window": self.completion_window,
             "metadata": self.metadata,
             "options": self.options,
-            "order_policy": self.order_policy,
             "priority": self.priority,
             "retry_of": self.retry_of,
             "input_location": self.locations.input,

@@ -20,7 +20,6 @@ from batchyard.store.chunk.rows import (
     CHUNKS,
     IS_LEASED,
     IS_OPEN,
-    ChunkRecord,
     ChunkStatus,
     ChunkSummary,
     after_progress,
@@ -31,13 +30,13 @@ from batchyard.store.chunk.rows import (
     summarise,
 )
 from batchyard.store.clock import clock
-from batchyard.store.columns import USAGE_COLUMNS, usage_from, usage_values
+from batchyard.store.columns import usage_values
 from batchyard.store.tenant.tenants import TENANTS, served
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from sqlalchemy import ColumnElement, RowMapping, Select
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.database import Database
@@ -67,8 +66,9 @@ class ChunkLease:
     request_count: int
     token_estimate: int
     strikes: int
+    """Errors in the chunk since it last made progress, each of which ended a lease."""
     deaths: int
-    """See :class:`~batchyard.store.chunk.rows.ChunkRecord`."""
+    """Owners in a row that vanished, their lease not released, without progress of the chunk."""
 
     @property
     def key(self) -> LeaseKey:
@@ -231,15 +231,6 @@ class Chunks:
 
         async def work(connection: AsyncConnection) -> ChunkSummary:
             return await summarise(connection, batch_id)
-
-        return await self._database.read(work)
-
-    async def of_batch(self, batch_id: str) -> list[ChunkRecord]:
-        """The batch's chunks in their order."""
-        statement = select(CHUNKS).where(CHUNKS.c.batch_id == batch_id).order_by(CHUNKS.c.index)
-
-        async def work(connection: AsyncConnection) -> list[ChunkRecord]:
-            return [_record(row) for row in (await connection.execute(statement)).mappings()]
 
         return await self._database.read(work)
 
@@ -438,12 +429,3 @@ async def _lease(
     )
     leases = [ChunkLease(**row) for row in leased.mappings()]
     return sorted(leases, key=lambda lease: lease.index)
-
-
-def _record(row: RowMapping) -> ChunkRecord:
-    fields = dict(row)
-    usage = usage_from(fields)
-    for name in USAGE_COLUMNS:
-        del fields[name]
-    status = ChunkStatus(fields.pop("status"))
-    return ChunkRecord(status=status, usage=usage, **fields)

@@ -144,33 +144,6 @@ class NewChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRecord:
-    """A chunk as the database has it. Times are Unix seconds by the database's clock."""
-
-    batch_id: str
-    index: int
-    model: str
-    deadline: int
-    first_record: int
-    request_count: int
-    token_estimate: int
-    status: ChunkStatus
-    epoch: int
-    owner: str | None
-    """While leased: who holds it. When done: who did it."""
-    lease_expires_at: float | None
-    completed: int
-    failed: int
-    strikes: int
-    """Errors in the chunk since it last made progress, each of which ended a lease."""
-    deaths: int
-    """Owners in a row that vanished, their lease not released, without progress of the chunk."""
-    not_before: float | None
-    """Nobody leases it before; the pause after an error."""
-    usage: BatchUsage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSummary:
     """How many of a batch's chunks are in which state, and its requests and tokens so far.
 

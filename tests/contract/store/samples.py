@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
 
 from batchyard.batch_error import BatchError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store import NewBatch, NewChunk, NewFile, Quota
 from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chunk.rows import CHUNKS
 from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, RequestCounts
 
 if TYPE_CHECKING:
@@ -93,6 +97,18 @@ async def batch_in(store: Store, status: BatchStatus, **changes: Any) -> BatchRe
     ending = BatchStatus.CANCELLING if is_cancelled else BatchStatus.FINALIZING
     batch = await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, ending)
     return await finish(store, batch.id, status) if status in TERMINAL else batch
+
+
+async def chunks_in(store: Store, batch_id: str) -> list[SimpleNamespace]:
+    """The batch's chunks in their order, with every column as it is at rest."""
+
+    async def work(connection: AsyncConnection) -> list[SimpleNamespace]:
+        rows = await connection.execute(
+            select(CHUNKS).where(CHUNKS.c.batch_id == batch_id).order_by(CHUNKS.c.index)
+        )
+        return [SimpleNamespace(**row) for row in rows.mappings()]
+
+    return await store.database.read(work)
 
 
 async def rewrite(store: Store, batch_id: str, **columns: Any) -> None:

@@ -25,6 +25,7 @@ from tests.contract.store.samples import (
     batch_in,
     begin,
     begun_batch,
+    chunks_in,
     chunks_of,
     finish,
     new_batch,
@@ -45,7 +46,6 @@ async def test_a_batch_is_read_back_as_it_was_created(store: Store) -> None:
         metadata={"naïve": "a\x00b", "empty": ""},
         options=BatchOptions(mixed_endpoints=True),
         priority=3,
-        order_policy="prefix",
     )
     created = await store.batches.create(new)
     assert await store.batches.get(new.id) == created
@@ -53,7 +53,7 @@ async def test_a_batch_is_read_back_as_it_was_created(store: Store) -> None:
     assert created.metadata == {"naïve": "a\x00b", "empty": ""}
     assert created.options == BatchOptions(mixed_endpoints=True, mixed_models=False)
     assert (created.completion_window, created.priority) == ("7d", 3)
-    assert (created.order_policy, created.input_file_id) == ("prefix", new.input_file_id)
+    assert created.input_file_id == new.input_file_id
 
 
 async def test_a_batch_expires_one_window_after_its_creation(store: Store) -> None:
@@ -88,7 +88,7 @@ async def test_beginning_sets_the_plan_and_the_chunks(store: Store) -> None:
     batch = await begun_batch(store, chunks=3)
     assert (batch.status, batch.model, batch.counts.total) == (S.IN_PROGRESS, MODEL, 30)
     assert (batch.order_policy, batch.plan_key) == ("prefix", f"plans/{batch.id}")
-    chunks = await store.chunks.of_batch(batch.id)
+    chunks = await chunks_in(store, batch.id)
     assert [(c.index, c.first_record, c.request_count) for c in chunks] == [
         (0, 0, 10),
         (1, 10, 10),
@@ -119,14 +119,14 @@ async def test_beginning_that_breaks_off_leaves_nothing(store: Store) -> None:
             chunks=BreaksOff(),
         )
     assert await store.batches.get(batch.id) == batch
-    assert await store.chunks.of_batch(batch.id) == []
+    assert await chunks_in(store, batch.id) == []
 
 
 async def test_beginning_twice_is_a_conflict_and_keeps_the_first_plan(store: Store) -> None:
     batch = await begun_batch(store, chunks=2)
     with pytest.raises(TransitionConflict, match="is in_progress"):
         await begin(store, batch.id, chunks=5)
-    assert len(await store.chunks.of_batch(batch.id)) == 2
+    assert len(await chunks_in(store, batch.id)) == 2
 
 
 async def test_of_many_who_advance_at_once_exactly_one_wins(store: Store) -> None:
@@ -353,7 +353,7 @@ async def test_beginning_is_refused_beyond_the_quota_and_leaves_nothing(
     with pytest.raises(QuotaExceeded):
         await begin(store, batch.id, chunks=2, quota=quota)
     assert await store.batches.get(batch.id) == batch
-    assert await store.chunks.of_batch(batch.id) == []
+    assert await chunks_in(store, batch.id) == []
 
 
 async def test_beginning_twice_is_a_conflict_also_where_the_quota_is_full(store: Store) -> None:

@@ -25,6 +25,7 @@ from tests.contract.store.samples import (
     OVERDUE,
     USAGE,
     begun_batch,
+    chunks_in,
     finish,
     new_batch,
     rewrite,
@@ -143,11 +144,11 @@ async def test_whoever_slept_through_the_lease_is_refused(store: Store) -> None:
     [old] = await claim(store, "a", lease_seconds=NOW_OVER)
     [new] = await claim(store, "b")
     await progress(store, new, 5)
-    before = await store.chunks.of_batch(batch.id)
+    before = await chunks_in(store, batch.id)
     for attempt in (progress(store, old, 7), complete(store, old), store.chunks.release(old)):
         with pytest.raises(LeaseLost, match="drop what is left"):
             await attempt
-    assert await store.chunks.of_batch(batch.id) == before
+    assert await chunks_in(store, batch.id) == before
 
 
 async def test_the_same_owner_is_refused_for_an_earlier_epoch(store: Store) -> None:
@@ -169,9 +170,9 @@ async def test_completing_twice_is_completing_once(store: Store) -> None:
     batch = await begun_batch(store)
     [lease] = await claim(store)
     await complete(store, lease)
-    once = await store.chunks.of_batch(batch.id)
+    once = await chunks_in(store, batch.id)
     await complete(store, lease)
-    assert await store.chunks.of_batch(batch.id) == once
+    assert await chunks_in(store, batch.id) == once
     assert (once[0].status, once[0].completed, once[0].failed) == (ChunkStatus.DONE, 9, 1)
 
 
@@ -374,7 +375,7 @@ async def test_what_the_dead_have_leased_is_put_back_once(store: Store) -> None:
     await progress(store, gone[0], 4)
     assert await store.chunks.put_back() == 2
     assert await store.chunks.put_back() == 0
-    chunks = await store.chunks.of_batch(batch.id)
+    chunks = await chunks_in(store, batch.id)
     pending = ChunkStatus.PENDING
     assert [(c.status, c.owner) for c in chunks] == [
         (ChunkStatus.DONE, "a"),
@@ -406,7 +407,7 @@ async def test_a_chunk_that_was_struck_is_left_alone_for_a_pause(store: Store) -
     [lease] = await claim(store)
     await store.chunks.strike(lease, pause_seconds=60)
     assert await claim(store, "b") == []
-    [chunk] = await store.chunks.of_batch(batch.id)
+    [chunk] = await chunks_in(store, batch.id)
     assert (chunk.status, chunk.owner, chunk.strikes) == (ChunkStatus.PENDING, None, 1)
     assert (await store.chunks.summary(batch.id)).pending == 1
 
@@ -425,7 +426,7 @@ async def test_who_has_lost_a_chunk_cannot_strike_it(store: Store) -> None:
     await claim(store, "b")
     with pytest.raises(LeaseLost):
         await store.chunks.strike(old, pause_seconds=60)
-    assert [chunk.strikes for chunk in await store.chunks.of_batch(batch.id)] == [0]
+    assert [chunk.strikes for chunk in await chunks_in(store, batch.id)] == [0]
 
 
 async def test_a_lease_that_runs_out_is_a_death_whoever_sees_it(store: Store) -> None:
@@ -456,7 +457,7 @@ async def test_progress_clears_a_chunk_of_its_first_death_and_of_those_of_one_li
         await claim(store, lease_seconds=NOW_OVER)
     [lease] = await claim(store)
     await progress(store, lease, 3)
-    assert [chunk.deaths for chunk in await store.chunks.of_batch(batch.id)] == [afterwards]
+    assert [chunk.deaths for chunk in await chunks_in(store, batch.id)] == [afterwards]
 
 
 @pytest.mark.parametrize(("strikes", "afterwards"), [(1, 0), (2, 2), (4, 4), (6, 4)])
@@ -469,7 +470,7 @@ async def test_progress_clears_a_chunk_of_its_first_strike_and_of_those_of_one_l
         await store.chunks.strike(lease, pause_seconds=0)
     [lease] = await claim(store)
     await progress(store, lease, 3)
-    assert [chunk.strikes for chunk in await store.chunks.of_batch(batch.id)] == [afterwards]
+    assert [chunk.strikes for chunk in await chunks_in(store, batch.id)] == [afterwards]
 
 
 async def test_lines_that_were_given_up_clear_nothing(store: Store) -> None:
@@ -477,7 +478,7 @@ async def test_lines_that_were_given_up_clear_nothing(store: Store) -> None:
     await claim(store, lease_seconds=NOW_OVER)
     [lease] = await claim(store)
     await store.chunks.record_progress(lease, completed=0, failed=1, usage=USAGE, clears=False)
-    assert [chunk.deaths for chunk in await store.chunks.of_batch(batch.id)] == [1]
+    assert [chunk.deaths for chunk in await chunks_in(store, batch.id)] == [1]
 
 
 async def test_a_runner_may_leave_out_batches(store: Store) -> None:

@@ -11,10 +11,13 @@ from sqlalchemy.dialects import postgresql
 
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import batch_moves, batches, files, open_store, tenants
+from batchyard.store import open_store
 from batchyard.store import reseal as reseal_all
+from batchyard.store.batch import batches, moves
 from batchyard.store.delivery.outbox import in_one_order
 from batchyard.store.delivery.rows import DELIVERIES
+from batchyard.store.file import files
+from batchyard.store.tenant import tenants
 from tests.contract.store.outbox_samples import endpoint, of_batch
 from tests.contract.store.samples import MODEL, NOW_OVER, begun_batch, finish, new_batch, new_file
 
@@ -191,7 +194,7 @@ async def test_a_batch_does_not_end_where_its_deliveries_cannot_be_written(
     async def refuse(*_: Any) -> None:
         raise StoreError("The outbox cannot be written.")
 
-    monkeypatch.setattr(batch_moves, "insert_deliveries", refuse)
+    monkeypatch.setattr(moves, "insert_deliveries", refuse)
     with pytest.raises(StoreError, match="outbox"):
         await store.batches.fail(batch.id, [])
     assert (await store.batches.get(batch.id)).status is BatchStatus.IN_PROGRESS
