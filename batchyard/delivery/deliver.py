@@ -20,6 +20,7 @@ from batchyard.delivery.schedule import SCHEDULE_SECONDS, Verdict, verdict
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
 from batchyard.notify.answer import Answer
 from batchyard.services.patience import patiently
+from batchyard.services.renewal import renewing
 from batchyard.store import Attempt, DeliveryStatus
 
 if TYPE_CHECKING:
@@ -82,13 +83,18 @@ class Deliverer:
         """Attempts, and the owner that each was leased to."""
         self._background: list[asyncio.Task[None]] = []
         self._attempt_ended = asyncio.Event()
+        self._closing: contextlib.AsyncExitStack
         self._seconds_to_next: float | None = None
         self._drains_until: float | None = None
         self._ends: Counter[DeliveryStatus] = Counter()
 
     async def __aenter__(self) -> Self:
-        await self._messenger.__aenter__()
-        self._background.append(asyncio.create_task(self._keep_leases(), name="delivery leases"))
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._messenger)
+            await stack.enter_async_context(
+                renewing(self._renew, every_seconds=_RENEW_SECONDS, what=self._owner)
+            )
+            self._closing = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -96,13 +102,12 @@ class Deliverer:
         tasks = [*self._background, *self._in_flight]
         for task in tasks:
             task.cancel()
-        try:
-            await asyncio.wait(tasks)
+        async with self._closing:
+            if tasks:
+                await asyncio.wait(tasks)
             for owner in owners:
                 with contextlib.suppress(StoreError):
-                    await self._services.store.deliveries.give_back(owner)
-        finally:
-            await self._messenger.__aexit__()
+                    await self._services.store.deliveries.release(owner)
 
     @property
     def counts(self) -> Delivered:
@@ -206,15 +211,11 @@ class Deliverer:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._attempt_ended.wait()
 
-    async def _keep_leases(self) -> None:
-        while True:
-            await asyncio.sleep(_RENEW_SECONDS)
-            for owner in set(self._in_flight.values()):
-                try:
-                    await self._services.store.deliveries.renew(owner, _LEASE_SECONDS)
-                except StoreError as error:
-                    # There are other tries before they end.
-                    logger.warning("deliveries.not_renewed owner=%s %s", owner, error)
+    async def _renew(self) -> None:
+        deliveries = self._services.store.deliveries
+        # Together: one that fails does not keep the others from being renewed.
+        owners = set(self._in_flight.values())
+        await asyncio.gather(*(deliveries.renew(owner, _LEASE_SECONDS) for owner in owners))
 
     # -- one attempt --------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class RunnerScheduler:
         await self._store.leases.release(_LEASE, self._owner)
 
     async def _is_ours(self) -> bool:
-        return await self._store.leases.acquire(_LEASE, self._owner, _LEASE_SECONDS)
+        return await self._store.leases.claim(_LEASE, self._owner, _LEASE_SECONDS)
 
     # -- what there is ----------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ async def tell_status_changes(api: PrefectApi, store: Store, owner: str) -> int:
     # A look is cheap, a lease is a write.
     if not await store.status_changes.oldest(1):
         return 0
-    if not await store.leases.acquire(_LEASE, owner, _LEASE_SECONDS):
+    if not await store.leases.claim(_LEASE, owner, _LEASE_SECONDS):
         return 0
     changes = await store.status_changes.oldest(_AT_ONCE)
     if changes:

@@ -25,6 +25,7 @@ from batchyard.runner.window import Window
 from batchyard.services.keys import plan_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
+from batchyard.services.renewal import renewing
 from batchyard.services.services import Progress
 from batchyard.store import RunnerKind, RunnerStatus, Standing
 
@@ -315,31 +316,23 @@ class Runner:
     @contextlib.asynccontextmanager
     async def _leases_kept(self) -> AsyncIterator[None]:
         """Renew what is held while the block runs; give it back at the end."""
-        background = [
-            asyncio.create_task(self._keep_leases(), name="leases"),
-            asyncio.create_task(self._keep_looking(), name="look"),
-        ]
+        looks = asyncio.create_task(self._keep_looking(), name="look")
+        every_seconds = self.services.settings.lease_seconds / 3
         try:
-            yield
+            async with renewing(self._renew, every_seconds=every_seconds, what=self._owner):
+                yield
         finally:
-            for task in background:
-                task.cancel()
-            await asyncio.wait(background)
+            looks.cancel()
+            await asyncio.wait([looks])
             for lease in self._held.values():
                 # One that fails ends by itself, when it is not renewed any more.
                 await self._returns.release(lease)
             await self._returns.catch_up()
 
-    async def _keep_leases(self) -> None:
+    async def _renew(self) -> None:
         """Renew every lease that is held, in one statement."""
-        store, settings = self.services.store, self.services.settings
-        while True:
-            await asyncio.sleep(settings.lease_seconds / 3)
-            try:
-                await store.chunks.renew(self._owner, settings.lease_seconds)
-            except Exception as error:  # noqa: BLE001 - to stop here would lose them all
-                # There is another try before the leases end.
-                logger.warning("leases.not_renewed runner=%s %s", self._owner, describe(error))
+        lease_seconds = self.services.settings.lease_seconds
+        await self.services.store.chunks.renew(self._owner, lease_seconds)
 
     async def _keep_looking(self) -> None:
         """See what has become of what is held, tell that this runner lives, and how fast it is."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.errors import EngineStartFailed, LeaseLost, StoreError
-from batchyard.services.interruption import Interruption
+from batchyard.errors import EngineStartFailed, LeaseLost
+from batchyard.services.renewal import renewing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.services.services import Services
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
     slots = {slot.name: slot for slot in _slots(services)}
     give_up_at = time.monotonic() + settings.lease_seconds + settings.look_seconds
     while True:
-        name = await leases.acquire_one_of(list(slots), owner, settings.lease_seconds)
+        name = await leases.claim_one_of(list(slots), owner, settings.lease_seconds)
         if name is not None:
             break
         if time.monotonic() > give_up_at:
@@ -56,16 +53,15 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
                 "container of the same host has the same hostname: see BATCHYARD_MACHINE."
             )
         await asyncio.sleep(settings.look_seconds)
-    interruption = Interruption()
-    renewal = asyncio.create_task(_renew(services, name, owner, interruption), name="engine slot")
-    try:
-        async with interruption:
-            yield slots[name]
-        if interruption.has_happened:
+
+    async def renew() -> None:
+        if not await leases.renew(name, owner, settings.lease_seconds):
             raise LeaseLost(f"The engine slot {name} has another owner; its engine stops.")
+
+    try:
+        async with renewing(renew, every_seconds=settings.lease_seconds / 3, what=name):
+            yield slots[name]
     finally:
-        renewal.cancel()
-        await asyncio.wait([renewal])
         await leases.release(name, owner)
 
 
@@ -75,17 +71,3 @@ def _slots(services: Services) -> list[EngineSlot]:
     if not settings.engine_slots:
         return [EngineSlot(f"{place}/all", None)]
     return [EngineSlot(f"{place}/{devices}", devices) for devices in settings.engine_slots]
-
-
-async def _renew(services: Services, name: str, owner: str, interruption: Interruption) -> None:
-    lease_seconds = services.settings.lease_seconds
-    while True:
-        await asyncio.sleep(lease_seconds / 3)
-        try:
-            is_ours = await services.store.leases.renew(name, owner, lease_seconds)
-        except StoreError as error:
-            logger.warning("slot.not_renewed slot=%s %s", name, error)
-            continue
-        if not is_ours:
-            interruption.now()
-            return

@@ -17,6 +17,7 @@ from batchyard.errors import LeaseLost, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.interruption import Interruption
 from batchyard.services.log_words import describe
+from batchyard.services.renewal import renewing
 from batchyard.store import BatchLease
 
 if TYPE_CHECKING:
@@ -123,19 +124,27 @@ class HeldBatches:
         self.busy = asyncio.Semaphore(_BUSY_AT_ONCE)
         """Held for a batch by whichever process limits how many are worked on at a time."""
         self._held: dict[str, HeldBatch] = {}
-        self._background: list[asyncio.Task[None]] = []
+        self._at_end = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._background = [
-            asyncio.create_task(self._keep_leases(), name="batch leases"),
-            asyncio.create_task(self._keep_looking(), name="batch standings"),
-        ]
+        every_seconds = self._settings.batch_lease_seconds / 3
+        self._at_end.push_async_callback(self._release_all)
+        await self._at_end.enter_async_context(
+            renewing(self._renew, every_seconds=every_seconds, what=self.owner)
+        )
+        looking = asyncio.create_task(self._keep_looking(), name="batch standings")
+
+        async def stop_looking() -> None:
+            looking.cancel()
+            await asyncio.wait([looking])
+
+        self._at_end.push_async_callback(stop_looking)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._background:
-            task.cancel()
-        await asyncio.wait(self._background)
+        await self._at_end.aclose()
+
+    async def _release_all(self) -> None:
         for batch_id in list(self._held):
             with contextlib.suppress(StoreError):
                 await self.release(batch_id)
@@ -215,15 +224,8 @@ class HeldBatches:
         if not held.is_lost:
             await self._store.batch_leases.release(held.lease, after_seconds=after_seconds)
 
-    async def _keep_leases(self) -> None:
-        lease_seconds = self._settings.batch_lease_seconds
-        while True:
-            await asyncio.sleep(lease_seconds / 3)
-            try:
-                await self._store.batch_leases.renew(self.owner, lease_seconds)
-            except Exception as error:  # noqa: BLE001 - without renewals every batch is lost
-                # There is another try before they end.
-                logger.warning("leases.not_renewed owner=%s %s", self.owner, describe(error))
+    async def _renew(self) -> None:
+        await self._store.batch_leases.renew(self.owner, self._settings.batch_lease_seconds)
 
     async def _keep_looking(self) -> None:
         while True:

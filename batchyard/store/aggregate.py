@@ -34,7 +34,7 @@ def reads(
     """The method as one transaction of :meth:`.Database.read`: it must not write."""
 
     @wraps(work)
-    async def method(self: A, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._database.read(lambda each: work(self, each, *args, **kwargs))
 
     return method
@@ -50,7 +50,7 @@ def writes(
     """
 
     @wraps(work)
-    async def method(self: A, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._database.write(lambda each: work(self, each, *args, **kwargs))
 
     return method

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Column, Table, select, type_coerce
 from sqlmodel import Field
 
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.columns import Row
 from batchyard.store.sealed import OpenedOrNone, Sealed
 from batchyard.store.upsert import upsert
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.database import Database
 
 _ID: Final = 1
 _LOOKED_AT: Final = 20
@@ -41,11 +41,8 @@ class SealingProofRow(Row, table=True):
 PROOF = SealingProofRow.metadata.tables["sealing_proof"]
 
 
-class SealingProof:
+class SealingProof(Aggregate):
     """The only writer of ``sealing_proof``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def is_opened(self) -> bool:
         """Whether one of this process's keys opens the row.
@@ -54,29 +51,29 @@ class SealingProof:
         something of what was sealed before there was one.
         """
 
-        async def read(connection: AsyncConnection) -> tuple[bool, bool]:
-            found = (await connection.execute(_opened(PROOF.c.value))).all()
-            return bool(found), any(value is not None for (value,) in found)
-
-        async def seal(connection: AsyncConnection) -> None:
-            if await _opens_what_is_there(connection):
-                await upsert(connection, PROOF, _new(), {})
-
-        is_there, is_ours = await self._database.read(read)
+        is_there, is_ours = await self._look()
         if not is_there:
-            await self._database.write(seal)
+            await self._seal()
             # Another process, with another key, may have been first.
-            _, is_ours = await self._database.read(read)
+            _, is_ours = await self._look()
         return is_ours
 
-    async def adopt(self) -> None:
+    @writes
+    async def adopt(self, connection: AsyncConnection) -> None:
         """Seal a new one with the first key of this process. What older keys sealed stays shut."""
+        row = _new()
+        await upsert(connection, PROOF, row, {"value": row["value"]})
 
-        async def work(connection: AsyncConnection) -> None:
-            row = _new()
-            await upsert(connection, PROOF, row, {"value": row["value"]})
+    @reads
+    async def _look(self, connection: AsyncConnection) -> tuple[bool, bool]:
+        """Whether the row is there, and whether one of our keys opens it."""
+        found = (await connection.execute(_opened(PROOF.c.value))).all()
+        return bool(found), any(value is not None for (value,) in found)
 
-        await self._database.write(work)
+    @writes
+    async def _seal(self, connection: AsyncConnection) -> None:
+        if await _opens_what_is_there(connection):
+            await upsert(connection, PROOF, _new(), {})
 
 
 def _new() -> dict[str, Any]:

@@ -48,7 +48,7 @@ def delivery(status: DeliveryStatus | None = None, **changes: Any) -> str:
         await batch_in(store, BatchStatus.COMPLETED, **{"locations": locations, **changes})
         (claim,) = await store.deliveries.claim("me", lease_seconds=60, limit=1, per_destination=1)
         if status is None:
-            await store.deliveries.give_back("me")
+            await store.deliveries.release("me")
         else:
             attempt = Attempt(duration_ms=5, status_code=500, error="the receiver answered 500")
             again = 300.0 if status is DeliveryStatus.PENDING else None

@@ -111,5 +111,5 @@ async def test_what_was_not_told_waits_until_prefect_is_back(open_yard: OpenYard
 async def test_one_process_at_a_time_tells(open_yard: OpenYard) -> None:
     async with open_yard() as services, PrefectApi("http://127.0.0.1:9/api") as away:
         await ended(services)
-        await services.store.leases.acquire("status-events", "another", 60)
+        await services.store.leases.claim("status-events", "another", 60)
         assert await tell_status_changes(away, services.store, "test") == 0

@@ -44,7 +44,7 @@ async def test_what_a_claim_without_an_answer_has_leased_is_not_renewed(
     async with Deliverer(yard.services) as deliverer:
         with pytest.raises(StoreUnavailable):
             await deliverer.deliver_due()
-        await deliveries.give_back(owners[0])  # as the end of its lease would
+        await deliveries.release(owners[0])  # as the end of its lease would
         assert await deliverer.deliver_due() == Delivered(put_off=1)
     assert owners[1] != owners[0]
 

@@ -39,10 +39,10 @@ def without_a_heart(yard: Yard, batch_id: str) -> Runner:
     """A runner that renews no lease; nothing else of it stops."""
 
     async def sleep_on() -> None:
-        await asyncio.Event().wait()
+        """No lease is renewed."""
 
     runner = Runner(yard.services, "stub-model", batch_id=batch_id)
-    runner._keep_leases = sleep_on  # type: ignore[method-assign]
+    runner._renew = sleep_on  # type: ignore[method-assign]
     return runner
 
 

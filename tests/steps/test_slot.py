@@ -66,7 +66,7 @@ async def test_the_slot_of_a_dead_runner_is_waited_for(yard: Yard) -> None:
     services = with_slots(yard, "0")
     async with engine_slot(services) as slot:
         name = slot.name
-    assert await services.store.leases.acquire(name, "a dead runner", 0.2)
+    assert await services.store.leases.claim(name, "a dead runner", 0.2)
     async with engine_slot(services) as slot:
         assert slot.name == name
 

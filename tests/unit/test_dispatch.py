@@ -1093,7 +1093,7 @@ async def test_a_scheduler_whose_turn_ends_while_prefect_answers_starts_nothing(
     async def find_slowly(flow_run_ids: Any) -> Any:
         found = await find(flow_run_ids)
         await store.leases.release("scheduler", "me")
-        assert await store.leases.acquire("scheduler", "other", 60)
+        assert await store.leases.claim("scheduler", "other", 60)
         return found
 
     monkeypatch.setattr(api, "find", find_slowly)

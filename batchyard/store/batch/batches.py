@@ -21,6 +21,7 @@ from batchyard.lifecycle import (
     BatchStatus,
     check_transition,
 )
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.moves import check_epoch, end_batch, move_batch
 from batchyard.store.batch.pages import batch_not_found, load_batch, read_page
 from batchyard.store.batch.rows import (
@@ -34,6 +35,7 @@ from batchyard.store.chunk.rows import insert_chunks, summarise
 from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import usage_values
 from batchyard.store.file.files import insert_file
+from batchyard.store.leasing import renewed
 from batchyard.store.tenant.idempotency import claim
 from batchyard.store.tenant.tenants import Quota, hold_pace, hold_quota
 
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from batchyard.batch_error import BatchError
     from batchyard.store.batch.rows import NewBatch
     from batchyard.store.chunk.rows import NewChunk
-    from batchyard.store.database import Database
     from batchyard.store.file.files import NewFile
     from batchyard.store.page import Page
     from batchyard.store.tenant.idempotency import IdempotencyKey
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 NO_LIMIT: Final = Quota()
 
 
-class Batches:
+class Batches(Aggregate):
     """The only writer of ``batches``.
 
     Every change of status is compare-and-set: of many who try at once one succeeds, and the
@@ -63,11 +64,10 @@ class Batches:
     :class:`~batchyard.errors.RecordNotFound` where there is none, or it is not the ``tenant``'s.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+    @writes
     async def create(
         self,
+        connection: AsyncConnection,
         new: NewBatch,
         *,
         quota: Quota = NO_LIMIT,
@@ -88,163 +88,143 @@ class Batches:
         """
         lease: dict[str, Any] = {}
         if owner is not None:
-            lease = {"owner": owner, "epoch": 1, "lease_expires_at": clock() + lease_seconds}
-
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            if idempotency is not None:
-                # Before the quota, which is no reason to refuse what was accepted already.
-                batch_id = await claim(connection, new.tenant, idempotency, new.id)
-                if batch_id != new.id:
-                    return await load_batch(connection, batch_id)
-            if batches_per_hour is not None:
-                await hold_pace(connection, new.tenant, batches_per_hour)
-            await hold_quota(connection, new.tenant, quota, batches=1)
-            now = await read_seconds(connection)
-            await connection.execute(
-                insert(BATCHES).values(
-                    status=BatchStatus.VALIDATING,
-                    created_at=now,
-                    expires_at=now + new.window_seconds,
-                    **new.columns(),
-                    **lease,
-                )
+            lease = {"owner": owner, "epoch": 1, **renewed(lease_seconds)}
+        if idempotency is not None:
+            # Before the quota, which is no reason to refuse what was accepted already.
+            batch_id = await claim(connection, new.tenant, idempotency, new.id)
+            if batch_id != new.id:
+                return await load_batch(connection, batch_id)
+        if batches_per_hour is not None:
+            await hold_pace(connection, new.tenant, batches_per_hour)
+        await hold_quota(connection, new.tenant, quota, batches=1)
+        now = await read_seconds(connection)
+        await connection.execute(
+            insert(BATCHES).values(
+                status=BatchStatus.VALIDATING,
+                created_at=now,
+                expires_at=now + new.window_seconds,
+                **new.columns(),
+                **lease,
             )
-            await note_change(connection, new.id, BatchStatus.VALIDATING)
-            return await load_batch(connection, new.id)
+        )
+        await note_change(connection, new.id, BatchStatus.VALIDATING)
+        return await load_batch(connection, new.id)
 
-        return await self._database.write(work)
-
-    async def get(self, batch_id: str, tenant: str | None = None) -> BatchRecord:
+    @reads
+    async def get(
+        self, connection: AsyncConnection, batch_id: str, tenant: str | None = None
+    ) -> BatchRecord:
         """The batch, without its locations, its counts live."""
+        return await load_batch(connection, batch_id, tenant)
 
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            return await load_batch(connection, batch_id, tenant)
-
-        return await self._database.read(work)
-
-    async def locations(self, batch_id: str) -> BatchLocations:
+    @reads
+    async def locations(self, connection: AsyncConnection, batch_id: str) -> BatchLocations:
         """Where the user keeps the input and wants the results: secrets, opened."""
+        found = await connection.execute(select(*LOCATION_COLUMNS).where(BATCHES.c.id == batch_id))
+        row = found.one_or_none()
+        if row is None:
+            raise batch_not_found(batch_id)
+        return BatchLocations(*row)
 
-        async def work(connection: AsyncConnection) -> BatchLocations:
-            found = await connection.execute(
-                select(*LOCATION_COLUMNS).where(BATCHES.c.id == batch_id)
-            )
-            row = found.one_or_none()
-            if row is None:
-                raise batch_not_found(batch_id)
-            return BatchLocations(*row)
-
-        return await self._database.read(work)
-
-    async def delivered(self, batch_id: str, kind: str, location: str) -> None:
+    @writes
+    async def delivered(
+        self, connection: AsyncConnection, batch_id: str, kind: str, location: str
+    ) -> None:
         """A result file that was not where it was wanted was delivered, to this location now.
 
         ``kind`` is ``output`` or ``error``. Nothing where it had been delivered before.
         """
         column = {"output": "output_location", "error": "error_location"}[kind]
         statement = select(BATCHES.c.undelivered).where(BATCHES.c.id == batch_id)
+        found = await connection.execute(statement.with_for_update())
+        missing = dict(found.scalar_one_or_none() or {})
+        if missing.pop(kind, None) is None:
+            return
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id)
+            .values({"undelivered": missing or None, column: location})
+        )
 
-        async def work(connection: AsyncConnection) -> None:
-            found = await connection.execute(statement.with_for_update())
-            missing = dict(found.scalar_one_or_none() or {})
-            if missing.pop(kind, None) is None:
-                return
-            await connection.execute(
-                update(BATCHES)
-                .where(BATCHES.c.id == batch_id)
-                .values({"undelivered": missing or None, column: location})
-            )
-
-        await self._database.write(work)
-
-    async def set_flow_run(self, batch_id: str, flow_run_id: str) -> None:
+    @writes
+    async def set_flow_run(
+        self, connection: AsyncConnection, batch_id: str, flow_run_id: str
+    ) -> None:
         """Name the flow run that now works on the batch."""
+        updated = await connection.execute(
+            update(BATCHES).where(BATCHES.c.id == batch_id).values(flow_run_id=flow_run_id)
+        )
+        if updated.rowcount == 0:
+            raise batch_not_found(batch_id)
 
-        async def work(connection: AsyncConnection) -> None:
-            updated = await connection.execute(
-                update(BATCHES).where(BATCHES.c.id == batch_id).values(flow_run_id=flow_run_id)
-            )
-            if updated.rowcount == 0:
-                raise batch_not_found(batch_id)
-
-        await self._database.write(work)
-
-    async def cancel(self, batch_id: str, tenant: str | None = None) -> BatchRecord:
+    @writes
+    async def cancel(
+        self, connection: AsyncConnection, batch_id: str, tenant: str | None = None
+    ) -> BatchRecord:
         """Ask for its end: ``cancelling`` at once, if it waits or runs.
 
         One that is being cancelled, was cancelled, or whose files are being made already stays
         as it is. Raises :class:`~batchyard.errors.TransitionConflict` for one that has ended in
         another way.
         """
+        if tenant is not None:
+            # A batch never changes hands: what is true now stays true.
+            await load_batch(connection, batch_id, tenant)
+        try:
+            await move_batch(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
+        except TransitionConflict:
+            batch = await load_batch(connection, batch_id)
+            if batch.status in TERMINAL - {BatchStatus.CANCELLED}:
+                raise TransitionConflict(
+                    f"Cannot cancel a batch with status '{batch.status.value}'."
+                ) from None
+            return batch
+        return await load_batch(connection, batch_id)
 
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            if tenant is not None:
-                # A batch never changes hands: what is true now stays true.
-                await load_batch(connection, batch_id, tenant)
-            try:
-                await move_batch(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
-            except TransitionConflict:
-                batch = await load_batch(connection, batch_id)
-                if batch.status in TERMINAL - {BatchStatus.CANCELLED}:
-                    raise TransitionConflict(
-                        f"Cannot cancel a batch with status '{batch.status.value}'."
-                    ) from None
-                return batch
-            return await load_batch(connection, batch_id)
-
-        return await self._database.write(work)
-
-    async def expire_overdue(self) -> list[BatchRecord]:
+    @writes
+    async def expire_overdue(self, connection: AsyncConnection) -> list[BatchRecord]:
         """Stop every batch whose window has ended, as they are then.
 
         One that runs becomes ``finalizing``, for what is finished is kept; one that was never
         planned becomes ``expired`` at once, without files.
         """
+        overdue = await connection.execute(
+            select(BATCHES.c.id, BATCHES.c.status)
+            .where(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.expires_at <= clock())
+            .order_by(BATCHES.c.id)
+            .with_for_update(skip_locked=True)
+        )
+        stopped = []
+        for batch_id, status in overdue.all():
+            if status == BatchStatus.IN_PROGRESS:
+                source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
+                await move_batch(connection, batch_id, {source}, target)
+                stopped.append(await load_batch(connection, batch_id))
+            else:
+                stopped.append(await end_batch(connection, batch_id, BatchStatus.EXPIRED))
+        return stopped
 
-        async def work(connection: AsyncConnection) -> list[BatchRecord]:
-            overdue = await connection.execute(
-                select(BATCHES.c.id, BATCHES.c.status)
-                .where(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.expires_at <= clock())
-                .order_by(BATCHES.c.id)
-                .with_for_update(skip_locked=True)
-            )
-            stopped = []
-            for batch_id, status in overdue.all():
-                if status == BatchStatus.IN_PROGRESS:
-                    source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
-                    await move_batch(connection, batch_id, {source}, target)
-                    stopped.append(await load_batch(connection, batch_id))
-                else:
-                    stopped.append(await end_batch(connection, batch_id, BatchStatus.EXPIRED))
-            return stopped
-
-        return await self._database.write(work)
-
-    async def of_flow_run(self, flow_run_id: str) -> str:
+    @reads
+    async def of_flow_run(self, connection: AsyncConnection, flow_run_id: str) -> str:
         """The batch that this flow run worked on last."""
         statement = select(BATCHES.c.id).where(BATCHES.c.flow_run_id == flow_run_id)
+        batch_id = (await connection.execute(statement)).scalars().first()
+        if batch_id is None:
+            raise RecordNotFound(f"No batch was run by flow run {flow_run_id}.")
+        return str(batch_id)
 
-        async def work(connection: AsyncConnection) -> str:
-            batch_id = (await connection.execute(statement)).scalars().first()
-            if batch_id is None:
-                raise RecordNotFound(f"No batch was run by flow run {flow_run_id}.")
-            return str(batch_id)
-
-        return await self._database.read(work)
-
-    async def in_progress_of(self, model: str) -> list[str]:
+    @reads
+    async def in_progress_of(self, connection: AsyncConnection, model: str) -> list[str]:
         """The batches in progress that want this model."""
         statement = select(BATCHES.c.id).where(
             BATCHES.c.status == BatchStatus.IN_PROGRESS, BATCHES.c.model == model
         )
+        return sorted((await connection.execute(statement)).scalars())
 
-        async def work(connection: AsyncConnection) -> list[str]:
-            return sorted((await connection.execute(statement)).scalars())
-
-        return await self._database.read(work)
-
+    @reads
     async def page(
         self,
+        connection: AsyncConnection,
         tenant: str | None = None,
         *,
         unfinished: bool = False,
@@ -252,16 +232,13 @@ class Batches:
         after: str | None = None,
     ) -> Page[BatchRecord]:
         """Batches, of one tenant or of all, newest first, behind the batch ``after``."""
+        return await read_page(
+            connection, tenant=tenant, unfinished=unfinished, limit=limit, after=after
+        )
 
-        async def work(connection: AsyncConnection) -> Page[BatchRecord]:
-            return await read_page(
-                connection, tenant=tenant, unfinished=unfinished, limit=limit, after=after
-            )
-
-        return await self._database.read(work)
-
+    @writes
     async def advance(
-        self, batch_id: str, expected: BatchStatus, target: BatchStatus
+        self, connection: AsyncConnection, batch_id: str, expected: BatchStatus, target: BatchStatus
     ) -> BatchRecord:
         """Move to ``finalizing`` or ``cancelling``; the other moves carry more and are below.
 
@@ -272,15 +249,13 @@ class Batches:
             raise IllegalTransition(
                 f"A batch becomes {target.value} by begin, finish or fail, not by advance."
             )
+        await move_batch(connection, batch_id, {expected}, target)
+        return await load_batch(connection, batch_id)
 
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            await move_batch(connection, batch_id, {expected}, target)
-            return await load_batch(connection, batch_id)
-
-        return await self._database.write(work)
-
+    @writes
     async def begin(
         self,
+        connection: AsyncConnection,
         batch_id: str,
         *,
         model: str | None,
@@ -297,29 +272,31 @@ class Batches:
         :class:`~batchyard.errors.QuotaExceeded`.
         """
         tokens = sum(chunk.token_estimate for chunk in chunks)
+        await move_batch(
+            connection,
+            batch_id,
+            {BatchStatus.VALIDATING},
+            BatchStatus.IN_PROGRESS,
+            model=model,
+            total=total,
+            order_policy=order_policy,
+            plan_key=plan_key,
+            token_estimate=tokens,
+        )
+        record = await load_batch(connection, batch_id)
+        # After the move: to begin a second time is a conflict, whatever the quota says.
+        await hold_quota(connection, record.tenant, quota, requests=total, tokens=tokens)
+        await insert_chunks(connection, batch_id, record.expires_at, chunks)
+        return record
 
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            await move_batch(
-                connection,
-                batch_id,
-                {BatchStatus.VALIDATING},
-                BatchStatus.IN_PROGRESS,
-                model=model,
-                total=total,
-                order_policy=order_policy,
-                plan_key=plan_key,
-                token_estimate=tokens,
-            )
-            record = await load_batch(connection, batch_id)
-            # After the move: to begin a second time is a conflict, whatever the quota says.
-            await hold_quota(connection, record.tenant, quota, requests=total, tokens=tokens)
-            await insert_chunks(connection, batch_id, record.expires_at, chunks)
-            return record
-
-        return await self._database.write(work)
-
+    @writes
     async def fail(
-        self, batch_id: str, errors: Sequence[BatchError], *, epoch: int | None = None
+        self,
+        connection: AsyncConnection,
+        batch_id: str,
+        errors: Sequence[BatchError],
+        *,
+        epoch: int | None = None,
     ) -> BatchRecord:
         """End as ``failed`` without files: the input is refused.
 
@@ -328,43 +305,43 @@ class Batches:
         :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: what
         went wrong for one who slept through its lease may go well for whoever has it now.
         """
+        if epoch is not None:
+            await check_epoch(connection, batch_id, epoch)
+        so_far = await summarise(connection, batch_id)
+        return await end_batch(
+            connection,
+            batch_id,
+            BatchStatus.FAILED,
+            errors=tuple(errors),
+            completed=so_far.completed,
+            failed=so_far.failed,
+            **usage_values(so_far.usage),
+        )
 
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            if epoch is not None:
-                await check_epoch(connection, batch_id, epoch)
-            so_far = await summarise(connection, batch_id)
-            return await end_batch(
-                connection,
-                batch_id,
-                BatchStatus.FAILED,
-                errors=tuple(errors),
-                completed=so_far.completed,
-                failed=so_far.failed,
-                **usage_values(so_far.usage),
-            )
-
-        return await self._database.write(work)
-
+    @writes
     async def stop_early(
-        self, batch_id: str, errors: Sequence[BatchError], *, epoch: int | None = None
+        self,
+        connection: AsyncConnection,
+        batch_id: str,
+        errors: Sequence[BatchError],
+        *,
+        epoch: int | None = None,
     ) -> BatchRecord:
         """Run no more of a batch in progress: ``finalizing``, to end as ``failed`` with files.
 
         Its finished lines are published first; the ``errors`` say why the others were not run.
         Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.
         """
+        if epoch is not None:
+            await check_epoch(connection, batch_id, epoch)
+        source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
+        await move_batch(connection, batch_id, {source}, target, errors=tuple(errors))
+        return await load_batch(connection, batch_id)
 
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            if epoch is not None:
-                await check_epoch(connection, batch_id, epoch)
-            source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
-            await move_batch(connection, batch_id, {source}, target, errors=tuple(errors))
-            return await load_batch(connection, batch_id)
-
-        return await self._database.write(work)
-
+    @writes
     async def finish(
         self,
+        connection: AsyncConnection,
         batch_id: str,
         *,
         target: BatchStatus,
@@ -389,25 +366,21 @@ class Batches:
         """
         if target not in TERMINAL:
             raise IllegalTransition(f"To finish a batch is not to make it {target.value}.")
-
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            if epoch is not None:
-                await check_epoch(connection, batch_id, epoch)
-            record = await end_batch(
-                connection,
-                batch_id,
-                target,
-                output_file_id=output and output.id,
-                errors=None if errors is None else tuple(errors),
-                error_file_id=error and error.id,
-                completed=counts.completed,
-                failed=counts.failed,
-                deduplicated_requests=deduplicated_requests,
-                undelivered=dict(undelivered) if undelivered else None,
-                **usage_values(usage),
-            )
-            for file in filter(None, (output, error)):
-                await insert_file(connection, file)
-            return record
-
-        return await self._database.write(work)
+        if epoch is not None:
+            await check_epoch(connection, batch_id, epoch)
+        record = await end_batch(
+            connection,
+            batch_id,
+            target,
+            output_file_id=output and output.id,
+            errors=None if errors is None else tuple(errors),
+            error_file_id=error and error.id,
+            completed=counts.completed,
+            failed=counts.failed,
+            deduplicated_requests=deduplicated_requests,
+            undelivered=dict(undelivered) if undelivered else None,
+            **usage_values(usage),
+        )
+        for file in filter(None, (output, error)):
+            await insert_file(connection, file)
+        return record

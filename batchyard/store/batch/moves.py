@@ -16,6 +16,7 @@ from batchyard.store.batch.rows import BATCHES
 from batchyard.store.batch.status_changes import note_change
 from batchyard.store.clock import clock_seconds
 from batchyard.store.delivery.outbox import insert_deliveries
+from batchyard.store.leasing import released
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -40,8 +41,7 @@ async def end_batch(
 ) -> BatchRecord:
     """The only way into a terminal status: whoever is to be told is told, or it did not end."""
     sources = {status for status, targets in TRANSITIONS.items() if target in targets}
-    no_lease = {"owner": None, "lease_expires_at": None}
-    await move_batch(connection, batch_id, sources, target, **no_lease, **values)
+    await move_batch(connection, batch_id, sources, target, **released(), **values)
     ended = await load_batch(connection, batch_id)
     ended_at = getattr(ended, str(target.timestamp_field))
     await insert_deliveries(connection, batch_id, f"batch.{target.value}", ended_at)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import BigInteger, Double, Index
+from sqlalchemy import BigInteger, Index
 from sqlmodel import Field
 
 from batchyard.batch_error import BatchError
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.columns import USAGE_COLUMNS, JsonText, Row, UsageColumns, usage_from
+from batchyard.store.leasing import LeaseColumns
 from batchyard.store.sealed import Sealed
 from batchyard.wire import Batch, BatchErrors, BatchUsage, RequestCounts, new_batch_id, new_file_id
 
@@ -41,10 +42,10 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """Its bodies are the operator's own: no field and no URL in them is refused."""
 
 
-class BatchRow(Row, UsageColumns, table=True):
+class BatchRow(Row, LeaseColumns, UsageColumns, table=True):
     """One row for each batch, for ever. Counts and usage are final, and zero until the end.
 
-    ``epoch`` counts the claims of the batch; its lease is of whoever takes it through its life.
+    Its lease is of whoever takes it through its life.
     """
 
     __tablename__ = "batches"
@@ -85,9 +86,6 @@ class BatchRow(Row, UsageColumns, table=True):
     plan_key: str | None
     flow_run_id: str | None
     priority: int = 0
-    epoch: int = 0
-    owner: str | None
-    lease_expires_at: float | None = Field(sa_type=Double)
     token_estimate: int = Field(default=0, sa_type=BigInteger)
     paused_at: int | None = Field(sa_type=BigInteger)
     eta_at: int | None = Field(sa_type=BigInteger)

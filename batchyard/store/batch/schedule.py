@@ -9,6 +9,7 @@ from sqlalchemy import bindparam, func, select, update
 from batchyard.errors import TransitionConflict
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.pages import load_batch
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.batch.rows import BatchRecord
-    from batchyard.store.database import Database
 
 
 LATE_SECONDS: Final = 300.0
@@ -31,15 +31,12 @@ _FORECAST_COLUMNS = [
 ]
 
 
-class BatchSchedule:
+class BatchSchedule(Aggregate):
     """The only writer of a batch's priority, pause, forecast and reason to wait.
 
     Methods that name a batch raise :class:`~batchyard.errors.RecordNotFound` where there is
     none, and :class:`~batchyard.errors.TransitionConflict` where nothing is left to run of it.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def pause(self, batch_id: str) -> BatchRecord:
         """Start none of its requests until :meth:`resume`; its window goes on.
@@ -58,7 +55,8 @@ class BatchSchedule:
         """Set its priority, from its next chunk on."""
         return await self._steer(batch_id, priority=priority)
 
-    async def open_work(self) -> list[OpenWork]:
+    @reads
+    async def open_work(self, connection: AsyncConnection) -> list[OpenWork]:
         """What is left to run of every batch in progress, for a forecast."""
         statement = (
             select(
@@ -75,15 +73,16 @@ class BatchSchedule:
             .where(BATCHES.c.status == BatchStatus.IN_PROGRESS, IS_OPEN)
             .group_by(BATCHES.c.id, CHUNKS.c.model)
         )
+        rows = (await connection.execute(statement)).mappings()
+        return [OpenWork(**row) for row in rows]
 
-        async def work(connection: AsyncConnection) -> list[OpenWork]:
-            rows = (await connection.execute(statement)).mappings()
-            return [OpenWork(**row) for row in rows]
-
-        return await self._database.read(work)
-
+    @writes
     async def record_forecast(
-        self, etas: Mapping[str, int], *, hold_seconds: float = LATE_SECONDS
+        self,
+        connection: AsyncConnection,
+        etas: Mapping[str, int],
+        *,
+        hold_seconds: float = LATE_SECONDS,
     ) -> list[BatchRecord]:
         """Record when batches will probably be done; those that are at risk since now.
 
@@ -95,74 +94,74 @@ class BatchSchedule:
         # One after the other by id: the order of everybody who changes several batches.
         known = select(*_FORECAST_COLUMNS).where(running).order_by(BATCHES.c.id)
         one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
-
-        async def work(connection: AsyncConnection) -> list[BatchRecord]:
-            now = await read_seconds(connection)
-            changed, at_risk = [], []
-            for row in (await connection.execute(known)).all():
-                eta_at = etas.get(row.id)
-                late_since = row.late_since if row.late_since is not None else now
-                if eta_at is None or eta_at <= row.expires_at:
-                    late_since = None
-                if (eta_at, late_since) != (row.eta_at, row.late_since):
-                    changed.append({"batch_id": row.id, "eta": eta_at, "since": late_since})
-                hold = min(hold_seconds, (row.expires_at - row.created_at) / 10)
-                if late_since is not None and now - late_since >= hold and row.at_risk_at is None:
-                    at_risk.append(row.id)
-            if changed:
-                new = one.values(eta_at=bindparam("eta"), late_since=bindparam("since"))
-                await connection.execute(new, changed)
-            if not at_risk:
-                return []
-            named = await connection.execute(
-                update(BATCHES)
-                .where(BATCHES.c.id.in_(at_risk), running, BATCHES.c.at_risk_at.is_(None))
-                .values(at_risk_at=now)
-                .returning(BATCHES.c.id)
-            )
-            return [await load_batch(connection, batch_id) for batch_id in sorted(named.scalars())]
-
-        return await self._database.write(work)
+        now = await read_seconds(connection)
+        changed, at_risk = [], []
+        for row in (await connection.execute(known)).all():
+            eta_at = etas.get(row.id)
+            late_since = row.late_since if row.late_since is not None else now
+            if eta_at is None or eta_at <= row.expires_at:
+                late_since = None
+            if (eta_at, late_since) != (row.eta_at, row.late_since):
+                changed.append({"batch_id": row.id, "eta": eta_at, "since": late_since})
+            hold = min(hold_seconds, (row.expires_at - row.created_at) / 10)
+            if late_since is not None and now - late_since >= hold and row.at_risk_at is None:
+                at_risk.append(row.id)
+        if changed:
+            new = one.values(eta_at=bindparam("eta"), late_since=bindparam("since"))
+            await connection.execute(new, changed)
+        if not at_risk:
+            return []
+        named = await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id.in_(at_risk), running, BATCHES.c.at_risk_at.is_(None))
+            .values(at_risk_at=now)
+            .returning(BATCHES.c.id)
+        )
+        return [await load_batch(connection, batch_id) for batch_id in sorted(named.scalars())]
 
     async def record_waits(self, reasons: Mapping[str, str]) -> None:
         """Record why batches in progress wait, by their model; the others wait for nothing."""
+        # Asked every few seconds, and nearly always there is nothing to write.
+        changed = await self._changed_waits(reasons)
+        if changed:
+            await self._write_waits(changed)
+
+    @reads
+    async def _changed_waits(
+        self, connection: AsyncConnection, reasons: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         known = (
             select(BATCHES.c.id, BATCHES.c.model, BATCHES.c.wait_reason)
             .where(running)
             .order_by(BATCHES.c.id)
         )
+        return [
+            {"batch_id": batch_id, "new_reason": reasons.get(model)}
+            for batch_id, model, reason in await connection.execute(known)
+            if reasons.get(model) != reason
+        ]
+
+    @writes
+    async def _write_waits(
+        self, connection: AsyncConnection, changed: list[dict[str, Any]]
+    ) -> None:
+        running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
+        await connection.execute(one.values(wait_reason=bindparam("new_reason")), changed)
 
-        async def read(connection: AsyncConnection) -> list[dict[str, Any]]:
-            return [
-                {"batch_id": batch_id, "new_reason": reasons.get(model)}
-                for batch_id, model, reason in await connection.execute(known)
-                if reasons.get(model) != reason
-            ]
-
-        # Asked every few seconds, and nearly always there is nothing to write.
-        changed = await self._database.read(read)
-        if not changed:
-            return
-
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(one.values(wait_reason=bindparam("new_reason")), changed)
-
-        await self._database.write(work)
-
-    async def _steer(self, batch_id: str, **values: Any) -> BatchRecord:
-        async def work(connection: AsyncConnection) -> BatchRecord:
-            steered = await connection.execute(
-                update(BATCHES)
-                .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(STOPPABLE))
-                .values(**values)
+    @writes
+    async def _steer(
+        self, connection: AsyncConnection, /, batch_id: str, **values: Any
+    ) -> BatchRecord:
+        steered = await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(STOPPABLE))
+            .values(**values)
+        )
+        batch = await load_batch(connection, batch_id)
+        if steered.rowcount == 0:
+            raise TransitionConflict(
+                f"{batch_id} is {batch.status.value}: nothing is left to run of it."
             )
-            batch = await load_batch(connection, batch_id)
-            if steered.rowcount == 0:
-                raise TransitionConflict(
-                    f"{batch_id} is {batch.status.value}: nothing is left to run of it."
-                )
-            return batch
-
-        return await self._database.write(work)
+        return batch

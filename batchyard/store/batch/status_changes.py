@@ -9,6 +9,7 @@ from sqlalchemy import Double, Index, delete, insert, select, tuple_
 from sqlmodel import Field
 
 from batchyard.lifecycle import BatchStatus
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord
 from batchyard.store.clock import clock
 from batchyard.store.columns import Row
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from batchyard.store.database import Database
 
 
 class StatusChangeRow(Row, table=True):
@@ -47,13 +46,11 @@ class StatusChange:
     at: float
 
 
-class StatusChanges:
+class StatusChanges(Aggregate):
     """What is to be told; :func:`note_change` joins the write of each change."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def oldest(self, limit: int) -> list[StatusChange]:
+    @reads
+    async def oldest(self, connection: AsyncConnection, limit: int) -> list[StatusChange]:
         """Up to ``limit`` changes that nobody has forgotten, the oldest first.
 
         Two who ask at once get the same: whoever tells of them must not mind to tell twice.
@@ -65,40 +62,30 @@ class StatusChanges:
             .order_by(_CHANGES.c.at, _CHANGES.c.batch_id, _CHANGES.c.status)
             .limit(limit)
         )
+        found = (await connection.execute(statement)).mappings()
+        return [
+            StatusChange(
+                batch=BatchRecord.from_row({c.name: row[c] for c in RECORD_COLUMNS}),
+                status=BatchStatus(row["change_status"]),
+                at=row["change_at"],
+            )
+            for row in found
+        ]
 
-        async def work(connection: AsyncConnection) -> list[StatusChange]:
-            found = (await connection.execute(statement)).mappings()
-            return [
-                StatusChange(
-                    batch=BatchRecord.from_row({c.name: row[c] for c in RECORD_COLUMNS}),
-                    status=BatchStatus(row["change_status"]),
-                    at=row["change_at"],
-                )
-                for row in found
-            ]
-
-        return await self._database.read(work)
-
-    async def forget(self, changes: Collection[StatusChange]) -> None:
+    @writes
+    async def forget(self, connection: AsyncConnection, changes: Collection[StatusChange]) -> None:
         """These were told of; one that is gone already does not matter."""
         told = sorted((change.batch.id, change.status.value) for change in changes)
         if not told:
             return
         statement = delete(_CHANGES).where(tuple_(_CHANGES.c.batch_id, _CHANGES.c.status).in_(told))
+        await connection.execute(statement)
 
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(statement)
-
-        await self._database.write(work)
-
-    async def prune(self, older_than_seconds: float) -> int:
+    @writes
+    async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
         """Forget changes that are older, told or not: how many. Nobody may be there to tell."""
         statement = delete(_CHANGES).where(_CHANGES.c.at < clock() - older_than_seconds)
-
-        async def work(connection: AsyncConnection) -> int:
-            return (await connection.execute(statement)).rowcount
-
-        return await self._database.write(work)
+        return (await connection.execute(statement)).rowcount
 
 
 async def note_change(connection: AsyncConnection, batch_id: str, status: BatchStatus) -> None:

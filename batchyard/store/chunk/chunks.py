@@ -1,7 +1,6 @@
 """Leasing chunks: who runs which piece of which batch, until when.
 
-A lease is an owner, an end by the database's clock, and an epoch that every claim raises.
-Each write of an owner names its epoch, so that one who slept through its lease is refused.
+What a lease is, ``leasing`` says.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from sqlalchemy import and_, case, func, or_, select, tuple_, update
 from batchyard.errors import LeaseLost
 from batchyard.forecast import URGENCY_SECONDS
 from batchyard.lifecycle import BatchStatus
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import (
     CHUNKS,
+    IS_FREE,
     IS_LEASED,
     IS_OPEN,
     ChunkStatus,
@@ -25,12 +26,12 @@ from batchyard.store.chunk.rows import (
     after_progress,
     deaths_after_expiry,
     is_due,
-    is_free,
     remaining_tokens,
     summarise,
 )
 from batchyard.store.clock import clock
 from batchyard.store.columns import usage_values
+from batchyard.store.leasing import claimed, is_claim, is_free, is_held, released, renewed
 from batchyard.store.tenant.tenants import TENANTS, served
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.database import Database
     from batchyard.wire import BatchUsage
 
 
@@ -100,14 +100,13 @@ class ModelDemand:
     """The earliest, Unix seconds."""
 
 
-class Chunks:
+class Chunks(Aggregate):
     """The only writer of ``chunks``, once ``batches.begin`` has planned them."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+    @writes
     async def claim(
         self,
+        connection: AsyncConnection,
         *,
         model: str,
         owner: str,
@@ -123,29 +122,26 @@ class Chunks:
         An empty list: nothing is free. Nothing is leased of a batch that is paused or overdue, or
         in ``without``. An owner whose lease ran out counts as a death of the chunk.
         """
+        leases: list[ChunkLease] = []
+        tenants: set[str] = set()
+        candidates = await connection.execute(batches_with_free_chunks(model, batch_id, without))
+        for candidate, tenant in candidates.all():
+            free = free_chunks(candidate, model, limit - len(leases))
+            leased = await _lease(connection, candidate, free, owner, lease_seconds)
+            if leased:
+                leases += leased
+                tenants.add(tenant)
+            if len(leases) == limit:
+                break
+        # In one order for everybody, or two claimers could wait for each other's tenants.
+        for tenant in sorted(tenants):
+            await served(connection, tenant)
+        return leases
 
-        async def work(connection: AsyncConnection) -> list[ChunkLease]:
-            leases: list[ChunkLease] = []
-            tenants: set[str] = set()
-            candidates = await connection.execute(
-                batches_with_free_chunks(model, batch_id, without)
-            )
-            for candidate, tenant in candidates.all():
-                free = free_chunks(candidate, model, limit - len(leases))
-                leased = await _lease(connection, candidate, free, owner, lease_seconds)
-                if leased:
-                    leases += leased
-                    tenants.add(tenant)
-                if len(leases) == limit:
-                    break
-            # In one order for everybody, or two claimers could wait for each other's tenants.
-            for tenant in sorted(tenants):
-                await served(connection, tenant)
-            return leases
-
-        return await self._database.write(work)
-
-    async def renew(self, owner: str, lease_seconds: float) -> list[LeaseKey]:
+    @writes
+    async def renew(
+        self, connection: AsyncConnection, owner: str, lease_seconds: float
+    ) -> set[LeaseKey]:
         """Extend every lease of ``owner`` that is still wanted, and say which those are.
 
         A lease that is missing from the answer is to be dropped: somebody else has the chunk,
@@ -158,14 +154,10 @@ class Chunks:
         statement = (
             update(CHUNKS)
             .where(CHUNKS.c.owner == owner, IS_LEASED, in_progress.exists())
-            .values(lease_expires_at=clock() + lease_seconds)
+            .values(renewed(lease_seconds))
             .returning(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch)
         )
-
-        async def work(connection: AsyncConnection) -> list[LeaseKey]:
-            return sorted(LeaseKey(*row) for row in await connection.execute(statement))
-
-        return await self._database.write(work)
+        return {LeaseKey(*row) for row in await connection.execute(statement)}
 
     async def record_progress(
         self,
@@ -202,9 +194,7 @@ class Chunks:
 
     async def release(self, lease: ChunkLease) -> None:
         """Give the chunk back, with its progress. Raises :class:`~batchyard.errors.LeaseLost`."""
-        await self._update_leased(
-            lease, {"status": ChunkStatus.PENDING, "owner": None, "lease_expires_at": None}
-        )
+        await self._update_leased(lease, {"status": ChunkStatus.PENDING, **released()})
 
     async def strike(self, lease: ChunkLease, *, pause_seconds: float) -> None:
         """Give the chunk back after an error in it; nobody leases it for ``pause_seconds``.
@@ -215,8 +205,7 @@ class Chunks:
             lease,
             {
                 "status": ChunkStatus.PENDING,
-                "owner": None,
-                "lease_expires_at": None,
+                **released(),
                 "strikes": CHUNKS.c.strikes + 1,
                 "not_before": clock() + pause_seconds,
             },
@@ -226,15 +215,13 @@ class Chunks:
         """Nothing of the chunk is suspected any more. Raises :class:`LeaseLost`."""
         await self._update_leased(lease, {"strikes": 0, "deaths": 0})
 
-    async def summary(self, batch_id: str) -> ChunkSummary:
+    @reads
+    async def summary(self, connection: AsyncConnection, batch_id: str) -> ChunkSummary:
         """The batch's chunks by state; all zeros for a batch that has none."""
+        return await summarise(connection, batch_id)
 
-        async def work(connection: AsyncConnection) -> ChunkSummary:
-            return await summarise(connection, batch_id)
-
-        return await self._database.read(work)
-
-    async def held(self, owner: str) -> dict[LeaseKey, Standing]:
+    @reads
+    async def held(self, connection: AsyncConnection, owner: str) -> dict[LeaseKey, Standing]:
         """What has become of the leases of ``owner``; one that is missing is not its any more."""
         drop = or_(BATCHES.c.status != BatchStatus.IN_PROGRESS, BATCHES.c.expires_at <= clock())
         standing = case(
@@ -247,16 +234,13 @@ class Chunks:
             .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
             .where(CHUNKS.c.owner == owner, IS_LEASED)
         )
+        rows = await connection.execute(statement)
+        return {LeaseKey(*row[:3]): Standing(row[3]) for row in rows}
 
-        async def work(connection: AsyncConnection) -> dict[LeaseKey, Standing]:
-            rows = await connection.execute(statement)
-            return {LeaseKey(*row[:3]): Standing(row[3]) for row in rows}
-
-        return await self._database.read(work)
-
-    async def demand(self) -> list[ModelDemand]:
+    @reads
+    async def demand(self, connection: AsyncConnection) -> list[ModelDemand]:
         """The models that have something to run now, the earliest deadline first."""
-        is_leased = and_(IS_LEASED, CHUNKS.c.lease_expires_at > clock())
+        is_leased = and_(IS_LEASED, is_held(CHUNKS))
         statement = (
             select(
                 CHUNKS.c.model,
@@ -271,25 +255,22 @@ class Chunks:
             .group_by(CHUNKS.c.model)
             .order_by(func.min(BATCHES.c.expires_at), CHUNKS.c.model)
         )
+        return [
+            ModelDemand(
+                model=model,
+                free_chunks=int(free),
+                leased_chunks=int(leased),
+                remaining_tokens=float(tokens),
+                answered=int(answered),
+                deadline=deadline,
+            )
+            for model, free, leased, tokens, answered, deadline in (
+                await connection.execute(statement)
+            )
+        ]
 
-        async def work(connection: AsyncConnection) -> list[ModelDemand]:
-            return [
-                ModelDemand(
-                    model=model,
-                    free_chunks=int(free),
-                    leased_chunks=int(leased),
-                    remaining_tokens=float(tokens),
-                    answered=int(answered),
-                    deadline=deadline,
-                )
-                for model, free, leased, tokens, answered, deadline in (
-                    await connection.execute(statement)
-                )
-            ]
-
-        return await self._database.read(work)
-
-    async def put_back(self) -> int:
+    @writes
+    async def put_back(self, connection: AsyncConnection) -> int:
         """Make pending what is leased and whose lease has run out; how many chunks.
 
         Whoever claims a chunk need not wait for it: one without a live lease is free.
@@ -298,7 +279,7 @@ class Chunks:
         # could wait for each other.
         abandoned = (
             select(CHUNKS.c.batch_id, CHUNKS.c.index)
-            .where(IS_LEASED, CHUNKS.c.lease_expires_at <= clock())
+            .where(IS_LEASED, is_free(CHUNKS))
             .with_for_update(skip_locked=True)
             .cte("abandoned")
         )
@@ -306,23 +287,16 @@ class Chunks:
         statement = (
             update(CHUNKS)
             .where(key.in_(select(abandoned.c.batch_id, abandoned.c.index)))
-            .values(
-                status=ChunkStatus.PENDING,
-                owner=None,
-                lease_expires_at=None,
-                deaths=deaths_after_expiry(),
-            )
+            .values(status=ChunkStatus.PENDING, deaths=deaths_after_expiry(), **released())
             .returning(CHUNKS.c.index)
         )
+        # SQLite's driver does not count the rows of an update with a CTE.
+        return len((await connection.execute(statement)).all())
 
-        async def work(connection: AsyncConnection) -> int:
-            # SQLite's driver does not count the rows of an update with a CTE.
-            return len((await connection.execute(statement)).all())
-
-        return await self._database.write(work)
-
+    @writes
     async def _update_leased(
         self,
+        connection: AsyncConnection,
         lease: ChunkLease,
         values: dict[str, Any],
         *,
@@ -331,25 +305,20 @@ class Chunks:
         is_same_claim = (
             CHUNKS.c.batch_id == lease.batch_id,
             CHUNKS.c.index == lease.index,
-            CHUNKS.c.epoch == lease.epoch,
-            CHUNKS.c.owner == lease.owner,
+            is_claim(CHUNKS, lease.owner, lease.epoch),
         )
-
-        async def work(connection: AsyncConnection) -> None:
-            updated = await connection.execute(
-                update(CHUNKS).where(*is_same_claim, IS_LEASED).values(**values)
+        updated = await connection.execute(
+            update(CHUNKS).where(*is_same_claim, IS_LEASED).values(**values)
+        )
+        if updated.rowcount == 1:
+            return
+        found = await connection.execute(select(CHUNKS.c.status).where(*is_same_claim))
+        status = found.scalar_one_or_none()
+        if status is None or status != unless_already:
+            raise LeaseLost(
+                f"Epoch {lease.epoch} no longer holds chunk {lease.index} of "
+                f"{lease.batch_id}; drop what is left of it."
             )
-            if updated.rowcount == 1:
-                return
-            found = await connection.execute(select(CHUNKS.c.status).where(*is_same_claim))
-            status = found.scalar_one_or_none()
-            if status is None or status != unless_already:
-                raise LeaseLost(
-                    f"Epoch {lease.epoch} no longer holds chunk {lease.index} of "
-                    f"{lease.batch_id}; drop what is left of it."
-                )
-
-        await self._database.write(work)
 
 
 def is_runnable() -> ColumnElement[bool]:
@@ -371,7 +340,7 @@ def batches_with_free_chunks(
     model: str, batch_id: str | None, without: Collection[str] = ()
 ) -> Select[Any]:
     free = select(CHUNKS.c.index).where(
-        CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, is_free(), is_due()
+        CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, IS_FREE, is_due()
     )
     statement = (
         select(BATCHES.c.id, BATCHES.c.tenant)
@@ -398,7 +367,7 @@ def free_chunks(batch_id: str, model: str, limit: int) -> Select[Any]:
     """Chunks to lease. On PostgreSQL two claimers never wait for each other's rows."""
     return (
         select(CHUNKS.c.index)
-        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, is_free(), is_due())
+        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, IS_FREE, is_due())
         .order_by(CHUNKS.c.index)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -420,10 +389,8 @@ async def _lease(
         .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.index.in_(select(picked.c.index)))
         .values(
             status=ChunkStatus.LEASED,
-            epoch=CHUNKS.c.epoch + 1,
             deaths=deaths_after_expiry(),
-            owner=owner,
-            lease_expires_at=clock() + lease_seconds,
+            **claimed(CHUNKS, owner, lease_seconds),
         )
         .returning(*(CHUNKS.c[name] for name in ChunkLease.__slots__))
     )

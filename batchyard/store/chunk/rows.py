@@ -27,6 +27,7 @@ from sqlmodel import Field
 
 from batchyard.store.clock import clock
 from batchyard.store.columns import USAGE_COLUMNS, Row, UsageColumns, usage_from
+from batchyard.store.leasing import LeaseColumns, is_free, is_held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +48,8 @@ class ChunkStatus(StrEnum):
     """In: every request has its answer. Terminal."""
 
 
-class ChunkRow(Row, UsageColumns, table=True):
-    """One row for each chunk of a planned batch. ``epoch`` counts its claims."""
+class ChunkRow(Row, LeaseColumns, UsageColumns, table=True):
+    """One row for each chunk of a planned batch."""
 
     __tablename__ = "chunks"
 
@@ -60,9 +61,6 @@ class ChunkRow(Row, UsageColumns, table=True):
     request_count: int = Field(sa_type=BigInteger)
     token_estimate: int = Field(sa_type=BigInteger)
     status: str
-    epoch: int = 0
-    owner: str | None
-    lease_expires_at: float | None = Field(sa_type=Double)
     completed: int = Field(default=0, sa_type=BigInteger)
     failed: int = Field(default=0, sa_type=BigInteger)
     strikes: int = 0
@@ -84,6 +82,9 @@ CHUNKS = ChunkRow.metadata.tables["chunks"]
 IS_OPEN: ColumnElement[bool] = CHUNKS.c.status != literal_column("'done'")
 IS_LEASED: ColumnElement[bool] = CHUNKS.c.status == literal_column("'leased'")
 
+IS_FREE = and_(IS_OPEN, is_free(CHUNKS))
+"""Nobody works on the chunk: it is pending, or its lease has run out."""
+
 Index(
     "ix_chunks_open",
     CHUNKS.c.batch_id,
@@ -92,12 +93,6 @@ Index(
     postgresql_where=IS_OPEN,
 )
 Index("ix_chunks_leased", CHUNKS.c.owner, sqlite_where=IS_LEASED, postgresql_where=IS_LEASED)
-
-
-def is_free() -> ColumnElement[bool]:
-    """Nobody works on the chunk: it is pending, or its lease has run out."""
-    is_pending = CHUNKS.c.status == ChunkStatus.PENDING
-    return and_(IS_OPEN, or_(is_pending, CHUNKS.c.lease_expires_at <= clock()))
 
 
 def is_due() -> ColumnElement[bool]:
@@ -171,8 +166,8 @@ async def insert_chunks(
 async def summarise(connection: AsyncConnection, batch_id: str) -> ChunkSummary:
     """All zeros for a batch that has no chunks."""
     states = {
-        "pending": is_free(),
-        "leased": and_(IS_LEASED, CHUNKS.c.lease_expires_at > clock()),
+        "pending": IS_FREE,
+        "leased": and_(IS_LEASED, is_held(CHUNKS)),
         "done": CHUNKS.c.status == ChunkStatus.DONE,
     }
     summed: dict[str, ColumnElement[int]] = {

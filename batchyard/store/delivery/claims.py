@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, func, or_, select, type_coerce
+from sqlalchemy import and_, func, select, type_coerce
 
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.clock import clock
@@ -18,6 +18,7 @@ from batchyard.store.delivery.rows import (
     DeliveryRecord,
     DeliveryStatus,
 )
+from batchyard.store.leasing import is_free, is_held
 from batchyard.store.sealed import OpenedOrNone
 from batchyard.store.tenant.tenants import webhook_secrets
 from batchyard.store.webhook.rows import ENDPOINT_SECRETS, ENDPOINTS
@@ -26,11 +27,11 @@ from batchyard.store.webhook.signing_secrets import secrets_in
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sqlalchemy import ColumnElement, RowMapping, Select
+    from sqlalchemy import RowMapping, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 IS_PENDING = DELIVERIES.c.status == DeliveryStatus.PENDING
-
+_IS_FREE = and_(IS_PENDING, DELIVERIES.c.due_at <= clock(), is_free(DELIVERIES))
 
 CLAIMED_COLUMNS = [
     *(column for column in DELIVERIES.c if column.name != "location"),
@@ -48,7 +49,7 @@ def free_deliveries(owner: str, *, limit: int, per_destination: int) -> Select[A
     """
     held = (
         select(DELIVERIES.c.destination, func.count().label("count"))
-        .where(DELIVERIES.c.owner == owner, IS_PENDING, DELIVERIES.c.lease_expires_at > clock())
+        .where(DELIVERIES.c.owner == owner, IS_PENDING, is_held(DELIVERIES))
         .group_by(DELIVERIES.c.destination)
         .subquery("held")
     )
@@ -57,14 +58,14 @@ def free_deliveries(owner: str, *, limit: int, per_destination: int) -> Select[A
     places = (
         select(DELIVERIES.c.id, (turn + func.coalesce(held.c.count, 0)).label("place"))
         .outerjoin(held, held.c.destination == DELIVERIES.c.destination)
-        .where(_is_free())
+        .where(_IS_FREE)
         .subquery("places")
     )
     return (
         select(DELIVERIES.c.id)
         .join(places, places.c.id == DELIVERIES.c.id)
         # Asked of the row itself once more: another claimer may have had it in between.
-        .where(places.c.place <= per_destination, _is_free())
+        .where(places.c.place <= per_destination, _IS_FREE)
         .order_by(*own_order)
         .limit(limit)
         .with_for_update(of=DELIVERIES, skip_locked=True)
@@ -102,12 +103,6 @@ def _claim(row: RowMapping, url: str | None, secrets: tuple[str, ...]) -> Delive
         url=url if may_go else None,
         secrets=secrets,
     )
-
-
-def _is_free() -> ColumnElement[bool]:
-    lease_end = DELIVERIES.c.lease_expires_at
-    is_due = DELIVERIES.c.due_at <= clock()
-    return and_(IS_PENDING, is_due, or_(lease_end.is_(None), lease_end <= clock()))
 
 
 async def _endpoints(

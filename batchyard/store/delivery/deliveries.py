@@ -1,7 +1,7 @@
 """Out of the outbox: who attempts which delivery, until when, and how it went.
 
-A lease is an owner, an end by the database's clock, and an epoch that every claim raises. What
-goes in is ``outbox``'s to say, how often something is tried again the caller's.
+What a lease is, ``leasing`` says, what goes in ``outbox``, and how often something is tried again
+the caller.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import case, delete, func, insert, select, update
 
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock, clock_seconds
 from batchyard.store.delivery.claims import (
     CLAIMED_COLUMNS,
@@ -18,7 +19,7 @@ from batchyard.store.delivery.claims import (
     free_deliveries,
     open_claims,
 )
-from batchyard.store.delivery.outbox import in_one_order, insert_file_deliveries, insert_given_up
+from batchyard.store.delivery.outbox import insert_file_deliveries, insert_given_up
 from batchyard.store.delivery.rows import (
     ATTEMPTS,
     DELIVERIES,
@@ -28,33 +29,35 @@ from batchyard.store.delivery.rows import (
     DeliveryRecord,
     DeliveryStatus,
 )
+from batchyard.store.leasing import claimed, in_one_order, is_claim, released, renewed
 from batchyard.store.page import Page, from_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sqlalchemy import RowMapping
+    from sqlalchemy import RowMapping, Update
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.batch.rows import BatchRecord
-    from batchyard.store.database import Database
     from batchyard.store.delivery.rows import Attempt, DeliveryClaim
 
-_FREE = {"owner": None, "lease_expires_at": None}
 
-
-class Deliveries:
+class Deliveries(Aggregate):
     """The only writer of ``delivery_attempts``, and of ``deliveries`` once they are there.
 
     Methods that name a delivery raise :class:`~batchyard.errors.RecordNotFound` where there is
     none, or it is not the ``tenant``'s.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+    @writes
     async def claim(
-        self, owner: str, *, lease_seconds: float, limit: int, per_destination: int
+        self,
+        connection: AsyncConnection,
+        owner: str,
+        *,
+        lease_seconds: float,
+        limit: int,
+        per_destination: int,
     ) -> list[DeliveryClaim]:
         """Lease up to ``limit`` more that are due and free, the oldest first.
 
@@ -62,37 +65,36 @@ class Deliveries:
         it holds already among them.
         """
         free = free_deliveries(owner, limit=limit, per_destination=per_destination)
+        ids = (await connection.execute(free)).scalars().all()
+        if not ids:
+            return []
+        # They are locked: what was free when they were read still is.
+        leased = await connection.execute(
+            update(DELIVERIES)
+            .where(DELIVERIES.c.id.in_(ids))
+            .values(claimed(DELIVERIES, owner, lease_seconds))
+            .returning(*CLAIMED_COLUMNS)
+        )
+        rows = {row["id"]: row for row in leased.mappings()}
+        return await open_claims(connection, [rows[each] for each in ids])
 
-        async def work(connection: AsyncConnection) -> list[DeliveryClaim]:
-            ids = (await connection.execute(free)).scalars().all()
-            if not ids:
-                return []
-            # They are locked: what was free when they were read still is.
-            leased = await connection.execute(
-                update(DELIVERIES)
-                .where(DELIVERIES.c.id.in_(ids))
-                .values(
-                    epoch=DELIVERIES.c.epoch + 1,
-                    owner=owner,
-                    lease_expires_at=clock() + lease_seconds,
-                )
-                .returning(*CLAIMED_COLUMNS)
-            )
-            rows = {row["id"]: row for row in leased.mappings()}
-            return await open_claims(connection, [rows[each] for each in ids])
+    @writes
+    async def renew(
+        self, connection: AsyncConnection, owner: str, lease_seconds: float
+    ) -> set[str]:
+        """Extend every lease of ``owner``, and say by their ids which those are."""
+        renewal = _update_held(owner).values(renewed(lease_seconds)).returning(DELIVERIES.c.id)
+        return set((await connection.execute(renewal)).scalars())
 
-        return await self._database.write(work)
-
-    async def renew(self, owner: str, lease_seconds: float) -> None:
-        """Extend every lease of ``owner``."""
-        await self._update_held(owner, {"lease_expires_at": clock() + lease_seconds})
-
-    async def give_back(self, owner: str) -> None:
+    @writes
+    async def release(self, connection: AsyncConnection, owner: str) -> None:
         """End every lease of ``owner``, at an orderly end: others may have them at once."""
-        await self._update_held(owner, _FREE)
+        await connection.execute(_update_held(owner).values(released()))
 
+    @writes
     async def record(
         self,
+        connection: AsyncConnection,
         claim: DeliveryClaim,
         attempt: Attempt,
         *,
@@ -109,26 +111,28 @@ class Deliveries:
         :class:`~batchyard.errors.LeaseLost` where somebody else has it, or it was replayed.
         """
         delivery_id = claim.delivery.id
+        row = await _held(connection, claim, owner)
+        await _log(connection, delivery_id, attempt)
+        values: dict[str, Any] = {"attempts": row["attempts"] + 1, **released()}
+        if status is not DeliveryStatus.PENDING:
+            values |= {"status": status, "ended_at": clock_seconds()}
+        elif row["status"] == DeliveryStatus.PENDING:
+            values["due_at"] = clock() + (again_after_seconds or 0.0)
+        await connection.execute(
+            update(DELIVERIES).where(DELIVERIES.c.id == delivery_id).values(**values)
+        )
+        is_given_up = status is DeliveryStatus.FAILED and row["kind"] == DeliveryKind.WEBHOOK
+        if tell_owner and is_given_up:
+            await insert_given_up(connection, row)
 
-        async def work(connection: AsyncConnection) -> None:
-            row = await _held(connection, claim, owner)
-            await _log(connection, delivery_id, attempt)
-            values: dict[str, Any] = {"attempts": row["attempts"] + 1, **_FREE}
-            if status is not DeliveryStatus.PENDING:
-                values |= {"status": status, "ended_at": clock_seconds()}
-            elif row["status"] == DeliveryStatus.PENDING:
-                values["due_at"] = clock() + (again_after_seconds or 0.0)
-            await connection.execute(
-                update(DELIVERIES).where(DELIVERIES.c.id == delivery_id).values(**values)
-            )
-            is_given_up = status is DeliveryStatus.FAILED and row["kind"] == DeliveryKind.WEBHOOK
-            if tell_owner and is_given_up:
-                await insert_given_up(connection, row)
-
-        await self._database.write(work)
-
+    @writes
     async def give_files(
-        self, batch: BatchRecord, places: Mapping[str, str], *, most_pending: int
+        self,
+        connection: AsyncConnection,
+        batch: BatchRecord,
+        places: Mapping[str, str],
+        *,
+        most_pending: int,
     ) -> list[DeliveryRecord]:
         """Deliver result files of an ended batch to URLs, by ``output`` and ``error``.
 
@@ -140,27 +144,23 @@ class Deliveries:
             DELIVERIES.c.kind == DeliveryKind.FILE,
             IS_PENDING,
         )
+        if (await connection.execute(pending)).scalar_one() >= most_pending:
+            raise TransitionConflict(
+                f"{most_pending} deliveries of results of {batch.id} are pending: wait until "
+                "they have come to an end."
+            )
+        ids = await insert_file_deliveries(connection, batch, places)
+        return [await _load(connection, each) for each in ids]
 
-        async def work(connection: AsyncConnection) -> list[DeliveryRecord]:
-            if (await connection.execute(pending)).scalar_one() >= most_pending:
-                raise TransitionConflict(
-                    f"{most_pending} deliveries of results of {batch.id} are pending: wait until "
-                    "they have come to an end."
-                )
-            ids = await insert_file_deliveries(connection, batch, places)
-            return [await _load(connection, each) for each in ids]
-
-        return await self._database.write(work)
-
-    async def get(self, delivery_id: str, tenant: str | None = None) -> DeliveryRecord:
+    @reads
+    async def get(
+        self, connection: AsyncConnection, delivery_id: str, tenant: str | None = None
+    ) -> DeliveryRecord:
         """The delivery, without URL and secrets."""
+        return await _load(connection, delivery_id, tenant)
 
-        async def work(connection: AsyncConnection) -> DeliveryRecord:
-            return await _load(connection, delivery_id, tenant)
-
-        return await self._database.read(work)
-
-    async def attempts(self, delivery_id: str) -> list[AttemptRecord]:
+    @reads
+    async def attempts(self, connection: AsyncConnection, delivery_id: str) -> list[AttemptRecord]:
         """Its attempts that came to an end, the oldest first; none for one that is not there."""
         columns = [column for column in ATTEMPTS.c if column.name != "delivery_id"]
         statement = (
@@ -168,15 +168,13 @@ class Deliveries:
             .where(ATTEMPTS.c.delivery_id == delivery_id)
             .order_by(ATTEMPTS.c.number)
         )
+        rows = (await connection.execute(statement)).mappings()
+        return [AttemptRecord(**row) for row in rows]
 
-        async def work(connection: AsyncConnection) -> list[AttemptRecord]:
-            rows = (await connection.execute(statement)).mappings()
-            return [AttemptRecord(**row) for row in rows]
-
-        return await self._database.read(work)
-
+    @reads
     async def page(
         self,
+        connection: AsyncConnection,
         tenant: str | None = None,
         *,
         batch_id: str | None = None,
@@ -195,43 +193,39 @@ class Deliveries:
         statement = select(*DELIVERY_COLUMNS).where(
             *(DELIVERIES.c[name] == value for name, value in wanted.items() if value is not None)
         )
+        place = None
+        if after is not None:
+            last = await _load(connection, after, tenant)
+            place = (last.created_at, last.id)
+        found = await connection.execute(
+            from_place(statement, DELIVERIES, order="desc", limit=limit, after=place)
+        )
+        return Page((DeliveryRecord.from_row(row) for row in found.mappings()), limit=limit)
 
-        async def work(connection: AsyncConnection) -> Page[DeliveryRecord]:
-            place = None
-            if after is not None:
-                last = await _load(connection, after, tenant)
-                place = (last.created_at, last.id)
-            found = await connection.execute(
-                from_place(statement, DELIVERIES, order="desc", limit=limit, after=place)
-            )
-            return Page((DeliveryRecord.from_row(row) for row in found.mappings()), limit=limit)
-
-        return await self._database.read(work)
-
-    async def replay(self, delivery_id: str, tenant: str | None = None) -> DeliveryRecord:
+    @writes
+    async def replay(
+        self, connection: AsyncConnection, delivery_id: str, tenant: str | None = None
+    ) -> DeliveryRecord:
         """Deliver it once more, from now, under the same id; all its attempts begin again.
 
         Raises :class:`~batchyard.errors.TransitionConflict` for one that is pending already.
         """
         again = {"status": DeliveryStatus.PENDING, "attempts": 0, "due_at": clock()}
-
-        async def work(connection: AsyncConnection) -> DeliveryRecord:
-            # A delivery never changes hands: what is true now stays true.
-            await _load(connection, delivery_id, tenant)
-            replayed = await connection.execute(
-                update(DELIVERIES)
-                .where(DELIVERIES.c.id == delivery_id, ~IS_PENDING)
-                .values(**again, ended_at=None, **_FREE)
+        # A delivery never changes hands: what is true now stays true.
+        await _load(connection, delivery_id, tenant)
+        replayed = await connection.execute(
+            update(DELIVERIES)
+            .where(DELIVERIES.c.id == delivery_id, ~IS_PENDING)
+            .values(**again, ended_at=None, **released())
+        )
+        if replayed.rowcount == 0:
+            raise TransitionConflict(
+                f"{delivery_id} is pending: it is attempted without being replayed."
             )
-            if replayed.rowcount == 0:
-                raise TransitionConflict(
-                    f"{delivery_id} is pending: it is attempted without being replayed."
-                )
-            return await _load(connection, delivery_id)
+        return await _load(connection, delivery_id)
 
-        return await self._database.write(work)
-
-    async def seconds_to_next(self) -> float | None:
+    @reads
+    async def seconds_to_next(self, connection: AsyncConnection) -> float | None:
         """Until something is due and free: 0 where something is, None where nothing is pending.
 
         What is leased counts from the end of its lease.
@@ -239,31 +233,21 @@ class Deliveries:
         due_at, lease_end = DELIVERIES.c.due_at, DELIVERIES.c.lease_expires_at
         next_at = func.min(case((lease_end > due_at, lease_end), else_=due_at))
         statement = select(next_at - clock()).where(IS_PENDING)
+        seconds = (await connection.execute(statement)).scalar_one()
+        return None if seconds is None else max(0.0, seconds)
 
-        async def work(connection: AsyncConnection) -> float | None:
-            seconds = (await connection.execute(statement)).scalar_one()
-            return None if seconds is None else max(0.0, seconds)
-
-        return await self._database.read(work)
-
-    async def prune(self, older_than_seconds: float) -> int:
+    @writes
+    async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
         """Delete those that ended longer ago than that, with their attempts: how many."""
         is_old = DELIVERIES.c.ended_at < clock_seconds() - older_than_seconds
         statement = delete(DELIVERIES).where(~IS_PENDING, is_old)
+        return (await connection.execute(statement)).rowcount
 
-        async def work(connection: AsyncConnection) -> int:
-            return (await connection.execute(statement)).rowcount
 
-        return await self._database.write(work)
-
-    async def _update_held(self, owner: str, values: Mapping[str, Any]) -> None:
-        held = in_one_order(DELIVERIES.c.owner == owner, IS_PENDING)
-        statement = update(DELIVERIES).where(held).values(values)
-
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(statement)
-
-        await self._database.write(work)
+def _update_held(owner: str) -> Update:
+    return update(DELIVERIES).where(
+        in_one_order(DELIVERIES, DELIVERIES.c.owner == owner, IS_PENDING)
+    )
 
 
 async def _held(connection: AsyncConnection, claim: DeliveryClaim, owner: str) -> RowMapping:
@@ -272,8 +256,7 @@ async def _held(connection: AsyncConnection, claim: DeliveryClaim, owner: str) -
         select(*DELIVERY_COLUMNS)
         .where(
             DELIVERIES.c.id == claim.delivery.id,
-            DELIVERIES.c.epoch == claim.epoch,
-            DELIVERIES.c.owner == owner,
+            is_claim(DELIVERIES, owner, claim.epoch),
         )
         .with_for_update()
     )

@@ -19,6 +19,7 @@ from batchyard.store.delivery.rows import (
     DeliveryKind,
     DeliveryStatus,
 )
+from batchyard.store.leasing import in_one_order
 from batchyard.store.sealed import OpenedOrNone
 from batchyard.store.tenant.tenants import TENANTS
 from batchyard.store.webhook.rows import ENDPOINTS
@@ -32,7 +33,7 @@ from batchyard.wire import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sqlalchemy import ColumnElement, RowMapping
+    from sqlalchemy import RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.batch.rows import BatchRecord
@@ -139,21 +140,12 @@ async def fail_pending(connection: AsyncConnection, endpoint_id: str) -> None:
 
     An attempt that is in flight keeps its lease, so that how it ends is still recorded.
     """
-    pending = in_one_order(DELIVERIES.c.endpoint_id == endpoint_id, _PENDING)
+    pending = in_one_order(DELIVERIES, DELIVERIES.c.endpoint_id == endpoint_id, _PENDING)
     await connection.execute(
         update(DELIVERIES)
         .where(pending)
         .values(status=DeliveryStatus.FAILED, ended_at=clock_seconds())
     )
-
-
-def in_one_order(*where: ColumnElement[bool]) -> ColumnElement[bool]:
-    """For an update of several deliveries: those, locked by id.
-
-    In the same order for everybody, or two who change the same could wait for each other.
-    """
-    ids = select(DELIVERIES.c.id).where(*where).order_by(DELIVERIES.c.id)
-    return DELIVERIES.c.id.in_(ids.with_for_update())
 
 
 async def _receivers(connection: AsyncConnection, batch_id: str) -> Any:

@@ -13,6 +13,7 @@ from sqlalchemy import BigInteger, Double, Index
 from sqlmodel import Field
 
 from batchyard.store.columns import Row
+from batchyard.store.leasing import LeaseColumns
 from batchyard.store.sealed import Sealed
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class DeliveryStatus(StrEnum):
     """Given up: after the last attempt, or because the receiver is gone for good."""
 
 
-class DeliveryRow(Row, table=True):
+class DeliveryRow(Row, LeaseColumns, table=True):
     """One row for each receiver of each event; deleted some weeks after its end.
 
     ``id`` is the ``webhook-id`` of every attempt. ``destination`` is what slow receivers are
@@ -71,9 +72,6 @@ class DeliveryRow(Row, table=True):
     status: str
     attempts: int = 0
     due_at: float = Field(sa_type=Double)
-    epoch: int = 0
-    owner: str | None
-    lease_expires_at: float | None = Field(sa_type=Double)
     ended_at: int | None = Field(sa_type=BigInteger)
     file_id: str | None
     location: str | None = Field(sa_type=Sealed)

@@ -10,6 +10,7 @@ from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import UNFINISHED
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.columns import Row
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.database import Database
     from batchyard.store.page import Order
 
 FILE_LIFETIME_SECONDS: Final = 2_592_000
@@ -101,35 +101,30 @@ class FileRecord:
         )
 
 
-class Files:
+class Files(Aggregate):
     """The only writer of ``files``.
 
     With a ``tenant`` a method sees what a client of that tenant is to see: others' files are
     unknown, and so are those past their ``expires_at``, even while a batch still reads one.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def create(self, new: NewFile) -> FileRecord:
+    @writes
+    async def create(self, connection: AsyncConnection, new: NewFile) -> FileRecord:
         """Record a file. Raises :class:`~batchyard.errors.TransitionConflict` for a taken id."""
+        await insert_file(connection, new)
+        return await load_file(connection, new.id)
 
-        async def work(connection: AsyncConnection) -> FileRecord:
-            await insert_file(connection, new)
-            return await load_file(connection, new.id)
-
-        return await self._database.write(work)
-
-    async def get(self, file_id: str, tenant: str | None = None) -> FileRecord:
+    @reads
+    async def get(
+        self, connection: AsyncConnection, file_id: str, tenant: str | None = None
+    ) -> FileRecord:
         """The file. Raises :class:`~batchyard.errors.RecordNotFound`, for a deleted one too."""
+        return await load_file(connection, file_id, tenant)
 
-        async def work(connection: AsyncConnection) -> FileRecord:
-            return await load_file(connection, file_id, tenant)
-
-        return await self._database.read(work)
-
+    @reads
     async def page(
         self,
+        connection: AsyncConnection,
         tenant: str,
         *,
         limit: int,
@@ -145,111 +140,90 @@ class Files:
         statement = select(_FILES).where(_FILES.c.tenant == tenant, _IS_CURRENT)
         if purpose is not None:
             statement = statement.where(_FILES.c.purpose == purpose)
+        place = None if after is None else await _place(connection, after, tenant)
+        found = await connection.execute(
+            from_place(statement, _FILES, order=order, limit=limit, after=place)
+        )
+        return Page((FileRecord(**row) for row in found.mappings()), limit=limit)
 
-        async def work(connection: AsyncConnection) -> Page[FileRecord]:
-            place = None if after is None else await _place(connection, after, tenant)
-            found = await connection.execute(
-                from_place(statement, _FILES, order=order, limit=limit, after=place)
-            )
-            return Page((FileRecord(**row) for row in found.mappings()), limit=limit)
-
-        return await self._database.read(work)
-
-    async def delete(self, file_id: str, tenant: str | None = None) -> FileRecord:
+    @writes
+    async def delete(
+        self, connection: AsyncConnection, file_id: str, tenant: str | None = None
+    ) -> FileRecord:
         """Mark the file deleted and return it, so that the caller can wipe ``storage_key``.
 
         Raises :class:`~batchyard.errors.RecordNotFound`, for a second time too.
         """
+        record = await load_file(connection, file_id, tenant)
+        marked = await connection.execute(
+            update(_FILES)
+            .where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
+            .values(deleted_at=clock_seconds())
+        )
+        if marked.rowcount == 0:
+            raise _not_found(file_id)
+        return record
 
-        async def work(connection: AsyncConnection) -> FileRecord:
-            record = await load_file(connection, file_id, tenant)
-            marked = await connection.execute(
-                update(_FILES)
-                .where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
-                .values(deleted_at=clock_seconds())
-            )
-            if marked.rowcount == 0:
-                raise _not_found(file_id)
-            return record
-
-        return await self._database.write(work)
-
-    async def expired(self, limit: int) -> list[FileRecord]:
+    @reads
+    async def expired(self, connection: AsyncConnection, limit: int) -> list[FileRecord]:
         """Files past their ``expires_at``, the longest expired first.
 
         The input of a batch that has not ended is not among them, however old it is.
         """
+        found = await connection.execute(
+            select(_FILES).where(_MAY_GO).order_by(_FILES.c.expires_at, _FILES.c.id).limit(limit)
+        )
+        return [FileRecord(**row) for row in found.mappings()]
 
-        async def work(connection: AsyncConnection) -> list[FileRecord]:
-            found = await connection.execute(
-                select(_FILES)
-                .where(_MAY_GO)
-                .order_by(_FILES.c.expires_at, _FILES.c.id)
-                .limit(limit)
-            )
-            return [FileRecord(**row) for row in found.mappings()]
-
-        return await self._database.read(work)
-
-    async def delete_expired(self, file_ids: Sequence[str]) -> set[str]:
+    @writes
+    async def delete_expired(
+        self, connection: AsyncConnection, file_ids: Sequence[str]
+    ) -> set[str]:
         """Mark them deleted; the ids of those that this call marked.
 
         One that was deleted meanwhile, or that a batch has been created with, is left out.
         """
+        marked = await connection.execute(
+            update(_FILES)
+            .where(_FILES.c.id.in_(file_ids), _MAY_GO)
+            .values(deleted_at=clock_seconds())
+            .returning(_FILES.c.id)
+        )
+        return set(marked.scalars())
 
-        async def work(connection: AsyncConnection) -> set[str]:
-            marked = await connection.execute(
-                update(_FILES)
-                .where(_FILES.c.id.in_(file_ids), _MAY_GO)
-                .values(deleted_at=clock_seconds())
-                .returning(_FILES.c.id)
-            )
-            return set(marked.scalars())
-
-        return await self._database.write(work)
-
-    async def storage_keys(self, keys: Sequence[str]) -> set[str]:
+    @reads
+    async def storage_keys(self, connection: AsyncConnection, keys: Sequence[str]) -> set[str]:
         """Those of ``keys`` that hold the bytes of a file which is not deleted."""
-
-        async def work(connection: AsyncConnection) -> set[str]:
-            found = await connection.execute(
-                select(_FILES.c.storage_key).where(
-                    _FILES.c.storage_key.in_(keys), _FILES.c.deleted_at.is_(None)
-                )
+        found = await connection.execute(
+            select(_FILES.c.storage_key).where(
+                _FILES.c.storage_key.in_(keys), _FILES.c.deleted_at.is_(None)
             )
-            return set(found.scalars())
+        )
+        return set(found.scalars())
 
-        return await self._database.read(work)
-
-    async def awaited(self) -> set[str]:
+    @reads
+    async def awaited(self, connection: AsyncConnection) -> set[str]:
         """The ids of the files that batches which have not ended read, or may yet publish."""
+        ids: set[str] = set()
+        found = await connection.execute(
+            select(BATCHES.c.id, BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)
+        )
+        for batch_id, input_file_id in found:
+            ids |= {
+                input_file_id,
+                result_file_id(batch_id, "output"),
+                result_file_id(batch_id, "error"),
+            }
+        return ids
 
-        async def work(connection: AsyncConnection) -> set[str]:
-            ids: set[str] = set()
-            found = await connection.execute(
-                select(BATCHES.c.id, BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)
-            )
-            for batch_id, input_file_id in found:
-                ids |= {
-                    input_file_id,
-                    result_file_id(batch_id, "output"),
-                    result_file_id(batch_id, "error"),
-                }
-            return ids
-
-        return await self._database.read(work)
-
-    async def known_since(self) -> int | None:
+    @reads
+    async def known_since(self, connection: AsyncConnection) -> int | None:
         """When the first batch or file was recorded, Unix seconds; None: nothing ever was."""
-
-        async def work(connection: AsyncConnection) -> int | None:
-            firsts = [
-                (await connection.execute(select(func.min(table.c.created_at)))).scalar_one()
-                for table in (_FILES, BATCHES)
-            ]
-            return min((first for first in firsts if first is not None), default=None)
-
-        return await self._database.read(work)
+        firsts = [
+            (await connection.execute(select(func.min(table.c.created_at)))).scalar_one()
+            for table in (_FILES, BATCHES)
+        ]
+        return min((first for first in firsts if first is not None), default=None)
 
 
 async def insert_file(connection: AsyncConnection, new: NewFile) -> None:

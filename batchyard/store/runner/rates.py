@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Double, func, select
 from sqlmodel import Field
 
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock
 from batchyard.store.columns import Row
 from batchyard.store.upsert import upsert
@@ -15,7 +16,6 @@ from batchyard.store.upsert import upsert
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.database import Database
 
 _WEIGHT_OF_THE_NEW = 0.3
 """Old batches are forgotten after some ten measurements, and one odd chunk changes little."""
@@ -49,14 +49,13 @@ class RateRecord:
     measured_at: float
 
 
-class Rates:
+class Rates(Aggregate):
     """The only writer of ``rates``."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+    @writes
     async def record(
         self,
+        connection: AsyncConnection,
         model: str,
         pool: str,
         *,
@@ -74,32 +73,22 @@ class Rates:
             )
             for name, value in measured.items()
         }
+        row = {"model": model, "pool": pool, **measured, "measured_at": clock()}
+        await upsert(connection, _RATES, row, {**averages, "measured_at": clock()})
 
-        async def work(connection: AsyncConnection) -> None:
-            row = {"model": model, "pool": pool, **measured, "measured_at": clock()}
-            await upsert(connection, _RATES, row, {**averages, "measured_at": clock()})
-
-        await self._database.write(work)
-
-    async def all(self) -> list[RateRecord]:
+    @reads
+    async def all(self, connection: AsyncConnection) -> list[RateRecord]:
         """Every model on every pool, in that order."""
         statement = select(_RATES).order_by(_RATES.c.model, _RATES.c.pool)
-
-        async def work(connection: AsyncConnection) -> list[RateRecord]:
-            return [RateRecord(**row) for row in (await connection.execute(statement)).mappings()]
-
-        return await self._database.read(work)
+        return [RateRecord(**row) for row in (await connection.execute(statement)).mappings()]
 
     async def knows(self, model: str) -> bool:
         """Whether a runner of the model was ever measured, on any pool: it was served before."""
         return any(rate.model == model for rate in await self.all())
 
-    async def get(self, model: str, pool: str) -> RateRecord | None:
+    @reads
+    async def get(self, connection: AsyncConnection, model: str, pool: str) -> RateRecord | None:
         """None: nothing was measured yet."""
         statement = select(_RATES).where(_RATES.c.model == model, _RATES.c.pool == pool)
-
-        async def work(connection: AsyncConnection) -> RateRecord | None:
-            row = (await connection.execute(statement)).mappings().one_or_none()
-            return None if row is None else RateRecord(**row)
-
-        return await self._database.read(work)
+        row = (await connection.execute(statement)).mappings().one_or_none()
+        return None if row is None else RateRecord(**row)

@@ -11,6 +11,7 @@ from sqlalchemy import BigInteger, ColumnElement, Double, Index, delete, insert,
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock
 from batchyard.store.columns import Row
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from batchyard.store.database import Database
 
 
 class RunnerKind(StrEnum):
@@ -112,14 +111,13 @@ class MachineFailures:
     message: str | None = None
 
 
-class Runners:
+class Runners(Aggregate):
     """The only writer of ``runners``."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+    @writes
     async def register(
         self,
+        connection: AsyncConnection,
         *,
         kind: RunnerKind,
         pool: str,
@@ -129,27 +127,23 @@ class Runners:
     ) -> RunnerRecord:
         """Announce a runner on the work pool ``pool``; its heartbeat starts now."""
         runner_id = f"runner_{secrets.token_hex(16)}"
-
-        async def work(connection: AsyncConnection) -> RunnerRecord:
-            now = (await connection.execute(select(clock()))).scalar_one()
-            record = RunnerRecord(
-                id=runner_id,
-                kind=kind,
-                model=model,
-                pool=pool,
-                flow_run_id=flow_run_id,
-                started_at=now,
-                ready_at=None,
-                heartbeat_at=now,
-                status=RunnerStatus.LIVE,
-                machine=machine,
-                failure=None,
-                answered=0,
-            )
-            await connection.execute(insert(_RUNNERS).values(**asdict(record)))
-            return record
-
-        return await self._database.write(work)
+        now = (await connection.execute(select(clock()))).scalar_one()
+        record = RunnerRecord(
+            id=runner_id,
+            kind=kind,
+            model=model,
+            pool=pool,
+            flow_run_id=flow_run_id,
+            started_at=now,
+            ready_at=None,
+            heartbeat_at=now,
+            status=RunnerStatus.LIVE,
+            machine=machine,
+            failure=None,
+            answered=0,
+        )
+        await connection.execute(insert(_RUNNERS).values(**asdict(record)))
+        return record
 
     async def ready(self, runner_id: str) -> None:
         """The model is loaded. A second time changes nothing, nor does one that has ended."""
@@ -157,7 +151,10 @@ class Runners:
             runner_id, _HAS_NOT_ENDED, _RUNNERS.c.ready_at.is_(None), ready_at=clock()
         )
 
-    async def heartbeat(self, runner_id: str, *, answered: int = 0) -> RunnerStatus:
+    @writes
+    async def heartbeat(
+        self, connection: AsyncConnection, runner_id: str, *, answered: int = 0
+    ) -> RunnerStatus:
         """Say that the runner lives; the answer is ``LIVE``, or ``DRAINING`` to end it.
 
         ``answered`` counts the requests that it has answered so far. Raises
@@ -169,14 +166,10 @@ class Runners:
             .values(heartbeat_at=clock(), answered=answered)
             .returning(_RUNNERS.c.status)
         )
-
-        async def work(connection: AsyncConnection) -> RunnerStatus:
-            status = (await connection.execute(statement)).scalar_one_or_none()
-            if status is None:
-                raise RecordNotFound(f"No live runner has the id '{runner_id}'; register again.")
-            return RunnerStatus(status)
-
-        return await self._database.write(work)
+        status = (await connection.execute(statement)).scalar_one_or_none()
+        if status is None:
+            raise RecordNotFound(f"No live runner has the id '{runner_id}'; register again.")
+        return RunnerStatus(status)
 
     async def drain(self, runner_id: str) -> bool:
         """Ask the runner to end after what it holds; False: it was not live."""
@@ -193,8 +186,16 @@ class Runners:
             runner_id, _HAS_NOT_ENDED, status=RunnerStatus.RETIRED, answered=answered
         )
 
+    @writes
     async def fail(
-        self, *, model: str, pool: str, machine: str, flow_run_id: str, message: str
+        self,
+        connection: AsyncConnection,
+        *,
+        model: str,
+        pool: str,
+        machine: str,
+        flow_run_id: str,
+        message: str,
     ) -> None:
         """Record that the runner of this flow run could not serve, registered or not."""
         failed = {"failure": message, "heartbeat_at": clock(), "status": RunnerStatus.RETIRED}
@@ -213,14 +214,13 @@ class Runners:
             "machine": machine,
             "answered": 0,
         }
+        if not (await connection.execute(registered)).rowcount:
+            await connection.execute(insert(_RUNNERS).values(row | failed))
 
-        async def work(connection: AsyncConnection) -> None:
-            if not (await connection.execute(registered)).rowcount:
-                await connection.execute(insert(_RUNNERS).values(row | failed))
-
-        await self._database.write(work)
-
-    async def failures(self, *, model: str, pool: str, machine: str) -> MachineFailures:
+    @reads
+    async def failures(
+        self, connection: AsyncConnection, *, model: str, pool: str, machine: str
+    ) -> MachineFailures:
         """The failures on this machine since a runner of the model last served there."""
         statement = (
             select(_RUNNERS)
@@ -233,24 +233,26 @@ class Runners:
             .order_by(_RUNNERS.c.started_at.desc(), _RUNNERS.c.id)
             .limit(_FAILURES_COUNTED)
         )
+        newest_first = (await connection.execute(statement)).mappings()
+        return _failures_in_a_row([_record(row) for row in newest_first])
 
-        async def work(connection: AsyncConnection) -> list[RunnerRecord]:
-            return [_record(row) for row in (await connection.execute(statement)).mappings()]
-
-        return _failures_in_a_row(await self._database.read(work))
-
-    async def of_flow_run(self, flow_run_id: str) -> RunnerRecord | None:
+    @reads
+    async def of_flow_run(
+        self, connection: AsyncConnection, flow_run_id: str
+    ) -> RunnerRecord | None:
         """The runner of this flow run; None where it never registered."""
         statement = select(_RUNNERS).where(_RUNNERS.c.flow_run_id == flow_run_id)
+        row = (await connection.execute(statement)).mappings().first()
+        return None if row is None else _record(row)
 
-        async def work(connection: AsyncConnection) -> RunnerRecord | None:
-            row = (await connection.execute(statement)).mappings().first()
-            return None if row is None else _record(row)
-
-        return await self._database.read(work)
-
+    @reads
     async def live(
-        self, *, kind: RunnerKind, within_seconds: float, model: str | None = None
+        self,
+        connection: AsyncConnection,
+        *,
+        kind: RunnerKind,
+        within_seconds: float,
+        model: str | None = None,
     ) -> list[RunnerRecord]:
         """Those that gave a heartbeat in the last ``within_seconds``, the oldest first.
 
@@ -267,13 +269,10 @@ class Runners:
         )
         if model is not None:
             statement = statement.where(_RUNNERS.c.model == model)
+        return [_record(row) for row in (await connection.execute(statement)).mappings()]
 
-        async def work(connection: AsyncConnection) -> list[RunnerRecord]:
-            return [_record(row) for row in (await connection.execute(statement)).mappings()]
-
-        return await self._database.read(work)
-
-    async def lose(self, silent_seconds: float) -> list[RunnerRecord]:
+    @writes
+    async def lose(self, connection: AsyncConnection, silent_seconds: float) -> list[RunnerRecord]:
         """End those without a heartbeat for ``silent_seconds`` as ``LOST``, and say which.
 
         Of many callers at once, one gets each.
@@ -284,31 +283,28 @@ class Runners:
             .values(status=RunnerStatus.LOST)
             .returning(*_RUNNERS.c)
         )
+        lost = [_record(row) for row in (await connection.execute(statement)).mappings()]
+        return sorted(lost, key=lambda runner: (runner.started_at, runner.id))
 
-        async def work(connection: AsyncConnection) -> list[RunnerRecord]:
-            lost = [_record(row) for row in (await connection.execute(statement)).mappings()]
-            return sorted(lost, key=lambda runner: (runner.started_at, runner.id))
-
-        return await self._database.write(work)
-
-    async def prune(self, older_than_seconds: float) -> int:
+    @writes
+    async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
         """Delete those that have ended and gave their last heartbeat so long ago; how many."""
         statement = delete(_RUNNERS).where(
             ~_HAS_NOT_ENDED, _RUNNERS.c.heartbeat_at < clock() - older_than_seconds
         )
+        return (await connection.execute(statement)).rowcount
 
-        async def work(connection: AsyncConnection) -> int:
-            return (await connection.execute(statement)).rowcount
-
-        return await self._database.write(work)
-
-    async def _update(self, runner_id: str, *where: ColumnElement[bool], **values: Any) -> bool:
+    @writes
+    async def _update(
+        self,
+        connection: AsyncConnection,
+        /,
+        runner_id: str,
+        *where: ColumnElement[bool],
+        **values: Any,
+    ) -> bool:
         statement = update(_RUNNERS).where(_RUNNERS.c.id == runner_id, *where).values(**values)
-
-        async def work(connection: AsyncConnection) -> bool:
-            return (await connection.execute(statement)).rowcount == 1
-
-        return await self._database.write(work)
+        return (await connection.execute(statement)).rowcount == 1
 
 
 def _failures_in_a_row(newest_first: Sequence[RunnerRecord]) -> MachineFailures:

@@ -13,6 +13,7 @@ from sqlalchemy import BigInteger, Index, func, insert, or_, select, update
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound, StoreUnavailable
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock_seconds
 from batchyard.store.columns import Row
 
@@ -80,14 +81,15 @@ class NewKey:
     secret: str = field(repr=False)
 
 
-class ApiKeys:
+class ApiKeys(Aggregate):
     """The only writer of ``api_keys``."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._being_noted: set[str] = set()
 
-    async def create(self, tenant: str, name: str) -> NewKey:
+    @writes
+    async def create(self, connection: AsyncConnection, tenant: str, name: str) -> NewKey:
         """Make a key for the tenant. ``name`` is for people and need not be unique."""
         secret = _BEGINNING + secrets.token_urlsafe(_SECRET_BYTES)
         row = {
@@ -97,12 +99,8 @@ class ApiKeys:
             "key_hash": _hash(secret),
             "prefix": secret[: len(_BEGINNING) + _SHOWN],
         }
-
-        async def work(connection: AsyncConnection) -> ApiKeyRecord:
-            await connection.execute(insert(_KEYS).values(created_at=clock_seconds(), **row))
-            return await _load(connection, row["id"])
-
-        return NewKey(record=await self._database.write(work), secret=secret)
+        await connection.execute(insert(_KEYS).values(created_at=clock_seconds(), **row))
+        return NewKey(record=await _load(connection, row["id"]), secret=secret)
 
     async def tenant_of(self, secret: str) -> str | None:
         """Whose key it is; None: nobody's, or a revoked one.
@@ -110,67 +108,62 @@ class ApiKeys:
         Now and then this notes the use of the key, which cannot make a good key fail.
         """
         key_hash = _hash(secret)
-        statement = select(
-            _KEYS.c.id, _KEYS.c.tenant, _KEYS.c.key_hash, _USE_IS_NOT_NOTED.label("is_due")
-        ).where(_KEYS.c.key_hash == key_hash, _KEYS.c.revoked_at.is_(None))
-
-        async def work(connection: AsyncConnection) -> FoundRow[Any] | None:
-            return (await connection.execute(statement)).one_or_none()
-
-        found = await self._database.read(work)
+        found = await self._find(key_hash)
         if found is None or not hmac.compare_digest(found.key_hash, key_hash):
             return None
         if found.is_due:
             await self._note_use(found.id)
         return str(found.tenant)
 
-    async def list(self, tenant: str | None = None) -> Sequence[ApiKeyRecord]:
+    @reads
+    async def list(
+        self, connection: AsyncConnection, tenant: str | None = None
+    ) -> Sequence[ApiKeyRecord]:
         """All keys, or the tenant's, oldest first, revoked ones as well."""
         statement = select(*_RECORD).order_by(_KEYS.c.created_at, _KEYS.c.id)
         if tenant is not None:
             statement = statement.where(_KEYS.c.tenant == tenant)
+        rows = (await connection.execute(statement)).mappings()
+        return [ApiKeyRecord(**row) for row in rows]
 
-        async def work(connection: AsyncConnection) -> list[ApiKeyRecord]:
-            rows = (await connection.execute(statement)).mappings()
-            return [ApiKeyRecord(**row) for row in rows]
-
-        return await self._database.read(work)
-
-    async def revoke(self, key_id: str) -> ApiKeyRecord:
+    @writes
+    async def revoke(self, connection: AsyncConnection, key_id: str) -> ApiKeyRecord:
         """The key opens nothing any more; a second time changes nothing.
 
         Raises :class:`~batchyard.errors.RecordNotFound`.
         """
         revoked_at = func.coalesce(_KEYS.c.revoked_at, clock_seconds())
-
-        async def work(connection: AsyncConnection) -> ApiKeyRecord:
-            await connection.execute(
-                update(_KEYS).where(_KEYS.c.id == key_id).values(revoked_at=revoked_at)
-            )
-            return await _load(connection, key_id)
-
-        return await self._database.write(work)
+        await connection.execute(
+            update(_KEYS).where(_KEYS.c.id == key_id).values(revoked_at=revoked_at)
+        )
+        return await _load(connection, key_id)
 
     async def _note_use(self, key_id: str) -> None:
         # Of many requests in the same moment one writes, and the others do not wait for it.
         if key_id in self._being_noted:
             return
         self._being_noted.add(key_id)
-        statement = (
+        try:
+            # A database that is too busy to note it may still answer the request itself.
+            with suppress(StoreUnavailable):
+                await self._write_use(key_id)
+        finally:
+            self._being_noted.discard(key_id)
+
+    @reads
+    async def _find(self, connection: AsyncConnection, key_hash: str) -> FoundRow[Any] | None:
+        statement = select(
+            _KEYS.c.id, _KEYS.c.tenant, _KEYS.c.key_hash, _USE_IS_NOT_NOTED.label("is_due")
+        ).where(_KEYS.c.key_hash == key_hash, _KEYS.c.revoked_at.is_(None))
+        return (await connection.execute(statement)).one_or_none()
+
+    @writes
+    async def _write_use(self, connection: AsyncConnection, key_id: str) -> None:
+        await connection.execute(
             update(_KEYS)
             .where(_KEYS.c.id == key_id, _USE_IS_NOT_NOTED)
             .values(last_used_at=clock_seconds())
         )
-
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(statement)
-
-        try:
-            # A database that is too busy to note it may still answer the request itself.
-            with suppress(StoreUnavailable):
-                await self._database.write(work)
-        finally:
-            self._being_noted.discard(key_id)
 
 
 def _hash(secret: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import select, type_coerce
 from sqlmodel import Field
 
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.columns import Row
 from batchyard.store.sealed import OpenedOrNone, Sealed
 from batchyard.store.upsert import upsert
@@ -15,7 +16,6 @@ from batchyard.store.upsert import upsert
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.database import Database
 
 _SALT_BYTES: Final = 32
 """As vLLM recommends: 256 bits, 43 characters."""
@@ -33,32 +33,34 @@ class CacheSaltRow(Row, table=True):
 _SALTS = CacheSaltRow.metadata.tables["cache_salts"]
 
 
-class CacheSalts:
+class CacheSalts(Aggregate):
     """The only writer of ``cache_salts``."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def get(self, scope: str) -> str:
         """The salt of ``scope``: random, made when it is first asked for, and then kept.
 
         One that none of the sealing keys opens is replaced: that costs a cold cache and no batch.
         """
-        salt = type_coerce(_SALTS.c.salt, OpenedOrNone)
-        statement = select(salt).where(_SALTS.c.scope == scope)
+        return await self._find(scope) or await self._make(scope)
 
-        async def read(connection: AsyncConnection) -> str | None:
-            return (await connection.execute(statement)).scalar_one_or_none()
+    @reads
+    async def _find(self, connection: AsyncConnection, scope: str) -> str | None:
+        return await _salt(connection, scope)
 
-        async def make(connection: AsyncConnection) -> str | None:
-            new = {"salt": secrets.token_urlsafe(_SALT_BYTES)}
-            # Of two who see none, one makes it; both read what is there afterwards.
-            await upsert(connection, _SALTS, {"scope": scope, **new}, {})
-            found = await read(connection)
-            if found is not None:
-                return found
-            await upsert(connection, _SALTS, {"scope": scope, **new}, new)
-            return new["salt"]
+    @writes
+    async def _make(self, connection: AsyncConnection, scope: str) -> str:
+        new = {"salt": secrets.token_urlsafe(_SALT_BYTES)}
+        # Of two who see none, one makes it; both read what is there afterwards.
+        await upsert(connection, _SALTS, {"scope": scope, **new}, {})
+        found = await _salt(connection, scope)
+        if found is not None:
+            return found
+        await upsert(connection, _SALTS, {"scope": scope, **new}, new)
+        return new["salt"]
 
-        found = await self._database.read(read)
-        return found or str(await self._database.write(make))
+
+async def _salt(connection: AsyncConnection, scope: str) -> str | None:
+    """None: there is none, or no key opens it."""
+    salt = type_coerce(_SALTS.c.salt, OpenedOrNone)
+    found = await connection.execute(select(salt).where(_SALTS.c.scope == scope))
+    return found.scalar_one_or_none()

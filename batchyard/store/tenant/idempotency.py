@@ -9,14 +9,13 @@ from sqlalchemy import BigInteger, Index, delete, select
 from sqlmodel import Field
 
 from batchyard.errors import IdempotencyConflict
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock_seconds
 from batchyard.store.columns import Row
 from batchyard.store.upsert import upsert
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from batchyard.store.database import Database
 
 
 class IdempotencyRow(Row, table=True):
@@ -48,32 +47,25 @@ class IdempotencyKey:
     fingerprint: str
 
 
-class Idempotency:
+class Idempotency(Aggregate):
     """The keys of requests that were answered. :func:`claim` joins the write of the answer."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def find(self, tenant: str, key: IdempotencyKey) -> str | None:
+    @reads
+    async def find(
+        self, connection: AsyncConnection, tenant: str, key: IdempotencyKey
+    ) -> str | None:
         """The id that the same request was answered with; None: it is new.
 
         For checks that a repeated request need not pass again; :func:`claim` has the last word.
         Raises :class:`~batchyard.errors.IdempotencyConflict`.
         """
+        return await _answer(connection, tenant, key)
 
-        async def work(connection: AsyncConnection) -> str | None:
-            return await _answer(connection, tenant, key)
-
-        return await self._database.read(work)
-
-    async def prune(self, older_than_seconds: float) -> int:
+    @writes
+    async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
         """Forget keys that were first used longer ago than that: how many."""
         statement = delete(_KEYS).where(_KEYS.c.created_at < clock_seconds() - older_than_seconds)
-
-        async def work(connection: AsyncConnection) -> int:
-            return (await connection.execute(statement)).rowcount
-
-        return await self._database.write(work)
+        return (await connection.execute(statement)).rowcount
 
 
 async def claim(

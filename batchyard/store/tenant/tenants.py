@@ -10,6 +10,7 @@ from sqlmodel import Field
 
 from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock, read_seconds
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from batchyard.store.database import Database
 
 
 class TenantRow(Row, table=True):
@@ -83,71 +82,55 @@ class TenantUsage:
     enqueued_tokens: int
 
 
-class Tenants:
+class Tenants(Aggregate):
     """Quotas, what is used of them, who is told. The functions below join others' writes."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def quota(self, name: str) -> Quota:
+    @reads
+    async def quota(self, connection: AsyncConnection, name: str) -> Quota:
         """The tenant's own limits; all None for one that was given none."""
+        return await _own_quota(connection, name)
 
-        async def work(connection: AsyncConnection) -> Quota:
-            return await _own_quota(connection, name)
-
-        return await self._database.read(work)
-
-    async def set_quota(self, name: str, quota: Quota) -> None:
+    @writes
+    async def set_quota(self, connection: AsyncConnection, name: str, quota: Quota) -> None:
         """Give the tenant limits of its own, in place of those that it had."""
         limits = asdict(quota)
+        await upsert(connection, TENANTS, {"name": name, **limits}, limits)
 
-        async def work(connection: AsyncConnection) -> None:
-            await upsert(connection, TENANTS, {"name": name, **limits}, limits)
-
-        await self._database.write(work)
-
-    async def usage(self, name: str) -> TenantUsage:
+    @reads
+    async def usage(self, connection: AsyncConnection, name: str) -> TenantUsage:
         """What the tenant has in the yard now; all zeros for one that never was."""
+        return await _usage(connection, name)
 
-        async def work(connection: AsyncConnection) -> TenantUsage:
-            return await _usage(connection, name)
-
-        return await self._database.read(work)
-
-    async def notify_email(self, name: str) -> str | None:
+    @reads
+    async def notify_email(self, connection: AsyncConnection, name: str) -> str | None:
         """Who is told of the tenant's batches that name nobody; None: nobody is."""
         statement = select(TENANTS.c.notify_email).where(TENANTS.c.name == name)
+        return (await connection.execute(statement)).scalar_one_or_none()
 
-        async def work(connection: AsyncConnection) -> str | None:
-            return (await connection.execute(statement)).scalar_one_or_none()
-
-        return await self._database.read(work)
-
-    async def set_notify_email(self, name: str, address: str | None) -> None:
+    @writes
+    async def set_notify_email(
+        self, connection: AsyncConnection, name: str, address: str | None
+    ) -> None:
         """Tell this address from now on, or nobody."""
         row = {"notify_email": address}
+        await upsert(connection, TENANTS, {"name": name, **row}, row)
 
-        async def work(connection: AsyncConnection) -> None:
-            await upsert(connection, TENANTS, {"name": name, **row}, row)
-
-        await self._database.write(work)
-
-    async def rotate_webhook_secret(self, name: str, *, keep_old: bool) -> str:
+    @writes
+    async def rotate_webhook_secret(
+        self, connection: AsyncConnection, name: str, *, keep_old: bool
+    ) -> str:
         """A new secret for the webhooks that batches name themselves; nobody is shown it again.
 
         With ``keep_old`` the one before signs as well for another day.
         """
         secret = new_signing_secret()
 
-        async def work(connection: AsyncConnection) -> None:
-            await upsert(
-                connection,
-                TENANTS,
-                {"name": name, "webhook_secret": secret},
-                _SECRETS.replaced_by(secret, keep_old=keep_old),
-            )
-
-        await self._database.write(work)
+        await upsert(
+            connection,
+            TENANTS,
+            {"name": name, "webhook_secret": secret},
+            _SECRETS.replaced_by(secret, keep_old=keep_old),
+        )
         return secret
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import and_, case, delete, insert, select, update
 
 from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.file.files import insert_file, load_file
 from batchyard.store.upload.rows import (
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.database import Database
     from batchyard.store.file.files import FileRecord, NewFile
     from batchyard.wire import UploadStatus
 
@@ -40,76 +40,73 @@ _RECORD = [
 ]
 
 
-class Uploads:
+class Uploads(Aggregate):
     """The only writer of ``uploads`` and their parts.
 
     Methods that name an upload raise :class:`~batchyard.errors.RecordNotFound` where there is
     none, or where it is not the ``tenant``'s.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def create(self, new: NewUpload) -> UploadRecord:
+    @writes
+    async def create(self, connection: AsyncConnection, new: NewUpload) -> UploadRecord:
         """Begin an upload; it is ``pending`` until it is completed, cancelled, or expires."""
         values = asdict(new)
         lifetime_seconds = values.pop("lifetime_seconds")
+        now = await read_seconds(connection)
+        times = {"created_at": now, "expires_at": now + lifetime_seconds}
+        await connection.execute(insert(UPLOADS).values(status="pending", **times, **values))
+        return await _load(connection, new.id)
 
-        async def work(connection: AsyncConnection) -> UploadRecord:
-            now = await read_seconds(connection)
-            times = {"created_at": now, "expires_at": now + lifetime_seconds}
-            await connection.execute(insert(UPLOADS).values(status="pending", **times, **values))
-            return await _load(connection, new.id)
-
-        return await self._database.write(work)
-
-    async def get(self, upload_id: str, tenant: str | None = None) -> UploadRecord:
+    @reads
+    async def get(
+        self, connection: AsyncConnection, upload_id: str, tenant: str | None = None
+    ) -> UploadRecord:
         """The upload."""
+        return await _load(connection, upload_id, tenant)
 
-        async def work(connection: AsyncConnection) -> UploadRecord:
-            return await _load(connection, upload_id, tenant)
-
-        return await self._database.read(work)
-
+    @writes
     async def add_part(
-        self, upload_id: str, part: NewPart, *, tenant: str | None = None
+        self,
+        connection: AsyncConnection,
+        upload_id: str,
+        part: NewPart,
+        *,
+        tenant: str | None = None,
     ) -> PartRecord:
         """Record a part. Many may come at once, in any order.
 
         Raises :class:`~batchyard.errors.TransitionConflict` unless the upload is pending; then
         the part's bytes are the caller's to wipe.
         """
+        # Shared, so that parts do not wait for each other: only for the upload's end.
+        await _load_pending(connection, upload_id, tenant)
+        await connection.execute(
+            insert(PARTS).values(upload_id=upload_id, created_at=clock_seconds(), **asdict(part))
+        )
+        found = await connection.execute(select(PARTS).where(PARTS.c.id == part.id))
+        return PartRecord(**found.mappings().one())
 
-        async def work(connection: AsyncConnection) -> PartRecord:
-            # Shared, so that parts do not wait for each other: only for the upload's end.
-            await _load_pending(connection, upload_id, tenant)
-            await connection.execute(
-                insert(PARTS).values(
-                    upload_id=upload_id, created_at=clock_seconds(), **asdict(part)
-                )
-            )
-            found = await connection.execute(select(PARTS).where(PARTS.c.id == part.id))
-            return PartRecord(**found.mappings().one())
-
-        return await self._database.write(work)
-
+    @reads
     async def chosen_parts(
-        self, upload_id: str, part_ids: Sequence[str], *, tenant: str | None = None
+        self,
+        connection: AsyncConnection,
+        upload_id: str,
+        part_ids: Sequence[str],
+        *,
+        tenant: str | None = None,
     ) -> list[PartRecord]:
         """The parts that would make the file, in this order: the checks of :meth:`complete`.
 
         Raises as that does.
         """
+        upload = await _load(connection, upload_id, tenant)
+        _check_pending(upload)
+        return await _choose(connection, upload, part_ids)
 
-        async def work(connection: AsyncConnection) -> list[PartRecord]:
-            upload = await _load(connection, upload_id, tenant)
-            _check_pending(upload)
-            return await _choose(connection, upload, part_ids)
-
-        return await self._database.read(work)
-
+    @writes
     async def complete(
         self,
+        connection: AsyncConnection,
         upload_id: str,
         part_ids: Sequence[str],
         file: NewFile,
@@ -124,33 +121,29 @@ class Uploads:
         :class:`~batchyard.errors.RequestRefused` for parts that are not its own, that are named
         twice, or that do not add up to its ``bytes``.
         """
+        upload = await _end(connection, upload_id, tenant, "completed", file_id=file.id)
+        await _choose(connection, upload, part_ids)
+        await insert_file(connection, replace(file, tenant=upload.tenant))
+        return upload, await load_file(connection, file.id)
 
-        async def work(connection: AsyncConnection) -> tuple[UploadRecord, FileRecord]:
-            upload = await _end(connection, upload_id, tenant, "completed", file_id=file.id)
-            await _choose(connection, upload, part_ids)
-            await insert_file(connection, replace(file, tenant=upload.tenant))
-            return upload, await load_file(connection, file.id)
-
-        return await self._database.write(work)
-
-    async def cancel(self, upload_id: str, tenant: str | None = None) -> UploadRecord:
+    @writes
+    async def cancel(
+        self, connection: AsyncConnection, upload_id: str, tenant: str | None = None
+    ) -> UploadRecord:
         """End as ``cancelled``; a second time changes nothing.
 
         Raises :class:`~batchyard.errors.TransitionConflict` for one that ended in another way.
         """
+        try:
+            return await _end(connection, upload_id, tenant, "cancelled")
+        except TransitionConflict:
+            upload = await _load(connection, upload_id, tenant)
+            if upload.status == "cancelled":
+                return upload
+            raise
 
-        async def work(connection: AsyncConnection) -> UploadRecord:
-            try:
-                return await _end(connection, upload_id, tenant, "cancelled")
-            except TransitionConflict:
-                upload = await _load(connection, upload_id, tenant)
-                if upload.status == "cancelled":
-                    return upload
-                raise
-
-        return await self._database.write(work)
-
-    async def expired(self, limit: int) -> list[UploadRecord]:
+    @reads
+    async def expired(self, connection: AsyncConnection, limit: int) -> list[UploadRecord]:
         """Uploads past their time that are not marked yet, the longest expired first."""
         statement = (
             select(*_RECORD)
@@ -158,14 +151,11 @@ class Uploads:
             .order_by(UPLOADS.c.expires_at, UPLOADS.c.id)
             .limit(limit)
         )
+        rows = (await connection.execute(statement)).mappings()
+        return [UploadRecord(**row) for row in rows]
 
-        async def work(connection: AsyncConnection) -> list[UploadRecord]:
-            rows = (await connection.execute(statement)).mappings()
-            return [UploadRecord(**row) for row in rows]
-
-        return await self._database.read(work)
-
-    async def expire(self, upload_ids: Sequence[str]) -> set[str]:
+    @writes
+    async def expire(self, connection: AsyncConnection, upload_ids: Sequence[str]) -> set[str]:
         """Mark them expired; the ids of those that this call marked."""
         statement = (
             update(UPLOADS)
@@ -173,13 +163,10 @@ class Uploads:
             .values(status="expired")
             .returning(UPLOADS.c.id)
         )
+        return set((await connection.execute(statement)).scalars())
 
-        async def work(connection: AsyncConnection) -> set[str]:
-            return set((await connection.execute(statement)).scalars())
-
-        return await self._database.write(work)
-
-    async def leftover_parts(self, limit: int) -> list[PartRecord]:
+    @reads
+    async def leftover_parts(self, connection: AsyncConnection, limit: int) -> list[PartRecord]:
         """Parts that nobody needs any more: of uploads that have ended, whichever way.
 
         Their bytes are to be wiped, and then :meth:`forget_parts`.
@@ -191,36 +178,26 @@ class Uploads:
             .order_by(PARTS.c.created_at, PARTS.c.id)
             .limit(limit)
         )
+        rows = (await connection.execute(statement)).mappings()
+        return [PartRecord(**row) for row in rows]
 
-        async def work(connection: AsyncConnection) -> list[PartRecord]:
-            rows = (await connection.execute(statement)).mappings()
-            return [PartRecord(**row) for row in rows]
-
-        return await self._database.read(work)
-
-    async def parts_of(self, upload_id: str) -> list[PartRecord]:
+    @reads
+    async def parts_of(self, connection: AsyncConnection, upload_id: str) -> list[PartRecord]:
         """Its parts whose bytes are not wiped yet, in the order in which they came."""
         statement = (
             select(PARTS)
             .where(PARTS.c.upload_id == upload_id)
             .order_by(PARTS.c.created_at, PARTS.c.id)
         )
+        rows = (await connection.execute(statement)).mappings()
+        return [PartRecord(**row) for row in rows]
 
-        async def work(connection: AsyncConnection) -> list[PartRecord]:
-            rows = (await connection.execute(statement)).mappings()
-            return [PartRecord(**row) for row in rows]
-
-        return await self._database.read(work)
-
-    async def forget_parts(self, part_ids: Sequence[str]) -> None:
+    @writes
+    async def forget_parts(self, connection: AsyncConnection, part_ids: Sequence[str]) -> None:
         """Remove the rows of parts whose bytes are wiped."""
         ended = select(UPLOADS.c.id).where(UPLOADS.c.status != "pending")
         statement = delete(PARTS).where(PARTS.c.id.in_(part_ids), PARTS.c.upload_id.in_(ended))
-
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(statement)
-
-        await self._database.write(work)
+        await connection.execute(statement)
 
 
 async def _load(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, func, insert, select, update
 
 from batchyard.errors import RecordNotFound, RequestRefused
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock_seconds
 from batchyard.store.delivery.outbox import fail_pending
 from batchyard.store.page import Page, from_place
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.database import Database
 
 MOST_ENDPOINTS = 50
 """Of one tenant: each is an attempt and a row for every batch of the tenant that ends."""
@@ -33,18 +33,22 @@ MOST_ENDPOINTS = 50
 _SHOWN_CHARACTERS = 4
 
 
-class WebhookEndpoints:
+class WebhookEndpoints(Aggregate):
     """The only writer of ``webhook_endpoints``.
 
     Methods that name an endpoint raise :class:`~batchyard.errors.RecordNotFound` where there is
     none, or it is not the ``tenant``'s.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+    @writes
     async def create(
-        self, tenant: str, *, name: str, url: str, event_types: Sequence[str]
+        self,
+        connection: AsyncConnection,
+        tenant: str,
+        *,
+        name: str,
+        url: str,
+        event_types: Sequence[str],
     ) -> EndpointWithSecret:
         """Tell ``url`` of these events of the tenant's batches that end from now on.
 
@@ -64,49 +68,48 @@ class WebhookEndpoints:
         }
 
         of_tenant = select(func.count()).where(ENDPOINTS.c.tenant == tenant)
+        if (await connection.execute(of_tenant)).scalar_one() >= MOST_ENDPOINTS:
+            raise RequestRefused(
+                f"There may be {MOST_ENDPOINTS} webhook endpoints: delete one first.",
+                param=None,
+                code="webhook_endpoint_limit_exceeded",
+            )
+        await connection.execute(insert(ENDPOINTS).values(row))
+        return EndpointWithSecret(record=await _load(connection, endpoint_id), secret=secret)
 
-        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
-            if (await connection.execute(of_tenant)).scalar_one() >= MOST_ENDPOINTS:
-                raise RequestRefused(
-                    f"There may be {MOST_ENDPOINTS} webhook endpoints: delete one first.",
-                    param=None,
-                    code="webhook_endpoint_limit_exceeded",
-                )
-            await connection.execute(insert(ENDPOINTS).values(row))
-            return await _load(connection, endpoint_id)
-
-        return EndpointWithSecret(record=await self._database.write(work), secret=secret)
-
-    async def get(self, endpoint_id: str, tenant: str | None = None) -> WebhookEndpointRecord:
+    @reads
+    async def get(
+        self, connection: AsyncConnection, endpoint_id: str, tenant: str | None = None
+    ) -> WebhookEndpointRecord:
         """The endpoint, its URL opened."""
+        return await _load(connection, endpoint_id, tenant)
 
-        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
-            return await _load(connection, endpoint_id, tenant)
-
-        return await self._database.read(work)
-
+    @reads
     async def page(
-        self, tenant: str | None = None, *, limit: int = 20, after: str | None = None
+        self,
+        connection: AsyncConnection,
+        tenant: str | None = None,
+        *,
+        limit: int = 20,
+        after: str | None = None,
     ) -> Page[WebhookEndpointRecord]:
         """Endpoints, of one tenant or of all, newest first, behind the endpoint ``after``."""
         statement = select(*ENDPOINT_COLUMNS)
         if tenant is not None:
             statement = statement.where(ENDPOINTS.c.tenant == tenant)
+        place = None
+        if after is not None:
+            last = await _load(connection, after, tenant)
+            place = (last.created_at, last.id)
+        found = await connection.execute(
+            from_place(statement, ENDPOINTS, order="desc", limit=limit, after=place)
+        )
+        return Page((WebhookEndpointRecord(**row) for row in found.mappings()), limit=limit)
 
-        async def work(connection: AsyncConnection) -> Page[WebhookEndpointRecord]:
-            place = None
-            if after is not None:
-                last = await _load(connection, after, tenant)
-                place = (last.created_at, last.id)
-            found = await connection.execute(
-                from_place(statement, ENDPOINTS, order="desc", limit=limit, after=place)
-            )
-            return Page((WebhookEndpointRecord(**row) for row in found.mappings()), limit=limit)
-
-        return await self._database.read(work)
-
+    @writes
     async def update(
         self,
+        connection: AsyncConnection,
         endpoint_id: str,
         tenant: str | None = None,
         *,
@@ -123,50 +126,48 @@ class WebhookEndpoints:
             "url": url,
             "event_types": None if event_types is None else tuple(event_types),
         }
+        # Compared here: equal URLs differ at rest.
+        now = await _load(connection, endpoint_id, tenant, lock=True)
+        changes: dict[str, Any] = {
+            name: value
+            for name, value in wanted.items()
+            if value is not None and value != getattr(now, name)
+        }
+        if now.disabled_at is not None:
+            changes |= {"disabled_at": None, "disabled_reason": None}
+        if not changes:
+            return now
+        await _change(connection, endpoint_id, changes)
+        return await _load(connection, endpoint_id)
 
-        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
-            # Compared here: equal URLs differ at rest.
-            now = await _load(connection, endpoint_id, tenant, lock=True)
-            changes: dict[str, Any] = {
-                name: value
-                for name, value in wanted.items()
-                if value is not None and value != getattr(now, name)
-            }
-            if now.disabled_at is not None:
-                changes |= {"disabled_at": None, "disabled_reason": None}
-            if not changes:
-                return now
-            await _change(connection, endpoint_id, changes)
-            return await _load(connection, endpoint_id)
-
-        return await self._database.write(work)
-
-    async def delete(self, endpoint_id: str, tenant: str | None = None) -> WebhookEndpointRecord:
+    @writes
+    async def delete(
+        self, connection: AsyncConnection, endpoint_id: str, tenant: str | None = None
+    ) -> WebhookEndpointRecord:
         """Forget the endpoint, as it was; what it has not been told yet becomes ``failed``."""
+        record = await _load(connection, endpoint_id, tenant, lock=True)
+        await connection.execute(delete(ENDPOINTS).where(ENDPOINTS.c.id == endpoint_id))
+        await fail_pending(connection, endpoint_id)
+        return record
 
-        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
-            record = await _load(connection, endpoint_id, tenant, lock=True)
-            await connection.execute(delete(ENDPOINTS).where(ENDPOINTS.c.id == endpoint_id))
-            await fail_pending(connection, endpoint_id)
-            return record
-
-        return await self._database.write(work)
-
+    @writes
     async def rotate(
-        self, endpoint_id: str, tenant: str | None = None, *, keep_old: bool
+        self,
+        connection: AsyncConnection,
+        endpoint_id: str,
+        tenant: str | None = None,
+        *,
+        keep_old: bool,
     ) -> EndpointWithSecret:
         """A new secret; with ``keep_old`` the one before signs as well for another day."""
         secret = new_signing_secret()
         changes = ENDPOINT_SECRETS.replaced_by(secret, keep_old=keep_old)
+        await _load(connection, endpoint_id, tenant, lock=True)
+        await _change(connection, endpoint_id, {**changes, "secret_hint": _hint(secret)})
+        return EndpointWithSecret(record=await _load(connection, endpoint_id), secret=secret)
 
-        async def work(connection: AsyncConnection) -> WebhookEndpointRecord:
-            await _load(connection, endpoint_id, tenant, lock=True)
-            await _change(connection, endpoint_id, {**changes, "secret_hint": _hint(secret)})
-            return await _load(connection, endpoint_id)
-
-        return EndpointWithSecret(record=await self._database.write(work), secret=secret)
-
-    async def disable(self, endpoint_id: str, reason: str) -> None:
+    @writes
+    async def disable(self, connection: AsyncConnection, endpoint_id: str, reason: str) -> None:
         """Send nothing to it any more; what it has not been told yet becomes ``failed``.
 
         One that is disabled keeps its first ``reason``. One that was deleted is no error: its
@@ -181,26 +182,21 @@ class WebhookEndpoints:
                 disabled_reason=func.coalesce(ENDPOINTS.c.disabled_reason, reason),
             )
         )
+        await connection.execute(statement)
+        await fail_pending(connection, endpoint_id)
 
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(statement)
-            await fail_pending(connection, endpoint_id)
-
-        await self._database.write(work)
-
-    async def secrets(self, endpoint_id: str, tenant: str | None = None) -> tuple[str, ...]:
+    @reads
+    async def secrets(
+        self, connection: AsyncConnection, endpoint_id: str, tenant: str | None = None
+    ) -> tuple[str, ...]:
         """What it is signed with now, the newest first; for an event that is only a test."""
         statement = select(*ENDPOINT_SECRETS.selected()).where(ENDPOINTS.c.id == endpoint_id)
         if tenant is not None:
             statement = statement.where(ENDPOINTS.c.tenant == tenant)
-
-        async def work(connection: AsyncConnection) -> tuple[str, ...]:
-            row = (await connection.execute(statement)).one_or_none()
-            if row is None:
-                raise _not_found(endpoint_id)
-            return secrets_in(row)
-
-        return await self._database.read(work)
+        row = (await connection.execute(statement)).one_or_none()
+        if row is None:
+            raise _not_found(endpoint_id)
+        return secrets_in(row)
 
 
 def _hint(secret: str) -> str:

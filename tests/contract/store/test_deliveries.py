@@ -70,7 +70,7 @@ async def test_a_batchs_own_webhook_is_signed_with_a_secret_made_at_its_first_us
     assert {each.url for each in claimed} == {WEBHOOK}
     assert [len(each) for each in secrets.values()] == [1, 1]
     assert len(set(secrets.values())) == 2
-    await store.deliveries.give_back("one")
+    await store.deliveries.release("one")
     assert {each.delivery.tenant: each.secrets for each in await claim(store)} == secrets
 
 
@@ -199,7 +199,7 @@ async def test_what_is_given_back_is_free_at_once(store: Store) -> None:
     await endpoint(store)
     await copies_of_one(store, 2)
     await claim(store)
-    await store.deliveries.give_back("one")
+    await store.deliveries.release("one")
     assert len(await claim(store, "other")) == 3
 
 

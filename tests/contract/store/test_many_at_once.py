@@ -158,7 +158,7 @@ async def test_deliverers_and_a_change_of_endpoints_do_not_wait_for_each_other(
                         await store.deliveries.record(
                             each, REFUSED, owner=owner, status=DeliveryStatus.PENDING
                         )
-                await store.deliveries.give_back(owner)
+                await store.deliveries.release(owner)
 
         async def disable(store: Store) -> None:
             for n in range(ROUNDS):

@@ -14,9 +14,9 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.store import open_store
 from batchyard.store import reseal as reseal_all
 from batchyard.store.batch import batches, moves
-from batchyard.store.delivery.outbox import in_one_order
 from batchyard.store.delivery.rows import DELIVERIES
 from batchyard.store.file import files
+from batchyard.store.leasing import in_one_order
 from batchyard.store.tenant import tenants
 from tests.contract.store.outbox_samples import endpoint, of_batch
 from tests.contract.store.samples import MODEL, NOW_OVER, begun_batch, finish, new_batch, new_file
@@ -181,7 +181,9 @@ async def test_what_another_transaction_has_locked_is_passed_over(
 
 def test_several_deliveries_are_locked_in_one_order_by_everybody() -> None:
     """Two who took them in different orders could wait for each other."""
-    several = str(in_one_order(DELIVERIES.c.owner == "a").compile(dialect=postgresql.dialect()))
+    several = str(
+        in_one_order(DELIVERIES, DELIVERIES.c.owner == "a").compile(dialect=postgresql.dialect())
+    )
     assert several.endswith("ORDER BY deliveries.id FOR UPDATE)")
 
 

@@ -233,7 +233,7 @@ async def test_an_address_is_kept_and_taken_away(store: Store) -> None:
 
 
 async def _tenant_secrets(store: Store) -> tuple[str, ...]:
-    await store.deliveries.give_back("one")
+    await store.deliveries.release("one")
     (claimed,) = await claim(store)
     return claimed.secrets
 
