@@ -49,8 +49,9 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
         if time.monotonic() > give_up_at:
             raise NoSlotFree(
                 f"No engine slot is free on {settings.this_machine}: the concurrency limit of the "
-                f"work pool {settings.pool} is higher than the {len(slots)} of BATCHYARD_ENGINE_SLOTS, or a "
-                "container of the same host has the same hostname: see BATCHYARD_MACHINE."
+                f"work pool {settings.pool} is higher than the {len(slots)} of "
+                "BATCHYARD_ENGINE_SLOTS, or a container of the same host has the same hostname: "
+                "see BATCHYARD_MACHINE."
             )
         await asyncio.sleep(settings.look_seconds)
 

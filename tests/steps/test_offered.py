@@ -9,6 +9,7 @@ import pytest
 
 from batchyard.errors import ModelNotFound, RequestRefused
 from batchyard.steps.offered import check_offered
+from tests.contract.store.samples import chunks_in
 from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ async def test_it_fails_in_validation_where_only_the_lines_name_the_model(yard: 
     batch = await yard.run(LINES)
     assert batch.status == "failed"
     assert [(error.code, error.line) for error in batch.errors or ()] == [("model_not_found", None)]
-    assert await yard.services.store.chunks.of_batch(batch.id) == []
+    assert await chunks_in(yard.services.store, batch.id) == []
     assert await yard.services.store.chunks.demand() == []
     assert yard.engine.starts == 0
 

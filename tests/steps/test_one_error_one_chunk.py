@@ -32,6 +32,7 @@ from batchyard.services.keys import file_key, plan_key
 from batchyard.services.segments import put_bytes, read_object
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkStatus
+from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks, take_to_its_end
 from tests.steps.conftest import Yard, chat_line
 
@@ -398,9 +399,7 @@ async def test_a_runner_that_finds_nothing_of_a_batch_leaves_it_to_others(
     try:
         await claimed(yard, batch_id, times=12)
         assert not wrong_machine.done()
-        assert {chunk.strikes for chunk in await yard.services.store.chunks.of_batch(batch_id)} == {
-            0
-        }
+        assert {chunk.strikes for chunk in await chunks_in(yard.services.store, batch_id)} == {0}
         async with working(yard):
             await check_whole(yard, await ended(yard, batch_id), "a", 25)
     finally:
@@ -411,7 +410,7 @@ async def test_a_runner_that_finds_nothing_of_a_batch_leaves_it_to_others(
 async def claimed(yard: Yard, batch_id: str, *, times: int) -> None:
     async with asyncio.timeout(SOON_SECONDS):
         while True:
-            chunks = await yard.services.store.chunks.of_batch(batch_id)
+            chunks = await chunks_in(yard.services.store, batch_id)
             if sum(chunk.epoch for chunk in chunks) >= times:
                 return
             await asyncio.sleep(0.02)
@@ -468,7 +467,7 @@ async def test_a_batch_whose_storage_does_not_answer_keeps_nobody_waiting(yard: 
     async with working(yard):
         await claimed(yard, hers, times=1)
         await check_whole(yard, await ended(yard, his), "b", 25)
-        chunks = await yard.services.store.chunks.of_batch(hers)
+        chunks = await chunks_in(yard.services.store, hers)
         assert [chunk.epoch for chunk in chunks] == [1, 0, 0]
         answers.set()
         await check_whole(yard, await ended(yard, hers), "a", 25)
@@ -499,7 +498,7 @@ async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_whil
     failing_for(yard, "plan", hers, math.inf, lambda: StorageFull("No room."))
     async with working(yard):
         await check_whole(yard, await ended(yard, his), "b", 25)
-        chunks = await yard.services.store.chunks.of_batch(hers)
+        chunks = await chunks_in(yard.services.store, hers)
         assert max(chunk.epoch for chunk in chunks) == 1
 
 
@@ -562,7 +561,7 @@ async def test_an_engine_that_is_lost_for_good_ends_the_runner_with_that_error_a
     batch_id = await yard.prepared(lines(25, "a"))
     with pytest.raises(EngineLost, match="no GPU"):
         await run_chunks(yard.services, "stub-model")
-    chunks = await yard.services.store.chunks.of_batch(batch_id)
+    chunks = await chunks_in(yard.services.store, batch_id)
     assert {chunk.status for chunk in chunks} <= {ChunkStatus.PENDING, ChunkStatus.DONE}
     assert {chunk.strikes for chunk in chunks} == {0}
     kept = sum(chunk.completed for chunk in chunks)
@@ -663,7 +662,7 @@ async def test_suspects_run_in_small_company_until_all_have_and_then_like_any_ot
     sizes = [len(together) for together in engine.together]
     assert max(sizes[:64]) == 8
     assert max(sizes[64:]) > 64
-    (chunk,) = await yard.services.store.chunks.of_batch(hers)
+    (chunk,) = await chunks_in(yard.services.store, hers)
     assert chunk.deaths == 0
 
 

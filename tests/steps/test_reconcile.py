@@ -6,6 +6,7 @@ import pytest
 
 from batchyard.control.reconcile import reconcile, unrenewed_lease_seconds
 from batchyard.store import ChunkStatus, RunnerKind
+from tests.contract.store.samples import chunks_in
 from tests.steps.conftest import Yard, chat_line
 
 RUN_OUT = -1.0
@@ -16,7 +17,7 @@ async def test_what_the_dead_had_leased_is_put_back(yard: Yard) -> None:
     chunks = yard.services.store.chunks
     await chunks.claim(model="stub-model", owner="dead", lease_seconds=RUN_OUT)
     assert (await reconcile(yard.services)).chunks_put_back == 1
-    (chunk,) = await chunks.of_batch(batch_id)
+    (chunk,) = await chunks_in(yard.services.store, batch_id)
     assert (chunk.status, chunk.owner) == (ChunkStatus.PENDING, None)
 
 
@@ -25,8 +26,8 @@ async def test_a_live_lease_is_left_alone(yard: Yard) -> None:
     chunks = yard.services.store.chunks
     await chunks.claim(model="stub-model", owner="alive", lease_seconds=60)
     assert (await reconcile(yard.services)).chunks_put_back == 0
-    (chunk,) = await chunks.of_batch(batch_id)
-    assert chunk.status is ChunkStatus.LEASED
+    (chunk,) = await chunks_in(yard.services.store, batch_id)
+    assert chunk.status == ChunkStatus.LEASED
 
 
 async def test_a_silent_runner_is_lost_once_and_a_live_one_is_not(yard: Yard) -> None:

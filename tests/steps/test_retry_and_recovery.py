@@ -24,6 +24,7 @@ from batchyard.services.keys import segment_key
 from batchyard.services.segments import encode_entry, put_bytes
 from batchyard.steps import publish
 from batchyard.store import ChunkStatus
+from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
@@ -285,7 +286,7 @@ async def test_a_stopped_runner_gives_its_chunks_back_at_once(yard: Yard) -> Non
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait([running])
-    chunks = await yard.services.store.chunks.of_batch(batch_id)
+    chunks = await chunks_in(yard.services.store, batch_id)
     assert {chunk.status for chunk in chunks} == {ChunkStatus.PENDING}
     assert yard.engine.running == 0
 

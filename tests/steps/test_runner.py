@@ -11,6 +11,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreUnavailable
 from batchyard.runner.run import Runner
 from batchyard.store import RunnerKind
+from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
@@ -97,7 +98,7 @@ async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
     monkeypatch.setattr(chunks, "held", answer_slowly)
     engine = pool.start(max_num_seqs=32, latency=1.0)
     await done(yard, batch_id, 2)
-    assert [chunk.epoch for chunk in await chunks.of_batch(batch_id)] == [1, 1]
+    assert [chunk.epoch for chunk in await chunks_in(yard.services.store, batch_id)] == [1, 1]
     assert (engine.executed, engine.aborted) == (20, 0)
 
 
