@@ -1,4 +1,8 @@
-"""Sorting more than fits into memory, by way of local files."""
+"""Sorting more than fits into memory, by way of local files.
+
+``heapq.merge`` does the merging. A database would do the rest, with an index of its own on disk and
+a row for each line.
+"""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ never got an answer has ``response`` null and ``error`` ``{code, message}``.
 
 from __future__ import annotations
 
-import os
-import threading
+import secrets
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final
@@ -18,7 +17,7 @@ import msgspec
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 MAX_TOKENS: Final = 2**31 - 1
@@ -130,25 +129,7 @@ def not_served(custom_id: str, request_id: str, url: str, served: Iterable[str])
 
 def new_request_id() -> str:
     """``req_`` and 32 hex digits; sent to the engine and written to the file."""
-    return f"req_{next(_RANDOM.hex)}"
-
-
-def _random_hex() -> Iterator[str]:
-    """32 hex digits at a time; the kernel is asked once for many, which halves a line's cost."""
-    while True:
-        digits = os.urandom(4096).hex()
-        for start in range(0, len(digits), 32):
-            yield digits[start : start + 32]
-
-
-class _Random(threading.local):
-    """Each thread has its own digits: a generator that two threads resume at once raises."""
-
-    def __init__(self) -> None:
-        self.hex = _random_hex()
-
-
-_RANDOM = _Random()
+    return f"req_{secrets.token_hex(16)}"
 
 
 def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
@@ -158,7 +139,7 @@ def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
 def _line_head(custom_id: str) -> bytes:
     """What comes before the answer: with one ``custom_id`` always of the same length."""
     return b'{"id":"batch_req_%s","custom_id":%s,' % (
-        next(_RANDOM.hex).encode(),
+        secrets.token_hex(16).encode(),
         _line_safe(msgspec.json.encode(custom_id)),
     )
 

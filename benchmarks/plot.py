@@ -1,4 +1,4 @@
-"""Plots as SVG, written by hand: bars and lines. The same values give the same bytes.
+"""Plots as SVG: bars and lines. The same values give the same bytes.
 
 Colours are such that they can be read on white and on black alike, without asking which it is:
 a page's theme is not always the browser's.
@@ -6,26 +6,43 @@ a page's theme is not always the browser's.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from matplotlib.axes import Axes
+
     Points = Sequence[tuple[float, float]]
 
 FOLDER = Path(__file__).parents[1] / "docs" / "plots"
-WIDTH = 720
 _INK, _GRID, _OURS, _OTHERS = "#768390", "#afb8c144", "#2f81f7", "#8c959f"
 _SERIES = (_OURS, "#d4762c", "#3fa266", "#a371f7")
-_ROW, _BAR, _TITLE = 24, 16, 40
-_NAMES, _VALUES = 310, 70
-"""Room left of the bars and right of them."""
-_LEFT, _RIGHT, _HEIGHT = 70, 150, 300
-"""Of a plot of lines: room for the scale, for the names at the lines' ends, and its height."""
+_WIDTH, _HEIGHT, _ROW = 7.5, 4.0, 0.27
+"""Inches. Of every plot, of a plot of lines, and of each row of a plot of bars."""
+_STYLE = {
+    "svg.hashsalt": "batchyard",  # ids are random otherwise
+    "svg.fonttype": "none",  # text stays text
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "axes.titlecolor": _INK,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "grid.color": _GRID,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
 
 
 @dataclass(frozen=True)
@@ -40,66 +57,47 @@ class Bar:
 
 def bars(title: str, rows: Sequence[Bar], *, unit: str = "") -> str:
     """Horizontal bars from zero, each with its value behind it."""
-    most = max((row.value for row in rows), default=1.0) or 1.0
-    room = WIDTH - _NAMES - _VALUES
-    parts, y, group = [], _TITLE, ""
+    places: list[Bar | str] = []
     for row in rows:
-        if row.group != group:
-            group = row.group
-            y += 6
-            parts.append(_text(12, y + 13, group, weight="600"))
-            y += _ROW
-        length = room * row.value / most
-        colour = _OURS if row.is_ours else _OTHERS
-        place = f'x="{_NAMES}" y="{y}" width="{length:.1f}" height="{_BAR}"'
-        parts += [
-            _text(_NAMES - 8, y + 13, row.name, anchor="end"),
-            f'<rect {place} rx="2" fill="{colour}"/>',
-            _text(_NAMES + length + 6, y + 13, f"{_number(row.value)}{unit}"),
-        ]
-        y += _ROW
-    return _svg(title, parts, y + 8)
+        if row.group not in places:
+            places.append(row.group)
+        places.append(row)
+    with mpl.rc_context(_STYLE):
+        figure, axes = _empty(title, _ROW * (len(places) + 1))
+        for place, row in enumerate(places):
+            if isinstance(row, Bar):
+                drawn = axes.barh(place, row.value, color=_OURS if row.is_ours else _OTHERS)
+                axes.bar_label(drawn, [f"{_number(row.value)}{unit}"], padding=4)
+        names = [row.name if isinstance(row, Bar) else row for row in places]
+        axes.set_yticks(range(len(places)), names)
+        for label, row in zip(axes.get_yticklabels(), places, strict=True):
+            label.set_fontweight("normal" if isinstance(row, Bar) else "bold")
+        axes.invert_yaxis()
+        axes.xaxis.set_visible(False)
+        axes.tick_params(left=False)
+        return _svg(figure, title)
 
 
 def lines(
     title: str, series: Mapping[str, Points], *, x_name: str, y_name: str, log_x: bool = False
 ) -> str:
     """A line for each series through its points, from zero upwards; ``log_x``: by powers of 10."""
-    points = [point for each in series.values() for point in each]
-    top = max(y for _, y in points) * 1.1 or 1.0
-    left_x, right_x = min(x for x, _ in points), max(x for x, _ in points)
-    bottom_y = _TITLE + _HEIGHT
-
-    def across(x: float) -> float:
-        low, high, at = (math.log10(v) if log_x else v for v in (left_x, right_x, x))
-        return _LEFT + (WIDTH - _LEFT - _RIGHT) * ((at - low) / (high - low) if high > low else 0.5)
-
-    def up(y: float) -> float:
-        return bottom_y - _HEIGHT * y / top
-
-    parts = []
-    for tick in _ticks(top):
-        y = up(tick)
-        place = f'x1="{_LEFT}" y1="{y:.1f}" x2="{WIDTH - _RIGHT}" y2="{y:.1f}"'
-        parts.append(f'<line {place} stroke="{_GRID}"/>')
-        parts.append(_text(_LEFT - 8, y + 4, _number(tick), anchor="end"))
-    parts += [
-        _text(across(x), bottom_y + 18, _number(x), anchor="middle")
-        for x in sorted({x for x, _ in points})
-    ]
-    for (name, each), colour in zip(series.items(), _SERIES, strict=False):
-        path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in each)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [
-            f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3" fill="{colour}"/>'
-            for x, y in each
-        ]
-        last_x, last_y = each[-1]
-        parts.append(_text(across(last_x) + 8, up(last_y) + 4, name, colour=colour))
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(_text(middle, bottom_y + 38, x_name, anchor="middle"))
-    parts.append(_text(12, _TITLE - 2, y_name))
-    return _svg(title, parts, bottom_y + 50)
+    with mpl.rc_context(_STYLE):
+        figure, axes = _empty(title, _HEIGHT)
+        for (name, points), colour in zip(series.items(), _SERIES, strict=False):
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colour)
+            axes.annotate(name, points[-1], (8, -3), textcoords="offset points", color=colour)
+        if log_x:
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_locator(NullLocator())
+        xs = sorted({x for points in series.values() for x, _ in points})
+        axes.set_xticks(xs, [_number(x) for x in xs])
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda value, _: _number(value))
+        axes.set(xlabel=x_name, ylabel=y_name)
+        axes.grid(axis="y")
+        axes.tick_params(length=0)
+        return _svg(figure, title)
 
 
 def save(name: str, svg: str) -> str:
@@ -109,40 +107,21 @@ def save(name: str, svg: str) -> str:
     return f"![{name.replace('_', ' ')}](plots/{name}.svg)"
 
 
-def _svg(title: str, parts: Sequence[str], height: float) -> str:
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
-        f'width="{WIDTH}" height="{height:.0f}" role="img" font-size="13" '
-        'font-family="system-ui, sans-serif">'
-    )
-    heading = _text(12, 20, title, weight="600")
-    return "\n".join([opening, f"<title>{escape(title)}</title>", heading, *parts, "</svg>\n"])
+def _empty(title: str, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(_WIDTH, height))
+    axes = figure.add_subplot()
+    axes.set_title(title)
+    axes.spines[:].set_visible(False)
+    return figure, axes
 
 
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "start",
-    weight: str = "400",
-    colour: str = _INK,
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" '
-        f'fill="{colour}">{escape(text)}</text>'
-    )
+def _svg(figure: Figure, title: str) -> str:
+    """``tight``: the picture grows with the names in it, so that none is cut off."""
+    text = StringIO()
+    about = {"Title": title, "Date": None, "Creator": None}
+    figure.savefig(text, format="svg", transparent=True, bbox_inches="tight", metadata=about)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 20 or value == round(value) else f"{value:.1f}"
-
-
-def _ticks(top: float) -> list[float]:
-    """About five round numbers from zero to ``top``."""
-    step = 10.0 ** math.floor(math.log10(top))
-    while top / step < 4:
-        step /= 2
-    while top / step > 8:
-        step *= 2
-    return [step * number for number in range(int(top / step) + 1)]

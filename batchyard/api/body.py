@@ -186,6 +186,7 @@ class LingeringClose:
 
     Closed at once, it would be reset, and the client might lose the answer. So what still comes
     is thrown away for a moment. Kept open, it could trickle on for as long as the client likes.
+    uvicorn has no setting for either.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -2,6 +2,9 @@
 
 Parts may come in any order and the file with or without a name, a type or a length: openai-node
 sends the file first and in chunks. FastAPI's own forms would put the whole file on disk first.
+
+python-multipart splits the body. The options of its headers are read here: its own
+``parse_options_header`` drops ``filename*`` and rewrites a name like ``C:\\x``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 Run as a script (``python -I -S guardian.py PARENT_PID FOLDER COMMAND...``), never imported; the
 standard library only. A parent-death signal alone would not do: it is tied to the *thread* that
 started the child, is not inherited by grandchildren, and our flows run in threads that come and go.
+psutil finds and ends processes, but only for a program that is still there to call it.
 
 Standard input is a pipe that only the parent holds. When it closes, or the parent is somebody
 else, every process of the command is killed, and FOLDER, its scratch space, removed. A line on it

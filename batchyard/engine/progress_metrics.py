@@ -1,4 +1,9 @@
-"""What a vLLM server's metrics, in Prometheus' text format, tell of its progress."""
+"""What a vLLM server's metrics, in Prometheus' text format, tell of its progress.
+
+By regular expressions and not by prometheus_client's parser: that takes 88 ms for a page of 70 KB
+(these: 0.5 ms), time that grows with the square of a label's escaped quotes, and leaves a bad
+line as an ``IndexError``. The page comes from a server that need not mean well.
+"""
 
 from __future__ import annotations
 

@@ -7,13 +7,16 @@ tokens per step; the figures are those of vLLM's offline ``LLM`` class on the sa
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,16 +84,30 @@ class EngineOptions:
         return int(float(match[1]) * _MULTIPLIERS.get(match[2], 1)) if match else None
 
     def _read_config_file(self) -> dict[str, str]:
-        """The scalar top-level keys of ``--config FILE``, which options must not overrule."""
+        """The options of ``--config FILE``, which those that we add must not overrule."""
         path = _parse(self.words).get("config")
         if not path:
             return {}
         try:
-            text = Path(path).read_text()
-        except (OSError, ValueError):
+            config = yaml.safe_load(Path(path).read_text())
+        except (OSError, ValueError, yaml.YAMLError):
             return {}  # vLLM says so better than we could
-        found = re.findall(r"^([\w-]+)[ \t]*:[ \t]*([^\s#]*)", text, re.MULTILINE)
-        return {_name(key): value.strip("\"'") for key, value in found}
+        return _parse(_words_of(config)) if isinstance(config, dict) else {}
+
+
+def _words_of(config: Mapping[str, Any]) -> list[str]:
+    """A config file as the command line that vLLM 0.32 makes of it."""
+    words = []
+    for key, value in config.items():
+        if isinstance(value, bool):
+            words.append(f"--{key}" if value else f"--no-{key}")
+        elif isinstance(value, list):
+            words += [f"--{key}", *map(str, value)] if value else []
+        elif isinstance(value, dict):
+            words += [f"--{key}", json.dumps(value, default=str)]
+        else:
+            words += [f"--{key}", str(value)]
+    return words
 
 
 def _parse(words: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,8 @@
-"""Patience: our own database or object store is away, full or closed to us, and will be back."""
+"""Patience: our own database or object store is away, full or closed to us, and will be back.
+
+Not by stamina, which the database and Prefect's API are retried with: its own log line for each
+retry names neither what is waited for nor the reason, and hours of waiting are to be read there.
+"""
 
 from __future__ import annotations
 

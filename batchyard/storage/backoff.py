@@ -1,4 +1,8 @@
-"""How often to try again, and how long to wait before each time."""
+"""How often to try again, and how long to wait before each time.
+
+Not by stamina: transfers that resume begin the waits anew with each byte that arrives, and the
+others are to wait by the same rule.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Understands signatures of S3 (versions 2 and 4) and of Google Cloud Storage (V4); see
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html. Whether a signature
-is right, only the server knows.
+is right, only the server knows. SDKs
+make such URLs and read none.
 """
 
 from __future__ import annotations

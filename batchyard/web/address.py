@@ -2,6 +2,7 @@
 
 What counts is the address that is connected to, not the name: names change what they mean, and
 ``0x7f.1``, ``2130706433`` and ``::ffff:127.0.0.1`` are all this machine.
+No maintained library does this for aiohttp.
 """
 
 from __future__ import annotations

@@ -67,6 +67,31 @@ def test_logging_of_requests_is_the_operators_own_decision() -> None:
     assert "--no-enable-log-requests" not in added("--enable-log-requests")
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("served-model-name: 'a # b'", "served-model-name", "a # b"),
+        ("served-model-name:\n  - first\n  - second", "served-model-name", "first"),
+        ("served-model-name: [first, second]", "served-model-name", "first"),
+        ("max_num_seqs: 64  # few", "max-num-seqs", "64"),
+        ("enable-chunked-prefill: false", "no-enable-chunked-prefill", ""),
+        ("speculative-config:\n  model: org/draft", "speculative-config", '{"model": "org/draft"}'),
+        ("speculative-config:\n  max-num-seqs: 1", "max-num-seqs", None),
+        ("trust-remote-code: true", "trust-remote-code", ""),
+        ("served-model-name: []", "served-model-name", None),
+        ("just words", "just words", None),
+        ("{", "{", None),
+        ("", "model", None),
+    ],
+)
+def test_a_config_file_is_read_as_vllm_reads_it(
+    tmp_path: Path, text: str, name: str, value: str | None
+) -> None:
+    config = tmp_path / "engine.yaml"
+    config.write_text(text)
+    assert EngineOptions(["--config", str(config)]).value(name) == value
+
+
 def test_a_config_file_is_not_overruled(tmp_path: Path) -> None:
     """An option would win over it, so we give none that it has."""
     config = tmp_path / "engine.yaml"
