@@ -1,8 +1,8 @@
 """What an operator may set, read once in a composition root (the CLI, a flow, the API).
 
-Sources, first wins: ``BATCHYARD_…`` environment variables, ``batchyard.toml`` in the working
-folder. What only flows need and an operator edits while they run (engine options, S3 credentials)
-is a Prefect block instead, so that a fact has one home.
+Sources: ``BATCHYARD_…`` environment variables, then ``batchyard.toml`` in the working folder; the
+first value wins. Settings that only flows need, and that an operator edits while flows run (engine
+options, S3 credentials), are Prefect blocks instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BATCH_LEASE_SECONDS = 30.0
 
 
 class LimitSettings(BaseSettings):
-    """What one input file may hold; see :class:`batchyard.lines.Limits`."""
+    """The limits of one input file; see :class:`batchyard.lines.Limits`."""
 
     max_requests: int = Field(default=Limits().max_requests, ge=1)
     max_bytes: int = Field(default=Limits().max_bytes, ge=1)
@@ -49,36 +49,38 @@ class LimitSettings(BaseSettings):
 
 
 class BodySettings(BaseSettings):
-    """What request bodies from clients may hold; see :class:`batchyard.body_policy.BodyPolicy`.
+    """What request bodies of clients may contain; see :class:`batchyard.body_policy.BodyPolicy`.
 
-    ``batchyard run`` takes its own user's file as it is, unless told ``--client-rules``.
+    ``batchyard run`` does not check its own user's file, unless it has ``--client-rules``.
     """
 
     allowed_fields: list[str] = Field(default_factory=list)
-    """Fields that reach into the engine and that clients may set all the same, as JSON:
-    ``["chat_template", "priority"]``. docs/input-format.md lists them."""
+    """Refused fields that clients may set nevertheless, as JSON:
+    ``["chat_template", "priority"]``. docs/input-format.md lists the refused fields."""
     media_domains: list[str] = Field(default_factory=list)
     """The hosts from which engines may fetch the images, recordings and videos that bodies name by
-    URL, as JSON: ``["media.example.org"]``. Empty: bodies hold their media as ``data:`` URLs."""
+    URL, as JSON: ``["media.example.org"]``. Empty: media must be ``data:`` URLs in the body."""
     max_choices: int = Field(default=BodyPolicy().max_choices, ge=1)
-    """Of ``n`` and ``best_of``: how many answers one request may make."""
+    """How many answers one request may ask for (``n``, ``best_of``)."""
     max_logprobs: int = Field(default=BodyPolicy().max_logprobs, ge=0)
-    """Of ``logprobs``, ``top_logprobs`` and ``prompt_logprobs``: alternatives for each token."""
+    """How many alternatives a request may ask for each token (``logprobs``, ``top_logprobs``,
+    ``prompt_logprobs``)."""
     max_stops: int = Field(default=BodyPolicy().max_stops, ge=0)
     """How many texts ``stop`` may list."""
     max_list_items: int = Field(default=BodyPolicy().max_list_items, ge=0)
-    """Of ``logit_bias``, ``bad_words`` and the lists of token ids: how many entries."""
+    """How many entries ``logit_bias``, ``bad_words`` and lists of token ids may have."""
     max_schema_bytes: int = Field(default=BodyPolicy().max_schema_bytes, ge=1)
-    """Of ``response_format``, ``structured_outputs``, ``tools`` and their like, each as JSON."""
+    """How many bytes ``response_format``, ``structured_outputs``, ``tools`` and similar fields may
+    each have, as JSON."""
     max_grammar_bytes: int = Field(default=BodyPolicy().max_grammar_bytes, ge=1)
-    """Of a regular expression or grammar that the answer must follow."""
+    """How many bytes a regular expression or grammar for the answer may have."""
 
     @field_validator("allowed_fields")
     @classmethod
     def _are_known(cls, names: list[str]) -> list[str]:
         for name in names:
             if name not in REFUSABLE:
-                raise ValueError(f"{name!r} is none of {', '.join(sorted(REFUSABLE))}")
+                raise ValueError(f"{name!r} is not one of {', '.join(sorted(REFUSABLE))}")
         return names
 
     @field_validator("media_domains")
@@ -86,7 +88,7 @@ class BodySettings(BaseSettings):
     def _are_hosts(cls, names: list[str]) -> list[str]:
         for name in names:
             if not is_host(name):
-                raise ValueError(f"{name!r} is no host name: give it without scheme and port")
+                raise ValueError(f"{name!r} is not a host name: give it without scheme and port")
         return [name.lower() for name in names]
 
     def to_policy(self) -> BodyPolicy:
@@ -97,7 +99,7 @@ class BodySettings(BaseSettings):
 
 
 class QuotaSettings(BaseSettings):
-    """What a tenant without a quota of its own may have at a time; unset: no limit."""
+    """The quotas of a tenant that has none of its own; unset: no limit."""
 
     active_batches: int | None = Field(default=None, ge=0)
     enqueued_requests: int | None = Field(default=None, ge=0)
@@ -107,13 +109,13 @@ class QuotaSettings(BaseSettings):
 
 
 class SmtpSettings(BaseSettings):
-    """The mail server that takes our e-mails; without ``host`` none are sent."""
+    """The mail server that sends the e-mails; without ``host`` no e-mail is sent."""
 
     host: str | None = None
     port: int = Field(default=587, ge=1, le=65_535)
     security: Literal["starttls", "tls", "none"] = "starttls"
-    """``starttls``: encrypt or give up; ``tls``: from the first byte on, port 465 as a rule;
-    ``none``: for a server on this machine."""
+    """``starttls``: encrypt the connection, or send nothing; ``tls``: for servers that use TLS from
+    the start, usually on port 465; ``none``: for a server on this machine."""
     username: str | None = None
     password: SecretStr | None = None
     sender: str | None = None
@@ -137,7 +139,7 @@ class SmtpSettings(BaseSettings):
 
 
 class Settings(BaseSettings):
-    """Every setting, with the default that runs on one machine and needs nothing else."""
+    """All settings. With the defaults everything runs on one machine without further services."""
 
     model_config = SettingsConfigDict(
         env_prefix="BATCHYARD_",
@@ -147,92 +149,95 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path("~/.batchyard")
-    """Database, objects, spool and key of the embedded set-up."""
+    """The folder of the database, objects, temporary files and keys, unless they are elsewhere."""
     database_url: SecretStr | None = None
     """``sqlite:///path`` or ``postgresql://…``; unset: SQLite in ``home``."""
     storage: str | None = None
     """A folder, or ``s3://bucket/prefix``; unset: a folder in ``home``.
 
-    Credentials and endpoint of S3 are boto3's own: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ….
+    S3 credentials and endpoint are those of boto3: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ….
     """
     shared_paths: bool = False
-    """Whether a path means the same file on every machine: a mounted folder, or one machine.
+    """Whether a path means the same file on every machine, for example in a mounted folder.
 
-    Without it, batches that are handed over cannot write to paths where ``storage`` is in S3: they
-    may run on another machine than where the path was written down."""
+    If not, and ``storage`` is in S3, submitted batches cannot write results to paths, because they
+    may run on another machine than the one where the path was entered."""
     secret_key: SecretStr | None = None
     """Fernet keys, comma-separated, newest first; unset: a file in ``home``, made at first use."""
     engine_python: Path | None = None
     """The Python of the environment that has vLLM; unset: ``.venv-engine`` beside the project."""
     runners: Literal["inline", "pool"] = "inline"
-    """Who runs chunks: ``inline``, process-batch itself; ``pool``, run-chunks on the GPU pool."""
+    """Where chunks run: ``inline``, in the process-batch flow run; ``pool``, in run-chunks flow
+    runs on the GPU pool."""
     order: Literal["prefix", "input"] = "prefix"
-    """The order in which requests run; results are in input order either way."""
+    """The order in which requests run; results are always in input order."""
     chunk_requests: int = Field(default=1024, ge=1)
     """About how many requests one chunk holds."""
     lease_seconds: float = Field(default=60.0, gt=0)
-    """How long a runner owns a chunk or an engine slot, and at most 30 seconds of it a batch,
-    without a sign of life."""
+    """How long a lease on a chunk or an engine slot lasts without renewal. A lease on a batch
+    lasts as long, but 30 seconds at most."""
     look_seconds: float = Field(default=1.0, gt=0)
-    """How often a runner looks whether what it runs is still wanted."""
+    """How often a runner checks whether its batches were cancelled, paused or are overdue."""
     poll_seconds: float = Field(default=0.25, gt=0)
-    """How often a runner that has room looks for work."""
+    """How often a runner with free capacity asks the database for work."""
     batches_at_once: int = Field(default=200, ge=1)
-    """How many batches one run-batches flow run takes through their lives at a time."""
+    """How many batches one run-batches flow run processes at a time."""
     pools: dict[str, str] = Field(default_factory=dict)
-    """The GPU work pool of each model, as JSON; a model that is not named runs on ``gpu``."""
+    """The GPU work pool of each model, as JSON; all other models run on ``gpu``."""
     pool: str = "gpu"
     """The work pool that this process runs on; set by the deployment."""
     engine_slots: list[str] = Field(default_factory=list)
-    """The engine slots of this machine, as JSON: the value of ``CUDA_VISIBLE_DEVICES`` of each,
-    for example ``["0", "1"]`` or ``["0,1"]``. Empty: one slot, which sees every device."""
+    """The engine slots of this machine, as a JSON list of ``CUDA_VISIBLE_DEVICES`` values, for
+    example ``["0", "1"]`` or ``["0,1"]``. Empty: one slot with all devices."""
     machine: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """The name of this machine in messages and for its engine slots; unset: its hostname.
 
-    Processes on one host that have the same name share engine slots. Give containers of one host
-    one name if they share GPUs, and different names if each has GPUs of its own."""
+    Processes of one host with the same name share engine slots. Give containers of one host the
+    same name if they share GPUs, and different names if each has its own GPUs."""
     swap_seconds: float = Field(default=300.0, ge=0)
-    """How long an engine at least serves before it gives its slot to another model."""
+    """How long an engine serves at least before another model may take its slot."""
     admission: Literal["off", "refuse"] = "off"
-    """``refuse``: a batch that by forecast would not be done within its window is refused."""
+    """``refuse``: refuse a batch if the forecast says that it cannot be done in its window."""
     tenant: str | None = Field(default=None, min_length=1)
-    """The tenant of every batch that `submit-batch` creates here, to be set in the job variables
-    of a deployment; unset: the flow's parameter of that name decides."""
+    """The tenant of all batches that `submit-batch` creates here, set in the job variables of a
+    deployment; unset: the flow's parameter decides."""
     cache_shared_by: Literal["tenant", "all"] = "tenant"
-    """Who shares what engines have cached of prompts: each ``tenant`` its own, so that
-    ``cached_tokens`` and speed tell nothing of others' prompts, or ``all`` tenants."""
+    """Which tenants share the engines' prefix cache. ``tenant``: each has its own part, so that
+    ``cached_tokens`` and speed reveal nothing about others' prompts; ``all``: all share it."""
     cache_groups: dict[str, list[str]] = Field(default_factory=dict)
-    """Tenants that share their caches, as JSON, under the name of their group:
-    ``{"search": ["alice", "bob"]}``. The others have their own."""
+    """Groups of tenants that share a part of the prefix cache, as JSON:
+    ``{"search": ["alice", "bob"]}``. All other tenants have their own part."""
     quota: QuotaSettings = QuotaSettings()
     flush_seconds: float = Field(default=2.0, gt=0)
-    """The longest that a finished line waits to be durable."""
+    """How long a finished line waits at most until it is durable."""
     runner_start_seconds: float = Field(default=1800.0, gt=0)
-    """How long a runner on a GPU pool may take to begin (a node is added, an image is pulled)
+    """How long a runner on a GPU pool may take to start (a node is added, an image is pulled)
     before its flow run counts as lost. Until then it counts as started."""
     give_up_seconds: float = Field(default=900.0, ge=0)
-    """How long every runner of a model must have failed, on whichever machine and with no answer
-    in between, before the model's batches end as ``failed`` with what is finished of them."""
+    """How long all runners of a model must have failed, on any machine and without an answer in
+    between, before the model's batches end as ``failed`` and keep their finished lines."""
     runner_idle_seconds: float = Field(default=60.0, ge=0)
-    """How long a runner keeps its engine warm with nothing to do."""
+    """How long a runner without work keeps its engine running."""
     request_timeout_seconds: float = Field(default=3600.0, gt=0)
     """How long one request may take in the engine."""
     hang_seconds: float = Field(default=120.0, gt=0)
-    """An engine that has requests and makes no token for so long is taken for dead."""
+    """How long an engine with requests may produce no token before it counts as hung and is
+    restarted."""
     request_attempts: int = Field(default=5, ge=1)
-    """How often a request is tried that gets 408, 429, 5xx or no answer."""
+    """How often a request is attempted that gets 408, 409, 425, 429, 5xx or no answer."""
     retry_pause_seconds: float = Field(default=0.5, gt=0)
-    """The pause before the second try; it doubles with each further one."""
+    """The pause before the second attempt; it doubles with each further one."""
     allow_private_urls: bool = False
-    """Whether clients' URLs may be http and lead anywhere: for development alone."""
+    """Whether clients' URLs may use http and lead to any address; for development only."""
     internal_networks: list[IPvAnyNetwork] = Field(default_factory=list)
-    """Networks that are not public and that clients' URLs may lead to all the same, at any port,
-    as JSON: ``["10.20.0.0/16"]``. For receivers of webhooks and stores of your own."""
+    """Private networks that clients' URLs may lead to, at any port, as JSON:
+    ``["10.20.0.0/16"]``. For your own webhook receivers and object stores."""
     limits: LimitSettings = LimitSettings()
     bodies: BodySettings = BodySettings()
     smtp: SmtpSettings = SmtpSettings()
     webhook_data: Literal["thin", "full"] = "thin"
-    """What an event holds of its batch: the id, as OpenAI's do, or counts, files and usage too."""
+    """``thin``: an event has only the batch's id, like OpenAI's; ``full``: also its counts, files
+    and usage."""
 
     @classmethod
     def settings_customise_sources(
@@ -255,7 +260,7 @@ class Settings(BaseSettings):
         return groups
 
     def cache_scope(self, tenant: str) -> str | None:
-        """Whose cache the tenant's requests use, as a name; None: the one of all."""
+        """The name of the cache that the tenant's requests use; None: the one that all share."""
         if self.cache_shared_by == "all":
             return None
         for group, tenants in self.cache_groups.items():
@@ -269,16 +274,16 @@ class Settings(BaseSettings):
 
     @property
     def batch_lease_seconds(self) -> float:
-        """How long a process owns a batch without a sign of life: never more than 30 seconds.
+        """How long a process owns a batch without renewing its lease: 30 seconds at most.
 
-        Batches whose process has crashed wait for so long, and it costs no inference when
-        another process takes them over too soon.
+        After a crash, the batches of the process wait this long. If another process takes them
+        over too early, that costs no inference.
         """
         return min(self.lease_seconds, _BATCH_LEASE_SECONDS)
 
     @property
     def address_guard(self) -> AddressGuard | None:
-        """Where URLs that clients give may lead; None: anywhere."""
+        """The addresses that clients' URLs may lead to; None: all."""
         if self.allow_private_urls:
             return None
         return AddressGuard(tuple(self.internal_networks))
@@ -290,7 +295,7 @@ class Settings(BaseSettings):
 
     @property
     def knows_its_machine(self) -> bool:
-        """Whether a path that a user writes is on the machine where a batch will be run."""
+        """Whether a user's path is on the machine where the batch will run."""
         is_in_s3 = self.storage is not None and self.storage.startswith("s3://")
         return self.shared_paths or not is_in_s3
 

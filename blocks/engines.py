@@ -31,7 +31,7 @@ class VllmEngineBlock(Block):
     model: str = Field(description=_MODEL)
     weights: str = Field(
         default="",
-        description="The folder or hub id to load. Empty: the model's name is one.",
+        description="The folder or hub id to load. Empty if the model's name is one.",
     )
     options: str = Field(
         default="",
@@ -39,7 +39,7 @@ class VllmEngineBlock(Block):
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
-        description='Environment variables of the engine, such as {"CUDA_VISIBLE_DEVICES": "0"}.',
+        description='Environment variables of the engine, such as {"HF_HOME": "/data/models"}.',
     )
 
     @field_validator("options")
@@ -75,17 +75,17 @@ class RemoteEngineBlock(Block):
     max_num_seqs: int = Field(
         default=0,
         ge=0,
-        description="Requests that it runs at once. 0: it is asked, and taken to be small if it "
-        "does not tell.",
+        description="How many requests the server runs at once. 0: Batchyard asks the server, and "
+        "assumes 32 if it does not answer.",
     )
     exclusive: bool = Field(
         default=False,
-        description="No one else uses the server: batches may fill it. Otherwise they take a "
-        "quarter of its places, and wait while its queue is not empty.",
+        description="The server has no other users, so batches may use all of it. Otherwise they "
+        "use a quarter of its places, and wait while its queue is not empty.",
     )
     cache_salt: Literal["ask", "always", "never"] = Field(
         default="ask",
-        description="Whether requests carry their tenant's cache_salt, which vLLM takes and "
+        description="Whether requests carry their tenant's cache_salt, which vLLM accepts and "
         "other servers may refuse. ask: if the server's /openapi.json names it.",
     )
 

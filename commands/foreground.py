@@ -89,7 +89,7 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
 
 def how_to_resume(batch_id: str) -> str:
     """For whoever stopped or lost a batch."""
-    return f"What is finished is kept: the same command with --resume {batch_id} goes on with it."
+    return f"Finished lines are kept. To continue, repeat the command with --resume {batch_id}."
 
 
 async def _deliver(services: Services) -> None:
@@ -146,6 +146,6 @@ async def _deliver_again(services: Services, batch: BatchRecord) -> Ending:
 
 def _undelivered(batch: BatchRecord, reason: str) -> str:
     return (
-        f"\nbatchyard: {reason}\nTo deliver it again: the same command with --resume {batch.id}, "
+        f"\nbatchyard: {reason}\nTo write it again, repeat the command with --resume {batch.id}, "
         f"or to another place: batchyard results {batch.id} -o PLACE"
     )

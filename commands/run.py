@@ -43,13 +43,13 @@ def run(
         typer.Option("--errors", "-e", help="Where failed lines go. Default: beside a local -o."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="What the engine loads, as for `vllm serve`.")
+        str | None, typer.Option(help="The model to load, as for `vllm serve`.")
     ] = None,
     engine_url: Annotated[
         str | None,
         typer.Option(
             help="Use this OpenAI-compatible server instead of starting vLLM. "
-            "Its key: BATCHYARD_ENGINE_API_KEY."
+            "BATCHYARD_ENGINE_API_KEY has its key."
         ),
     ] = None,
     engine_seats: Annotated[
@@ -57,14 +57,14 @@ def run(
         typer.Option(
             min=1,
             help="How many requests the server at --engine-url runs at once, its max_num_seqs. "
-            "The batch takes a quarter of them. Default: the server is asked.",
+            "The batch uses a quarter of them. Default: Batchyard asks the server.",
         ),
     ] = None,
     exclusive: Annotated[
         bool,
         typer.Option(
             "--exclusive",
-            help="No one else uses the server at --engine-url: the batch may fill it.",
+            help="The server at --engine-url has no other users: the batch may use all of it.",
         ),
     ] = False,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
@@ -76,16 +76,16 @@ def run(
     client_rules: Annotated[bool, options.CLIENT_RULES] = False,
     resume: Annotated[
         str | None,
-        typer.Option(help="Go on with this batch, its own input and output, where it stopped."),
+        typer.Option(help="Continue this batch where it stopped, with its own input and output."),
     ] = None,
 ) -> None:
-    """Run a batch file on vLLM, to its result file.
+    """Run a batch file on vLLM and write its result file.
 
-    Every other option goes to vLLM unchanged, for example --max-model-len 8192.
+    All other options are passed to vLLM unchanged, for example --max-model-len 8192.
     """
     own_prefect = prepare_prefect()
     for name in ctx.meta["left_out"]:
-        typer.echo(f"batchyard: {name} has no meaning here and is left out.", err=True)
+        typer.echo(f"batchyard: {name} has no meaning here and is ignored.", err=True)
     choice = EngineChoice.of(
         model,
         ctx.meta["engine_options"],
@@ -98,7 +98,7 @@ def run(
     if resume is not None:
         what = resume
     elif input_file is None or output_file is None:
-        raise typer.BadParameter("Say what to read and where to write.", param_hint="-i and -o")
+        raise typer.BadParameter("Give an input file and an output file.", param_hint="-i and -o")
     else:
         what = BatchRequest(
             input=input_file,

@@ -84,7 +84,10 @@ def up(
     prefect_port: Annotated[
         int,
         typer.Option(
-            min=1, max=65535, envvar=_PREFECT_PORT_VARIABLE, help="Prefect's server's and UI's."
+            min=1,
+            max=65535,
+            envvar=_PREFECT_PORT_VARIABLE,
+            help="The port of Prefect's server and UI.",
         ),
     ] = 4200,
 ) -> None:

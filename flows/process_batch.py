@@ -47,7 +47,7 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
     """The batch's whole life as tasks of the current flow run; the state that the run ends in."""
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
-        return Completed(message=f"The batch was {batch.status.value} already")
+        return Completed(message=f"The batch was already {batch.status.value}")
     try:
         async with (
             batch_lease(services, batch_id) as lease,

@@ -147,7 +147,7 @@ async def _report(services: Services, batch: BatchRecord) -> str:
     lines += ["| Batch | " + batch.id + " |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows)]
     if batch.undelivered:
         texts = batch.undelivered.values()
-        lines += ["", "## Not delivered", "", *(f"- {_cell(text)}" for text in texts)]
+        lines += ["", "## Not written", "", *(f"- {_cell(text)}" for text in texts)]
     if batch.errors:
         lines += ["", "## Errors", "", "| Line | Code | Message |", "|---|---|---|"]
         lines += [f"| {e.line or '–'} | {e.code} | {_cell(e.message)} |" for e in batch.errors]

@@ -58,10 +58,10 @@ async def submit_batch(
         model: The model that every line must name. Empty: the one that the first line names.
         endpoint: The endpoint that every line must name. Empty: lines may name different ones.
         completion_window: How long the batch may take: a number and m, h or d.
-        priority: Among the batches of one tenant, the higher goes first.
-        tenant: Whose batch it is, for turns, quotas and notifications. Empty: the tenant of this
-            deployment, `default` where it has none. Where it has one, no other can be named.
-        deduplicate: Whether identical deterministic requests run once, for all their lines.
+        priority: The tenant's batch with the highest priority runs first.
+        tenant: The tenant that the batch belongs to. Empty: the tenant of this deployment, or
+            `default` if it has none. If it has one, no other tenant can be named.
+        deduplicate: Whether identical deterministic requests run only once.
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
     try:
@@ -116,7 +116,7 @@ def _check_recordable(name: str, text: str) -> None:
         )
     if isinstance(location, LocalFile) and not Path(text).is_absolute():
         raise RequestRefused(
-            f"{name} must be an absolute path: a worker's folder is not yours.",
+            f"{name} must be an absolute path, because workers run in another folder.",
             param=name,
             code="invalid_value",
         )

@@ -92,8 +92,8 @@ def _check_weights(name: str, weights: str) -> None:
     """vLLM would take a path that is not there for the name of a repository on the hub."""
     if weights.startswith(("/", "./", "../", "~")) and not Path(weights).exists():
         raise SettingsError(
-            f"The engine block {name} has its weights at {weights}, and there is nothing there "
-            "on the machine of this GPU worker."
+            f"The engine block {name} has its weights at {weights}, which does not exist on the "
+            "machine of this GPU worker."
         )
 
 

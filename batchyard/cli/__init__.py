@@ -26,7 +26,7 @@ from batchyard.cli.results import results
 from batchyard.cli.retry import retry
 from batchyard.cli.serve import serve
 from batchyard.cli.show import show
-from batchyard.cli.steer import pause, priority, resume
+from batchyard.cli.steer import pause, priority, unpause
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.cli.submit import submit
 from batchyard.cli.upkeep import expire_files, reconcile
@@ -52,8 +52,10 @@ def make_app() -> typer.Typer:
     app.command()(results)
     app.command()(cancel)
     app.command()(pause)
-    app.command()(resume)
-    # Or a negative number would be taken for an option.
+    app.command()(unpause)
+    # Its earlier name, which still works: `run --resume` means something else.
+    app.command("resume", hidden=True)(unpause)
+    # Otherwise a negative number would be taken for an option.
     app.command(context_settings={"ignore_unknown_options": True})(priority)
     app.command()(retry)
     app.command()(quota)
@@ -70,7 +72,7 @@ def make_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command; what goes wrong is one sentence on standard error and exit status 1."""
+    """Run the command. A failure is one sentence on standard error and exit status 1."""
     try:
         make_app()()
     except LeftUnfinished as unfinished:
@@ -89,6 +91,6 @@ def _unexpected(error: Exception) -> str:
     with os.fdopen(descriptor, "w") as file:
         traceback.print_exception(error, file=file)
     return (
-        f"This should not happen ({type(error).__name__}). Please report it, with {path}, "
-        "after a look whether there is anything in it that nobody else may see."
+        f"This should not happen ({type(error).__name__}). Please report it and attach {path}; "
+        "remove anything confidential first."
     )

@@ -15,7 +15,7 @@ from batchyard.lifecycle import TERMINAL
 
 def cancel(
     batch_id: Annotated[str, options.BATCH],
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch has ended.")] = False,
 ) -> None:
     """Cancel a batch, and print its status. Finished lines keep their results."""
     asyncio.run(_cancel(batch_id, wait))

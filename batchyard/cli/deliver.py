@@ -11,7 +11,7 @@ from batchyard.delivery.deliver import Deliverer
 
 
 def deliver() -> None:
-    """Attempt every webhook and e-mail that is due; say what became of them."""
+    """Attempt all webhooks and e-mails that are due now, and print the results."""
     asyncio.run(_deliver())
 
 

@@ -27,21 +27,21 @@ _COLUMNS = ("id", "event", "batch", "to", "status", "attempts", "made", "next")
 _NOTHING = "-"
 _ID = typer.Argument(metavar="ID", help="A delivery's id, for example wh_0123….")
 
-app = typer.Typer(help="Webhooks and e-mails: list, look at, send again.", no_args_is_help=True)
+app = typer.Typer(help="List, show and resend webhooks and e-mails.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_deliveries(
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
-    batch: Annotated[str | None, typer.Option(help="Of this batch alone.")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="To this endpoint alone.")] = None,
-    status: Annotated[
-        DeliveryStatus | None, typer.Option(help="Those that stand like this alone.")
-    ] = None,
-    limit: Annotated[int, typer.Option(help="How many, newest first.", min=1, max=10_000)] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Only this batch.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Only this endpoint.")] = None,
+    status: Annotated[DeliveryStatus | None, typer.Option(help="Only this status.")] = None,
+    limit: Annotated[
+        int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
+    ] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
 ) -> None:
-    """List deliveries, newest first: what arrived, what is tried again, what was given up."""
+    """List deliveries with their status, newest first."""
     page, now = asyncio.run(_page(tenant, batch, endpoint, status, limit))
     shown = [delivery_object(each) for each in page]
     if as_json:
@@ -55,14 +55,14 @@ def list_deliveries(
 
 @app.command()
 def show(delivery_id: Annotated[str, _ID]) -> None:
-    """Print a delivery as JSON, with every attempt and how it went."""
+    """Print a delivery as JSON, with all attempts and their results."""
     found = asyncio.run(_get(delivery_id))
     typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
 
 
 @app.command()
 def replay(delivery_id: Annotated[str, _ID]) -> None:
-    """Deliver it again, under the same id: at once, then by the schedule from its start."""
+    """Send a delivery again with the same id, now and then on the retry schedule."""
     asyncio.run(_replay(delivery_id))
 
 

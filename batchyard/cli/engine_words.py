@@ -43,6 +43,7 @@ class PassThroughCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse our options, and keep the engine's in ``ctx.meta``."""
         ours, engine, left_out = split_options(args)
         ctx.meta["engine_options"] = engine
         ctx.meta["left_out"] = left_out

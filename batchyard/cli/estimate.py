@@ -31,7 +31,7 @@ def estimate(
     deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
     client_rules: Annotated[bool, options.CLIENT_RULES] = True,
     cache_tokens: Annotated[
-        int, typer.Option(min=1, help="The engine's KV cache; vLLM's log says how much it has.")
+        int, typer.Option(min=1, help="Tokens in the engine's KV cache; vLLM's log has the number.")
     ] = 100_000,
     sequences: Annotated[
         int, typer.Option(min=1, help="Requests that the engine runs at once: --max-num-seqs.")
@@ -40,13 +40,13 @@ def estimate(
         int, typer.Option(min=1, help="Tokens of one block of the KV cache: --block-size.")
     ] = 16,
     bytes_per_token: Annotated[
-        float, typer.Option(min=0.1, help="What the tokenizer makes of these prompts.")
+        float, typer.Option(min=0.1, help="How many bytes of these prompts make one token.")
     ] = 4.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Validate and plan a file, and say what to expect; nothing is submitted.
+    """Validate and plan a file and print what to expect, without submitting it.
 
-    Exit status 1: the file has bad lines, which are listed.
+    Bad lines are listed, and then the exit status is 1.
     """
     assumptions = Assumptions(
         model=model,
@@ -76,9 +76,9 @@ async def _estimate(
     try:
         rate = await measured_rate(settings, found.model)
     except StoreError as error:
-        return found, None, f"the database cannot be asked ({error})"
+        return found, None, f"the database does not answer ({error})"
     if rate is None or not rate.tokens_per_second:
-        return found, None, f"{found.model} was not measured yet; its first batch does so"
+        return found, None, f"no batch of model {found.model} has run yet"
     return found, rate, None
 
 
@@ -93,7 +93,7 @@ def _lines(
     found: Estimate, rate: RateRecord | None, why_not: str | None, assumptions: Assumptions
 ) -> list[str]:
     each = f"at {assumptions.bytes_per_token:g} bytes a token"
-    copies = f", {found.copies:,} of them served by another one's answer" if found.copies else ""
+    copies = f", {found.copies:,} of them answered by an identical request" if found.copies else ""
     lines = [
         _line("requests", f"{found.requests:,}{copies}"),
         _line("prompt tokens", f"{found.prompt_tokens:,} {each}"),
@@ -138,7 +138,7 @@ def _line(name: str, words: str) -> str:
 def _errors(found: Estimate) -> list[str]:
     if not found.errors:
         return []
-    lines = ["", "The file would be refused; the figures are of its good lines."]
+    lines = ["", "The file would be refused; the figures are for its good lines."]
     for error in found.errors:
         where = f"line {error.line}: " if error.line is not None else ""
         lines.append(f"  {where}{error.code}: {error.message}")

@@ -23,10 +23,12 @@ class HeaderDeadlineProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # uvicorn's
+        """Start the time limit of the first header."""
         super().connection_made(transport)
         self._expect_header()
 
     def data_received(self, data: bytes) -> None:
+        """End the time limit when a header is complete; start it for the next one."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_expecting()
@@ -34,6 +36,7 @@ class HeaderDeadlineProtocol(H11Protocol):
             self._expect_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the time limit."""
         self._stop_expecting()
         super().connection_lost(exc)
 

@@ -20,32 +20,36 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("id", "tenant", "name", "key", "made", "used", "state")
 
-app = typer.Typer(help="Keys of the API: make, list, revoke.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is or what for.")],
-    tenant: Annotated[str, typer.Option(help="Whose files and batches it opens.")] = "default",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name that says who uses the key, or for what.")
+    ],
+    tenant: Annotated[
+        str, typer.Option(help="The tenant whose files and batches the key gives access to.")
+    ] = "default",
 ) -> None:
-    """Make a key and print it. Only its hash is kept: nobody can read it again."""
+    """Create a key and print it. Only its hash is stored, so it cannot be shown again."""
     made = asyncio.run(_create(tenant, name))
     typer.echo(made.secret)
-    typer.echo(f"batchyard: {made.record.id} is shown this once: keep it.", err=True)
+    typer.echo(f"batchyard: {made.record.id} is shown only this once: keep it.", err=True)
 
 
 @app.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
 ) -> None:
-    """List keys, oldest first, revoked ones as well."""
+    """List keys, oldest first, including revoked ones."""
     keys, now = asyncio.run(_list(tenant))
     print_table(_COLUMNS, _rows(keys, now))
 
 
 @app.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Make a key useless, at once and for good."""
+    """Revoke a key, at once and permanently."""
     asyncio.run(_revoke(key_id))
 
 

@@ -29,13 +29,15 @@ _NOTHING = "-"
 
 def list_batches(
     everything: Annotated[
-        bool, typer.Option("--all", help="Those that have ended as well.")
+        bool, typer.Option("--all", help="Also list batches that have ended.")
     ] = False,
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
-    limit: Annotated[int, typer.Option(help="How many, newest first.", min=1, max=10_000)] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on each line.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    limit: Annotated[
+        int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
+    ] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
 ) -> None:
-    """List batches that have not ended: how far they are, and when they will be done."""
+    """List unfinished batches with their progress and expected end."""
     batches, now = asyncio.run(_page(tenant, not everything, limit + 1))
     shown = batches[:limit]
     if as_json:

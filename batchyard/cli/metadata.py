@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def parse_metadata(pairs: Sequence[str] | None) -> dict[str, str] | None:
-    """``["team=search"]`` to ``{"team": "search"}``; None for none."""
+    """``["team=search"]`` to ``{"team": "search"}``; None for none.
+
+    Raises :class:`~batchyard.errors.RequestRefused` for a pair without ``=``.
+    """
     if not pairs:
         return None
     metadata = {}

@@ -15,11 +15,11 @@ from batchyard.notify.email import check_address
 def email(
     address: Annotated[str | None, typer.Argument(metavar="ADDRESS")] = None,
     tenant: Annotated[str, options.TENANT] = "default",
-    remove: Annotated[bool, typer.Option("--remove", help="Tell nobody.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the address.")] = False,
 ) -> None:
-    """Set the address that a tenant's batches are reported to, or show it.
+    """Set or show the e-mail address of a tenant.
 
-    It hears of each batch that ends and names no address itself, and of webhooks given up.
+    It is used for batches without an address of their own, and for webhooks that were given up.
     """
     if address is not None and remove:
         raise typer.BadParameter("Give an address or --remove, not both.", param_hint="ADDRESS")
@@ -41,6 +41,6 @@ async def _email(tenant: str, address: str | None, *, is_change: bool) -> None:
         typer.echo(await tenants.notify_email(tenant) or "none")
         if address is not None and services.settings.smtp.host is None:
             typer.echo(
-                "batchyard: No e-mail is sent before BATCHYARD_SMTP__HOST names a mail server.",
+                "batchyard: No e-mail is sent until BATCHYARD_SMTP__HOST names a mail server.",
                 err=True,
             )

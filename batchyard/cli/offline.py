@@ -28,6 +28,10 @@ async def offline_services(
     checks_keys: bool = True,
     s3_credentials: Callable[[], Awaitable[S3Credentials]] = _no_credentials,
 ) -> AsyncIterator[Services]:
+    """Services for a command that runs no engine.
+
+    Raises :class:`~batchyard.errors.SettingsError` when the settings cannot be used.
+    """
     async with open_services(
         read_settings(),
         engine_for=_no_engine,

@@ -1,23 +1,27 @@
-"""What several commands take, declared once: the same name means the same everywhere."""
+"""Options that several commands have, each declared once, so that it means the same in all."""
 
 from __future__ import annotations
 
 import typer
 
 BATCH = typer.Argument(metavar="BATCH", help="A batch's id, for example batch_0123….")
-INPUT_FILE = typer.Option("--input-file", "-i", help="Path, s3://bucket/key or http(s) URL.")
-OUTPUT_FILE = typer.Option("--output-file", "-o", help="Likewise; a presigned URL takes a PUT.")
-ERRORS = typer.Option("--errors", "-e", help="Where failed lines go.")
-ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: mix.")
-COMPLETION_WINDOW = typer.Option(help="A number and m, h or d, for example 24h; at most 30d.")
-METADATA = typer.Option(help="key=value; may be given several times.")
-TENANT = typer.Option(help="Whose.")
-WEBHOOK_URL = typer.Option(help="An https URL that is told of the batch's end.")
-NOTIFY_EMAIL = typer.Option(help="An address that is told of the batch's end.")
+INPUT_FILE = typer.Option(
+    "--input-file", "-i", help="The input: path, s3://bucket/key or http(s) URL."
+)
+OUTPUT_FILE = typer.Option(
+    "--output-file", "-o", help="Where results go: path, s3://bucket/key or presigned PUT URL."
+)
+ERRORS = typer.Option(
+    "--errors", "-e", help="Where failed lines go: path, s3://bucket/key or presigned PUT URL."
+)
+ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any endpoint.")
+COMPLETION_WINDOW = typer.Option(help="Time limit: a number and m, h or d, at most 30d.")
+METADATA = typer.Option(help="key=value; you may repeat this option.")
+TENANT = typer.Option(help="Tenant name.")
+WEBHOOK_URL = typer.Option(help="An https URL that is notified when the batch ends.")
+NOTIFY_EMAIL = typer.Option(help="An address that gets an e-mail when the batch ends.")
 CLIENT_RULES = typer.Option(
     "--client-rules/--no-client-rules",
     help="Refuse the fields and media URLs that clients of the API may not send.",
 )
-DEDUPLICATE = typer.Option(
-    "--deduplicate", help="Run identical deterministic requests once, for all their lines."
-)
+DEDUPLICATE = typer.Option("--deduplicate", help="Run identical deterministic requests only once.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MOST = 2**63 - 1
 """What the database's columns hold."""
-_HELP = "A number, or none: the default of the settings."
+_HELP = "A number, or none for the default of the settings."
 
 
 def quota(
@@ -25,7 +25,7 @@ def quota(
     requests: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     tokens: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
 ) -> None:
-    """Set a tenant's limits, those that are given, and show its usage and limits."""
+    """Set limits of a tenant, and show its usage and limits."""
     given = {
         "max_active_batches": ("--active-batches", active_batches),
         "max_enqueued_requests": ("--requests", requests),

@@ -38,9 +38,9 @@ def results(
         typer.Option("--errors", "-e", help="Where the failed lines go, in the same way."),
     ] = None,
 ) -> None:
-    """Write the results of a batch that has ended: its output file, its error file, or both.
+    """Write the output file, the error file or both of a batch that has ended.
 
-    They are kept for 30 days unless the batch says otherwise. S3 credentials are boto3's own.
+    They are kept for 30 days, unless the batch has another lifetime. S3 credentials are boto3's.
     """
     if output is None and errors is None:
         output = _STDOUT

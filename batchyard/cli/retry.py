@@ -20,12 +20,13 @@ def retry(
     output_file: Annotated[str | None, options.OUTPUT_FILE] = None,
     errors: Annotated[str | None, options.ERRORS] = None,
     completion_window: Annotated[
-        str | None, typer.Option(help="A number and m, h or d. Default: that of the batch.")
+        str | None,
+        typer.Option(help="A number and m, h or d. Default: the window of the old batch."),
     ] = None,
 ) -> None:
-    """Submit the lines of a finished batch's error file again, and print the new batch's id.
+    """Make a new batch from the error file of a batch that has ended, and print its id.
 
-    Of a batch that failed while it ran: all its lines.
+    If the batch failed without result files, all its lines are submitted again.
     """
     asyncio.run(_retry(batch_id, output_file, errors, completion_window))
 

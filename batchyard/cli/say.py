@@ -10,12 +10,12 @@ import typer
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print it, unless the terminal or the reader of our output is gone: that ends nothing."""
+    """Print the text. Do nothing if the terminal or the reader of the output is gone."""
     typer.echo(text, file=unbroken(sys.stderr if err else sys.stdout))
 
 
 def unbroken(stream: IO[str]) -> IO[str]:
-    """The same stream; what cannot be written to it any more is dropped."""
+    """The same stream, which drops text instead of failing once its reader is gone."""
     return cast("IO[str]", _Unbroken(stream))
 
 

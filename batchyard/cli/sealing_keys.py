@@ -16,42 +16,43 @@ from batchyard.store import reseal
 _RESTART = "Restart every process that uses this home (batchyard up or serve, workers)"
 _GO_ON = "then run: batchyard secrets rotate --restarted"
 
-app = typer.Typer(help="Keys that seal secrets in the database.", no_args_is_help=True)
+app = typer.Typer(
+    help="Manage the keys that encrypt secrets in the database.", no_args_is_help=True
+)
 
 
 @app.callback()
 def secrets() -> None:
-    """Keys that seal secrets in the database."""
+    """Manage the keys that encrypt secrets in the database."""
 
 
 @app.command()
 def rotate(
     restarted: Annotated[
         bool,
-        typer.Option("--restarted", help="Every process was restarted since the step before."),
+        typer.Option("--restarted", help="All processes were restarted after the last step."),
     ] = False,
 ) -> None:
-    """Change the key that seals secrets, in three steps: run it three times.
+    """Change the key that encrypts secrets. Run this command three times.
 
-    1: makes a new key, which opens and does not seal yet. Restart everything.
+    1: makes a new key, which decrypts and does not encrypt yet. Then restart everything.
 
-    2, with --restarted: the new key seals, and everything is sealed anew with it. Restart
-    everything.
+    2, with --restarted: encrypts everything again with the new key. Then restart everything.
 
-    3, with --restarted: what was sealed meanwhile is sealed anew, and the old key is dropped.
+    3, with --restarted: encrypts again what was added since step 2, and removes the old key.
 
-    Processes read keys as they start: one that missed a step could not open what others seal.
-    Where BATCHYARD_SECRET_KEY is set, this only seals everything anew with its first key.
+    Processes read keys when they start: after a missed step they could not decrypt new secrets.
+    If BATCHYARD_SECRET_KEY is set, this encrypts everything again with its first key.
     """
     typer.echo(asyncio.run(_rotate(restarted)))
 
 
 @app.command()
 def adopt() -> None:
-    """Go on with this machine's key where the database's is lost.
+    """Continue with this machine's key if the database's key is lost.
 
-    URLs and signing secrets that were sealed with the lost key cannot be opened any more: batches
-    that need them fail, and webhooks need new secrets. Results are not touched.
+    URLs and signing secrets that were encrypted with the lost key are lost: batches that need them
+    fail, and webhooks need new secrets. Results stay readable.
     """
     typer.echo(asyncio.run(_adopt()))
 
@@ -59,11 +60,11 @@ def adopt() -> None:
 async def _adopt() -> str:
     async with offline_services(checks_keys=False) as services:
         if await services.store.sealing_proof.is_opened():
-            return "The key of this machine is the database's: there is nothing to do."
+            return "The database already uses the key of this machine: there is nothing to do."
         await services.store.sealing_proof.adopt()
     return (
-        "The key of this machine is the database's from now on. Give it to every machine that "
-        "uses this database, and restart what runs there."
+        "The database now uses the key of this machine. Copy the key to every machine that uses "
+        "this database, and restart all processes there."
     )
 
 
@@ -73,34 +74,34 @@ async def _rotate(restarted: bool) -> str:
         return await _reseal()
     rotation = Rotation(settings)
     if restarted and rotation.step is RotationStep.ANNOUNCE:
-        raise SettingsError("There is no rotation under way: begin one without --restarted.")
+        raise SettingsError("No rotation has begun: begin one without --restarted.")
     if not restarted and rotation.step is not RotationStep.ANNOUNCE:
-        raise SettingsError(f"A rotation is under way. {_RESTART}, {_GO_ON}")
+        raise SettingsError(f"A rotation has already begun. {_RESTART}, {_GO_ON}")
     async with offline_services() as services:
         now = await services.store.database.now()
         late = await rotation.not_restarted(services.store, within_seconds=settings.lease_seconds)
         if late:
             raise SettingsError(
-                f"{len(late):,} runners are older than the step before and do not know its keys: "
+                f"{len(late):,} runners started before the last step and do not have its keys: "
                 f"{', '.join(each.id for each in late)}. {_RESTART}, {_GO_ON}"
             )
         match rotation.step:
             case RotationStep.ANNOUNCE:
                 rotation.announce(now)
                 return (
-                    "1 of 3: there is a new key. It opens and does not seal yet.\n"
+                    "1 of 3: there is a new key. It decrypts and does not encrypt yet.\n"
                     f"{_RESTART}, {_GO_ON}"
                 )
             case RotationStep.DROP:
                 count = await rotation.drop_older(services.store, now)
-                return f"3 of 3: {count:,} values are sealed with the new key, the old one is gone."
+                return f"3 of 3: {count:,} values encrypted with the new key, old key removed."
             case RotationStep.SEAL:
                 rotation.begin_to_seal(now)
     # Opened once more: with the new key first.
     async with offline_services() as services:
         count = await rotation.seal_anew(services.store)
     return (
-        f"2 of 3: the new key seals, and {count:,} values are sealed with it.\n"
+        f"2 of 3: the new key encrypts, and {count:,} values were encrypted with it.\n"
         f"{_RESTART} once more, {_GO_ON}"
     )
 
@@ -109,6 +110,6 @@ async def _reseal() -> str:
     async with offline_services() as services:
         count = await reseal(services.store.database)
     return (
-        f"{count:,} values are sealed with the first key of BATCHYARD_SECRET_KEY. Those behind it "
-        "may go, if every process has had it first since it started."
+        f"{count:,} values are encrypted with the first key of BATCHYARD_SECRET_KEY. You can "
+        "remove the other keys if every process was started with this one first."
     )

@@ -42,18 +42,19 @@ _LOG: dict[str, Any] = {
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="Where to listen; 0.0.0.0 for everybody.")
+        str, typer.Option(help="The address to listen on; 0.0.0.0 for all interfaces.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, envvar=PORT_VARIABLE, help="0: any free one.")
+        int,
+        typer.Option(min=0, max=65535, envvar=PORT_VARIABLE, help="The port; 0 for any free one."),
     ] = DEFAULT_PORT,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes that share the port, for several cores.")
+        int, typer.Option(min=1, help="Number of processes that share the port.")
     ] = 1,
 ) -> None:
     """Serve the API for OpenAI's SDKs until Ctrl-C.
 
-    Batches that come in wake a runner by way of PREFECT_API_URL.
+    New batches start a runner through Prefect, at PREFECT_API_URL.
     """
     with listening(host, port) as listener:
         # Also brings the database up to date, before workers would do it all at once.
@@ -65,7 +66,7 @@ def serve(
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that accepts connections. Raises SettingsError where it cannot."""
+    """A socket that accepts connections. Raises SettingsError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -73,7 +74,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         number = error.errno or 0
         if number < 0:  # those of name resolution
             raise SettingsError(
-                f"There is no host {host} to listen on: choose another with --host."
+                f"{host} is not an address of this machine: choose another with --host."
             ) from error
         raise SettingsError(
             f"The API cannot listen on {host}, port {port} ({os.strerror(number)}): "

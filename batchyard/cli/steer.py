@@ -1,4 +1,4 @@
-"""``batchyard pause``, ``resume`` and ``priority``: when a batch runs, not whether."""
+"""``batchyard pause``, ``unpause`` and ``priority``: when a batch runs, not whether."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def pause(batch_id: Annotated[str, options.BATCH]) -> None:
-    """Start no more requests of a batch until it is resumed. Its completion window goes on."""
+    """Start no more requests of a batch until it is unpaused. Its completion window continues."""
     asyncio.run(_steer(lambda schedule: schedule.pause(batch_id)))
 
 
-def resume(batch_id: Annotated[str, options.BATCH]) -> None:
-    """Go on with a paused batch."""
+def unpause(batch_id: Annotated[str, options.BATCH]) -> None:
+    """Continue a paused batch."""
     asyncio.run(_steer(lambda schedule: schedule.resume(batch_id)))
 
 
@@ -32,10 +32,10 @@ def priority(
     batch_id: Annotated[str, options.BATCH],
     value: Annotated[
         int,
-        typer.Argument(metavar="N", help="The higher goes first."),
+        typer.Argument(metavar="N", help="The highest number runs first."),
     ],
 ) -> None:
-    """Set a batch's priority among those of its tenant, from its next chunk on."""
+    """Set a batch's priority within its tenant. It applies from the batch's next chunk."""
     check_priority(value)
     asyncio.run(_steer(lambda schedule: schedule.set_priority(batch_id, value)))
 

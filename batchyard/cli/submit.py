@@ -25,16 +25,16 @@ def submit(
     metadata: Annotated[list[str] | None, options.METADATA] = None,
     priority: Annotated[
         int,
-        typer.Option(help="Among the batches of one tenant, the higher goes first."),
+        typer.Option(help="The tenant's batch with the highest priority runs first."),
     ] = 0,
     tenant: Annotated[
-        str, typer.Option(help="Whose batch it is, for turns and quotas.", show_default=False)
+        str, typer.Option(help="The tenant that the batch belongs to.", show_default=False)
     ] = "default",
     webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
     notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
     deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
 ) -> None:
-    """Create a batch, see to it that a runner takes it up, and print its id.
+    """Create a batch for the workers, print its id, and return at once.
 
     Presigned URLs are kept encrypted in the database and are never shown to Prefect.
     """
@@ -59,6 +59,6 @@ async def _submit(request: BatchRequest) -> None:
     async with PrefectApi.from_environment() as api, offline_services() as services:
         check_paths(services.settings, output=request.output, errors=request.error)
         batch_id = await create_batch(services, request)
-        # Before anything else can fail: whoever has the id does not submit again.
+        # Before anything else can fail: a user who has the id does not submit again.
         typer.echo(batch_id)
         await wake(api, services, batch_id)

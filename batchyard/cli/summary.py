@@ -33,7 +33,9 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
             f"{counts.total:,} in all"
         )
     if batch.deduplicated_requests:
-        lines.append(f"            {batch.deduplicated_requests:,} with an identical one's answer")
+        lines.append(
+            f"            {batch.deduplicated_requests:,} with the answer of an identical request"
+        )
     if usage.total_tokens:
         lines.append(
             f"  tokens    {usage.input_tokens:,} in "
@@ -57,7 +59,7 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
 def _ended(batch: BatchRecord) -> str:
     match batch.status:
         case BatchStatus.EXPIRED:
-            return f"expired: its {batch.completion_window} are over"
+            return f"expired after its completion window of {batch.completion_window}"
         case BatchStatus.FAILED:
             return "failed"
         case status:

@@ -16,12 +16,12 @@ _FILES_AT_ONCE = 1000
 
 
 def reconcile() -> None:
-    """Stop overdue batches and put back what dead runners had; say what was found."""
+    """Stop overdue batches, clean up after crashed runners, and print what was found."""
     asyncio.run(_reconcile())
 
 
 def expire_files() -> None:
-    """Delete files whose time is over, and objects that nothing names; say how many."""
+    """Delete expired files and unreferenced objects, and print how many."""
     asyncio.run(_expire_files())
 
 

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 async def wake(api: PrefectApi, services: Services, what: str) -> None:
-    """See to it that ``what`` is taken up; on standard error, that it has to wait."""
+    """Start a runner for ``what``; if that fails, say on standard error that it has to wait."""
     try:
         silent_seconds = services.settings.batch_lease_seconds
         await wake_batch_runner(api, services.store, silent_seconds=silent_seconds)
     except BatchyardError as error:
         typer.echo(
-            f"batchyard: {error} {what} is kept: it waits until Prefect is back and the "
+            f"batchyard: {error} {what} is saved and waits until Prefect is back and the "
             "reconciler runs.",
             err=True,
         )
 
 
 async def wake_where_prefect_is_known(services: Services, what: str) -> None:
-    """Likewise, for commands that need no Prefect: without ``PREFECT_API_URL``, nothing."""
+    """As :func:`wake`, but do nothing if ``PREFECT_API_URL`` is not set."""
     if os.environ.get("PREFECT_API_URL"):
         async with PrefectApi.from_environment() as api:
             await wake(api, services, what)

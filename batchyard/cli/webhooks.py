@@ -30,33 +30,42 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("id", "tenant", "name", "url", "events", "secret", "made", "state")
 _ID = typer.Argument(metavar="ID", help="An endpoint's id, for example whe_0123….")
-_URL = "An https URL that takes the events."
-_KEEP_OLD = typer.Option("--keep-old", help="The old secret counts for another 24 hours.")
+_URL = "An https URL that receives the events."
+_KEEP_OLD = typer.Option("--keep-old", help="Keep the old secret valid for another 24 hours.")
 _SUCCESS = range(200, 300)
 
-app = typer.Typer(help="Webhooks: make, list, try, change, delete.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, list, test, change and delete webhook endpoints.", no_args_is_help=True
+)
 
 
 @app.command()
 def create(
     url: Annotated[str, typer.Argument(metavar="URL", help=_URL)],
-    name: Annotated[str, typer.Option(help="For people; need not be unique.")] = "webhook",
+    name: Annotated[
+        str, typer.Option(help="A name for people; it need not be unique.")
+    ] = "webhook",
     event: Annotated[
-        list[str] | None, typer.Option(help="batch.completed; several times. Default: all four.")
+        list[str] | None,
+        typer.Option(
+            help="An event type such as batch.completed; may be repeated. Default: all four."
+        ),
     ] = None,
     tenant: Annotated[str, options.TENANT] = "default",
 ) -> None:
-    """Have a URL told of the ends of a tenant's batches, and print the signing secret."""
+    """Notify a URL when a tenant's batches end, and print the signing secret."""
     made = asyncio.run(_create(tenant, name, url, event or EVENT_TYPES))
     _show_secret(made.secret, made.record.id)
 
 
 @app.command("list")
 def list_endpoints(
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
-    limit: Annotated[int, typer.Option(help="How many, newest first.", min=1, max=10_000)] = 50,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    limit: Annotated[
+        int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
+    ] = 50,
 ) -> None:
-    """List endpoints, newest first: those that are disabled as well, and why."""
+    """List endpoints, newest first, including disabled ones and the reason."""
     endpoints, now, has_more = asyncio.run(_list(tenant, limit))
     print_table(_COLUMNS, _rows(endpoints, now))
     if has_more:
@@ -65,7 +74,7 @@ def list_endpoints(
 
 @app.command()
 def show(endpoint_id: Annotated[str, _ID]) -> None:
-    """Print an endpoint as JSON, its URL without a query."""
+    """Print an endpoint as JSON, with its URL but not the URL's query."""
     _print(asyncio.run(_get(endpoint_id)))
 
 
@@ -75,7 +84,8 @@ def update(
     url: Annotated[str | None, typer.Option(help=_URL)] = None,
     name: Annotated[str | None, typer.Option(help="For people.")] = None,
     event: Annotated[
-        list[str] | None, typer.Option(help="In place of those that it had; several times.")
+        list[str] | None,
+        typer.Option(help="An event type that replaces the earlier ones; may be repeated."),
     ] = None,
 ) -> None:
     """Change an endpoint, and enable it again if it was disabled."""
@@ -84,7 +94,7 @@ def update(
 
 @app.command()
 def delete(endpoint_id: Annotated[str, _ID]) -> None:
-    """Delete an endpoint. What it has not been told yet, it is not told any more."""
+    """Delete an endpoint. Pending events for it are dropped."""
     asyncio.run(_delete(endpoint_id))
 
 
@@ -102,7 +112,7 @@ def try_endpoint(
 ) -> None:
     """Send a signed sample event now, once, and print the status of the answer.
 
-    Exit status 1 where there was none, or another than 2xx.
+    The exit status is 1 if there was no answer, or another than 2xx.
     """
     status_code = asyncio.run(_try(endpoint_id, event))
     typer.echo(status_code)
@@ -115,7 +125,7 @@ def secret(
     tenant: Annotated[str, options.TENANT] = "default",
     keep_old: Annotated[bool, _KEEP_OLD] = False,
 ) -> None:
-    """Make a new secret for the URLs that a tenant's batches name themselves, and print it."""
+    """Make a new secret for the webhook URLs of a tenant's batches, and print it."""
     _show_secret(asyncio.run(_secret(tenant, keep_old)), f"The secret of tenant {tenant}")
 
 
@@ -187,7 +197,7 @@ def _check(services: Services, name: str | None, url: str | None) -> None:
 
 def _show_secret(value: str, whose: str) -> None:
     typer.echo(value)
-    typer.echo(f"batchyard: {whose} is shown this once: keep it.", err=True)
+    typer.echo(f"batchyard: {whose} is shown only this once: keep it.", err=True)
 
 
 def _print(endpoint: WebhookEndpointRecord) -> None:

@@ -1,9 +1,16 @@
-"""Flow runs, started and watched over Prefect's REST API: nothing else here knows Prefect exists.
+"""Start, watch and end flow runs over Prefect's REST API. Only this package calls that API.
 
-It speaks HTTP, so that a process that only has to wake a runner never imports Prefect.
-``prefect_api`` asks, ``lost_runs`` ends what has no process any more, ``wake`` starts the runner
-of batches, ``scheduler`` the runners of chunks; ``status_events`` says what becomes of batches;
-``offered`` says which models there are.
+It uses HTTP, so that a process that only has to start a runner never imports Prefect.
+
+=================  ==========================================================================
+``prefect_api``    the calls
+``lost_runs``      ends flow runs that have no process any more
+``wake``           starts the runner of batches
+``scheduler``      starts and drains the runners of chunks, with ``model_watch``
+``run_states``     the names of final states that flows and the scheduler agree on
+``status_events``  sends the statuses of batches to Prefect as events
+``offered``        which models have an engine block
+=================  ==========================================================================
 """
 
 from batchyard.dispatch.lost_runs import bury_lost_runs

@@ -22,6 +22,7 @@ class CsrfToken:
 
     @property
     def headers(self) -> dict[str, str]:
+        """The headers of a call that changes something; empty without a token."""
         if self.value is None:
             return {}
         return {"Prefect-Csrf-Token": self.value, "Prefect-Csrf-Client": self._client}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CONTROL_FLOWS = (*(name.split("/")[0] for name in (RUN_BATCHES, PROCESS_BATCH)), "submit-batch")
-_MESSAGE = "The flow run gives no sign of life: its process is gone."
+_MESSAGE = "The flow run has no heartbeat: its process is gone."
 
 
 async def bury_lost_runs(

@@ -49,6 +49,7 @@ class ModelWatch:
 
     @classmethod
     def of(cls, entry: ModelDemand) -> ModelWatch:
+        """A new watch, with the model's counts at this moment."""
         return cls(entry.answered, _chunks(entry))
 
     def see(self, entry: ModelDemand) -> None:

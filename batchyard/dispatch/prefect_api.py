@@ -63,6 +63,7 @@ class FlowRun:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the flow run is in one of Prefect's terminal states."""
         return self.state not in {*_ON_ITS_WAY, *_BEGUN}
 
     def is_late(self, *, pending_seconds: float = PENDING_SECONDS) -> bool:
@@ -83,7 +84,7 @@ class OfferedModel:
 
 
 class _Busy(DispatchFailed):
-    """Prefect did nothing, and says that it will later."""
+    """Prefect did nothing because it is busy; a later call may succeed."""
 
 
 class _Missing(SettingsError):
@@ -97,10 +98,10 @@ class _Answer(NamedTuple):
 
 
 class PrefectApi:
-    """The few calls that Batchyard needs. Use as an async context manager.
+    """The calls of Prefect's REST API that Batchyard needs. Use as an async context manager.
 
-    Raises :class:`~batchyard.errors.DispatchFailed` when the server does not do as asked, and
-    :class:`~batchyard.errors.SettingsError` where asking again cannot help.
+    Every call raises :class:`~batchyard.errors.DispatchFailed` if the server does not do what was
+    asked, and :class:`~batchyard.errors.SettingsError` if a further attempt cannot help.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
@@ -114,7 +115,10 @@ class PrefectApi:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """The server that ``PREFECT_API_URL`` names, as Prefect's own clients find it."""
+        """The server that ``PREFECT_API_URL`` names, as Prefect's own clients find it.
+
+        Raises :class:`~batchyard.errors.SettingsError` if the variable is not set.
+        """
         url = os.environ.get("PREFECT_API_URL")
         if not url:
             raise SettingsError(
@@ -324,8 +328,8 @@ class PrefectApi:
                     return await self._call_once(method, path, body, is_repeated=True)
                 if response.status in {401, 403}:
                     raise SettingsError(
-                        f"The Prefect server at {self._url} refuses us (HTTP {response.status}): "
-                        "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
+                        f"The Prefect server at {self._url} refuses the login "
+                        f"(HTTP {response.status}): set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
                     )
                 if response.status == 404:
                     raise _Missing(

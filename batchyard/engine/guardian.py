@@ -30,6 +30,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
+    """Run the command in ``sys.argv[3:]`` and end it with its parent; the exit status, always 0."""
     parent = int(sys.argv[1])
     # Handlers, not SIG_IGN, which the command would inherit. The parent decides when it ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -58,11 +59,13 @@ def end_with_guardian() -> None:
 
 
 def prctl(option: int, value: int) -> None:
+    """Call Linux's ``prctl``. Does nothing on other systems."""
     with contextlib.suppress(AttributeError, OSError):  # not Linux
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def tell(number: int) -> None:
+    """Write ``number`` as a line to the parent, unless the parent is gone."""
     with contextlib.suppress(OSError):  # the parent is gone
         os.write(1, b"%d\n" % number)
 
@@ -114,14 +117,17 @@ def kill_everything(group: int) -> None:
 
 
 def children() -> list[int]:
+    """The process ids of this process's children; empty on systems other than Linux."""
     try:
-        with open("/proc/self/task/%d/children" % os.getpid()) as file:  # noqa: PTH123, UP031
+        # Without pathlib: this process imports as little as it can.
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - see above
             return [int(pid) for pid in file.read().split()]
     except OSError:  # not Linux
         return []
 
 
 def signal_group(group: int, number: int) -> None:
+    """Send signal ``number`` to the process group, if it still exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 

@@ -65,7 +65,7 @@ async def stream_lines(
                     yield answer
             outgoing.raise_failure()
             if answers.is_dead:
-                raise EngineLost("the engine reported its own death")
+                raise EngineLost("the engine reported that it crashed")
             if not answers.parser.is_between_frames or answers.count < outgoing.count:
                 raise EngineLost("the engine closed the connection with requests in flight")
     except (aiohttp.ClientError, OSError, line_stream.FrameError) as error:

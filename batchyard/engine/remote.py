@@ -88,14 +88,17 @@ class RemoteEngine:
 
     @property
     def max_num_seqs(self) -> int:
+        """See :meth:`batchyard.engine.base.Engine.max_num_seqs`. Known after :meth:`start`."""
         return self._seats
 
     @property
     def window_size(self) -> int:
+        """A quarter of the server's seats, or twice all of them if it has no other users."""
         return seats.window_size(self._seats, exclusive=self._exclusive)
 
     @property
     def gate(self) -> QueueGate | None:
+        """The gate that reads the server's queue; None if it has no other users."""
         return self._gate
 
     @property
@@ -103,7 +106,10 @@ class RemoteEngine:
         return self._socket_path or self._address
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
-        """See that the server answers and takes our key."""
+        """Check that the server answers and accepts our key.
+
+        Raises :class:`~batchyard.errors.EngineStartFailed` if it does not.
+        """
         await self.stop()
         self._session = self._new_session()
         try:
@@ -118,6 +124,7 @@ class RemoteEngine:
             on_progress(StartProgress("ready", 1.0))
 
     async def stop(self) -> None:
+        """Close the connections to the server. The server itself keeps running."""
         asked, self._salted_urls = self._salted_urls, None
         if asked is not None:
             asked.cancel()
@@ -131,10 +138,10 @@ class RemoteEngine:
         return post_routes(body) if status == 200 else None
 
     async def work_done(self) -> float | None:
-        """From ``/metrics`` of a vLLM that is at work; None for every other server.
+        """The number from ``/metrics`` of a vLLM with requests; None for every other server.
 
-        One that says it has no requests is another than the one that has ours: there is a load
-        balancer between.
+        If the metrics say that there are no requests, they are those of another server than the
+        one with ours, behind a load balancer. Raises :class:`~batchyard.errors.EngineLost`.
         """
         status, body = await self._get("/metrics")
         if status >= 500:

@@ -101,6 +101,7 @@ class StubEngine:
 
     @property
     def max_num_seqs(self) -> int:
+        """See :meth:`batchyard.engine.base.Engine.max_num_seqs`."""
         return self._max_num_seqs
 
     @property
@@ -115,9 +116,14 @@ class StubEngine:
 
     @property
     def is_alive(self) -> bool:
+        """Whether the engine was started and neither stopped nor killed."""
         return not self._death.is_set()
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
+        """Start at once, or fail as often as ``start_failures`` says.
+
+        Raises :class:`~batchyard.errors.EngineStartFailed` when it was told to fail.
+        """
         self.starts += 1
         if self.starts <= self._start_failures:
             raise EngineStartFailed(f"the engine for model {self.model!r} was told to fail")
@@ -130,6 +136,7 @@ class StubEngine:
             on_progress(StartProgress("ready", 1.0))
 
     async def stop(self) -> None:
+        """See :meth:`batchyard.engine.base.Engine.stop`."""
         self.kill()
 
     def kill(self) -> None:
@@ -141,6 +148,7 @@ class StubEngine:
         self.is_frozen = True
 
     async def routes(self) -> frozenset[str]:
+        """The endpoints that have an answer. Raises :class:`~batchyard.errors.EngineLost`."""
         self._check_alive()
         return frozenset(ANSWERS)
 
@@ -267,7 +275,7 @@ def heavy_tailed_latency(median_seconds: float, sigma: float = 1.0) -> Callable[
     """Log-normal latencies, each decided by its request's bytes."""
 
     def latency(body: bytes) -> float:
-        # The generator is for reproducible noise, not for secrets.
-        return median_seconds * math.exp(sigma * random.Random(body).gauss(0, 1))  # noqa: S311
+        noise = random.Random(body).gauss(0, 1)  # noqa: S311 - reproducible noise, not a secret
+        return median_seconds * math.exp(sigma * noise)
 
     return latency

@@ -123,7 +123,10 @@ class VllmEngine:
         return None
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
-        """Start the engine and return once it answers."""
+        """Start the engine and return once it answers.
+
+        Raises :class:`~batchyard.errors.EngineStartFailed`, with the end of the engine's log.
+        """
         await self.stop()
         await asyncio.to_thread(self._device)
         try:
@@ -136,7 +139,7 @@ class VllmEngine:
         try:
             await self._wait_until_ready(running, log, on_progress or (lambda _: None))
         except BaseException:
-            # Whatever it is, a cancellation too: nothing that nobody waits for stays behind.
+            # On any exception, cancellation included, stop the process: nothing else would.
             self._running = None
             running.process.kill()
             if running.log_path.parent == running.folder:
@@ -299,6 +302,7 @@ class VllmEngine:
 
 
 async def is_healthy(session: aiohttp.ClientSession) -> bool:
+    """Whether the engine answers ``/health`` with 200. Raises nothing for a lost connection."""
     try:
         async with session.get(f"{BASE_URL}/health") as response:
             return response.status == 200

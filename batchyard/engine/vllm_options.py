@@ -76,6 +76,7 @@ class EngineOptions:
         return name in self._values or f"no-{name}" in self._values
 
     def value(self, name: str) -> str | None:
+        """The value of ``--name`` as it was given; None if it was not given."""
         return self._values.get(name)
 
     def number(self, name: str) -> int | None:
@@ -226,4 +227,5 @@ def is_path(value: str) -> bool:
 
 
 def memory_bytes() -> int:
+    """The physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

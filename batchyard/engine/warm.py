@@ -36,17 +36,24 @@ class WarmEngine:
 
     @property
     def max_num_seqs(self) -> int:
+        """That of the wrapped engine."""
         return self._engine.max_num_seqs
 
     @property
     def window_size(self) -> int:
+        """That of the wrapped engine."""
         return self._engine.window_size
 
     @property
     def gate(self) -> Gate | None:
+        """That of the wrapped engine."""
         return self._engine.gate
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
+        """Start the wrapped engine, unless it is running.
+
+        Raises :class:`~batchyard.errors.EngineStartFailed`.
+        """
         async with self._starting:
             if not self._is_warm:
                 await self._engine.start(on_progress)
@@ -56,18 +63,22 @@ class WarmEngine:
         """Nothing: the next runner finds it warm."""
 
     async def close(self) -> None:
+        """Stop the wrapped engine."""
         self._is_warm = False
         await self._engine.stop()
 
     async def routes(self) -> frozenset[str] | None:
+        """See :meth:`batchyard.engine.base.Engine.routes`."""
         return await self._engine.routes()
 
     async def work_done(self) -> float | None:
+        """See :meth:`batchyard.engine.base.Engine.work_done`."""
         return await self._engine.work_done()
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:
+        """See :meth:`batchyard.engine.base.Engine.stream`."""
         answers = self._engine.stream(requests, timeout_seconds=timeout_seconds)
         try:
             async with contextlib.aclosing(answers):

@@ -1,12 +1,12 @@
-"""How people and services are told: events, signed webhooks, e-mails. One attempt each.
+"""Notifications of people and services: events, signed webhooks, e-mails. One attempt each.
 
 ============  =====================================================
-``event``     what is said, as OpenAI says it
+``event``     the content, in OpenAI's format
 ``signing``   Standard Webhooks signatures
 ``webhook``   one POST to a receiver
 ``email``     one message about a batch; ``smtp`` hands it to a mail server
-``answer``    how the one or the other went
+``answer``    the result of an attempt
 ============  =====================================================
 
-When and how often is ``steps``'s to say; nothing here knows the database.
+``batchyard.delivery`` decides when and how often; nothing here knows the database.
 """

@@ -21,4 +21,5 @@ class Answer:
 
     @property
     def is_accepted(self) -> bool:
+        """Whether the receiver accepted the notification."""
         return self.error is None

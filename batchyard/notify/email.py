@@ -38,10 +38,11 @@ _MAX_TEXT_CHARS: Final = 300
 
 
 def check_address(text: str) -> str:
-    """The one e-mail address that ``text`` is, or ``ValueError``, which does not repeat it.
+    """Return ``text`` if it is exactly one e-mail address.
 
-    No name before it, no list, no quotes, no comment; a domain beyond ASCII in its ``xn--`` form.
-    A comma would add recipients, a line end headers.
+    A name before it, a list, quotes and comments are refused, and a domain beyond ASCII must be in
+    its ``xn--`` form: a comma would add recipients, and a line end would add headers. Raises
+    ``ValueError``, whose message does not repeat the text.
     """
     parts = _ADDRESS.fullmatch(text)
     is_one = parts is not None and len(parts["local"]) <= _MAX_LOCAL_CHARS

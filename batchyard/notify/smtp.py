@@ -76,7 +76,7 @@ class Mailer:
         await client.ehlo()
         if self.security == "starttls":
             if not client.supports_extension("starttls"):
-                return Answer(error="the mail server offers no STARTTLS, so it was sent nothing")
+                return Answer(error="the mail server offers no STARTTLS, so nothing was sent")
             await client.starttls()
             # What was said in the clear counts no more.
             await client.ehlo()
@@ -108,7 +108,7 @@ def _refusal(error: Exception) -> Answer:
             return Answer(error="the connection to the mail server broke")
         case _ if _is_about_tls(error):
             return Answer(
-                error="the mail server's TLS certificate is not trusted, or it speaks no TLS"
+                error="the mail server's TLS certificate is not trusted, or it does not use TLS"
             )
         case aiosmtplib.SMTPConnectError() | OSError() | UnicodeError():
             return Answer(error="the mail server cannot be reached: check its host and port")

@@ -146,7 +146,7 @@ def _in_our_words(error: Exception) -> str:
     """What an exception of aiohttp's means. Its own text holds the whole URL."""
     match error:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
-            return "the receiver's TLS certificate is not trusted, or it speaks no TLS"
+            return "the receiver's TLS certificate is not trusted, or it does not use TLS"
         case aiohttp.ClientConnectorDNSError(os_error=OSError(errno=socket.EAI_NONAME)):
             return "no host has the name in the URL"
         case aiohttp.ClientConnectorDNSError():

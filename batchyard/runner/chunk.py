@@ -66,6 +66,7 @@ class ChunkTally:
     usage: TokenUsage = NO_USAGE
 
     def count(self, outcome: Outcome, usage: TokenUsage) -> None:
+        """Add one finished line and the tokens that it used."""
         if outcome is Outcome.OUTPUT:
             self.completed += 1
         else:
@@ -74,6 +75,7 @@ class ChunkTally:
 
     @property
     def answered(self) -> int:
+        """How many lines are finished, failed ones included."""
         return self.completed + self.failed
 
 

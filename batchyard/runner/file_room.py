@@ -22,6 +22,7 @@ class FileRoom:
         return self._free_bytes
 
     async def take(self, size_bytes: int) -> None:
+        """Wait until ``size_bytes`` are free, and reserve them."""
         async with self._turn:
             while self._free_bytes < size_bytes:
                 self._freed.clear()
@@ -29,5 +30,6 @@ class FileRoom:
             self._free_bytes -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
+        """Release ``size_bytes`` that :meth:`take` reserved."""
         self._free_bytes += size_bytes
         self._freed.set()

@@ -33,6 +33,7 @@ class HangWatch:
         self._looks_in_vain = 0
 
     def saw_answer(self) -> None:
+        """Record that the engine has answered a request, which is progress."""
         self._has_answered = True
 
     async def until_hung(self) -> None:

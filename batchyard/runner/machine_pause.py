@@ -41,8 +41,8 @@ async def check_machine(services: Services, model: str) -> None:
     if failed.count and left > 0:
         times = "once" if failed.count == 1 else f"{failed.count} times in a row"
         raise MachinePaused(
-            f"On {machine}: no runner of {model} is tried for another {left:.0f} s, because the "
-            f"last one failed here, {times}: {failed.message or 'it died without a message'}"
+            f"On {machine}: no runner of {model} starts for another {left:.0f} s, because the "
+            f"last one failed here, {times}: {failed.message or 'it ended without a message'}"
         )
 
 

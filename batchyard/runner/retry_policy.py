@@ -23,6 +23,10 @@ class RetryPolicy:
     longest_pause_seconds: float = 30.0
 
     def pause_seconds(self, attempt: int, asked_seconds: float | None) -> float:
+        """The pause after attempt number ``attempt`` (from 1), in seconds.
+
+        ``asked_seconds`` is the engine's ``Retry-After``; None: it sent none.
+        """
         doublings = min(attempt - 1, _MOST_DOUBLINGS)
         backoff = min(math.ldexp(self.first_pause_seconds, doublings), self.longest_pause_seconds)
         if asked_seconds is not None and math.isfinite(asked_seconds):

@@ -95,8 +95,8 @@ async def deliver_file(
         await write_location(location, path, s3=await services.s3_for(location), web=web)
     except (BatchyardError, OSError) as error:
         where = services.where(location)
-        return f"The {kind} file could not be delivered: {error}{where}"
+        return f"The {kind} file could not be written: {error}{where}"
     except Exception as error:  # noqa: BLE001 - a defect here must not cost the results
         # Its text may hold a secret.
-        return f"The {kind} file could not be delivered ({type(error).__name__})"
+        return f"The {kind} file could not be written ({type(error).__name__})"
     return None

@@ -43,7 +43,10 @@ _IMPOSSIBLE = {errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST}
 
 @contextlib.contextmanager
 def os_errors_as_ours(name: str) -> Iterator[None]:
-    """Turn an :class:`OSError` into the error of ours that it stands for; ``name`` is shown."""
+    """Translate each :class:`OSError`; the message shows ``name``.
+
+    Raises the :class:`~batchyard.errors.StorageError` that the operating system's error means.
+    """
     try:
         yield
     except OSError as error:

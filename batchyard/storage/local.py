@@ -41,6 +41,7 @@ class LocalStorage:
         self._root = root
 
     async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        """Write a temporary file, sync it and rename it to its key. See :class:`Storage`."""
         path = self._path(key)
         # Where there is no room, the message must say where.
         with os_errors_as_ours(str(path)):
@@ -48,6 +49,7 @@ class LocalStorage:
         return replace(await write_file(path, parts, is_private=True), key=key)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+        """Stream the file in blocks. See :class:`Storage`."""
         return read_file(self._path(key), start=start, stop=stop, name=key)
 
     async def size(self, key: str) -> int:
@@ -56,27 +58,32 @@ class LocalStorage:
             return (await in_thread(path.stat)).st_size
 
     async def delete(self, key: str) -> None:
+        """Remove the file of ``key``, if there is one."""
         path = self._path(key)
         with os_errors_as_ours(key):
             await in_thread(_remove, path)
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
+        """Keys below ``prefix``, in byte order."""
         with os_errors_as_ours(prefix):
             keys = await in_thread(_keys_below, self._root, prefix)
         for key in keys:
             yield key
 
     async def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
+        """Keys, sizes and ages below ``prefix``, in byte order."""
         with os_errors_as_ours(prefix):
             found = await in_thread(_listing, self._root, prefix)
         for each in found:
             yield each
 
     async def remove_unfinished(self, prefix: str, older_than_seconds: float) -> int:
+        """Remove temporary files of crashed writers; how many."""
         with os_errors_as_ours(prefix):
             return await in_thread(_remove_unfinished, self._root, prefix, older_than_seconds)
 
     async def local_path(self, key: str, spool: Path) -> Path:  # noqa: ARG002 — has the file
+        """The path of the object itself. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         return await self._existing(key)
 
     async def close(self) -> None:

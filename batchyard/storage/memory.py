@@ -56,6 +56,7 @@ class MemoryStorage:
         self._get_failure = _Failure(error or _unavailable(), after_bytes, times)
 
     async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        """Keep the concatenated parts in memory."""
         checked_key(key)
         content, tally = bytearray(), Tally()
         self._fail_if_due(self._put_failure, 0)
@@ -70,6 +71,7 @@ class MemoryStorage:
     async def get(
         self, key: str, *, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[bytes]:
+        """Stream a copy. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         content = self._content(key)[start:stop]
         given = 0
         self._fail_if_due(self._get_failure, given)
@@ -85,14 +87,17 @@ class MemoryStorage:
         return len(self._content(key))
 
     async def delete(self, key: str) -> None:
+        """Forget the object of ``key``, if there is one."""
         self.objects.pop(checked_key(key), None)
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
+        """Keys that start with ``prefix``, in byte order."""
         for key in sorted(self.objects):
             if key.startswith(prefix):
                 yield key
 
     async def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
+        """Keys, sizes and ages, in byte order of the keys."""
         now = time.monotonic()
         for key in sorted(self.objects):
             if key.startswith(prefix):
@@ -104,9 +109,11 @@ class MemoryStorage:
         prefix: str,  # noqa: ARG002 — has none
         older_than_seconds: float,  # noqa: ARG002 — has none
     ) -> int:
+        """Always 0: a failed write leaves nothing in memory."""
         return 0
 
     async def local_path(self, key: str, spool: Path) -> Path:
+        """Write a copy into ``spool``. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         path = spool / checked_key(key)
         if not path.is_file():
             self._content(key)

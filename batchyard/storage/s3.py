@@ -37,32 +37,39 @@ class S3Storage:
         self._downloads: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        """Upload the parts, in several pieces if they are large. See :class:`Storage`."""
         written = await self._bucket.write(self._name(key), parts)
         return StoredObject(key, written.size_bytes, written.sha256)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+        """Stream the object; a broken connection is resumed. See :class:`Storage`."""
         return self._bucket.read(self._name(key), start=start, stop=stop)
 
     async def size(self, key: str) -> int:
         return await self._bucket.size(self._name(key))
 
     async def delete(self, key: str) -> None:
+        """Delete the object of ``key``, if there is one."""
         await self._bucket.delete(self._name(key))
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
+        """Keys that start with ``prefix``, in byte order."""
         async with contextlib.aclosing(self._bucket.list(self._prefix + prefix)) as names:
             async for name in names:
                 yield name.removeprefix(self._prefix)
 
     async def listing(self, prefix: str) -> AsyncIterator[ListedObject]:
+        """Keys, sizes and ages, in byte order of the keys."""
         async with contextlib.aclosing(self._bucket.listing(self._prefix + prefix)) as entries:
             async for entry in entries:
                 yield replace(entry, key=entry.key.removeprefix(self._prefix))
 
     async def remove_unfinished(self, prefix: str, older_than_seconds: float) -> int:
+        """Abort multipart uploads of crashed writers; how many."""
         return await self._bucket.abort_uploads(self._prefix + prefix, older_than_seconds)
 
     async def local_path(self, key: str, spool: Path) -> Path:
+        """Download the object into ``spool``. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         path = spool / checked_key(key)
         # Two tasks that want the same object download it once.
         lock = self._downloads.setdefault(path, asyncio.Lock())
@@ -75,6 +82,7 @@ class S3Storage:
         return path
 
     async def close(self) -> None:
+        """Close the connections to S3."""
         await self._bucket.close()
 
     def _name(self, key: str) -> str:

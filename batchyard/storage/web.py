@@ -55,6 +55,7 @@ class WebAccess:
     redirect is followed."""
 
     def session(self) -> aiohttp.ClientSession:
+        """A new HTTP session with these limits. The caller closes it."""
         return web_session(
             guard=self.guard,
             connect_seconds=self.connect_seconds,
@@ -73,7 +74,7 @@ def web_errors_as_ours(name: str) -> Iterator[None]:
         yield
     except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError):
         raise LocationRefused(
-            f"{name}: the server's TLS certificate is not trusted, or it speaks no TLS"
+            f"{name}: the server's TLS certificate is not trusted, or it does not use TLS"
         ) from None
     except (aiohttp.InvalidURL, UnicodeError):
         # The latter: a name with a label that DNS cannot hold.

@@ -1,9 +1,9 @@
-"""Other people's servers: which URLs and addresses we go to, and how a connection is made.
+"""Servers of other people: which URLs and addresses are allowed, and how to connect.
 
 ===============  =====================================================
-``url``          URLs as users write them: which we accept, what of them may be shown
-``address``      the guard, which judges the very address that is connected to
-``session``      an aiohttp session that follows, remembers and unpacks nothing by itself
-``retry_after``  how long a server asks to be left alone
+``url``          URLs of users: which are accepted, and which parts may be shown
+``address``      the guard, which checks the very address that is connected to
+``session``      an aiohttp session without redirects, cookies or decompression
+``retry_after``  how long a server asks us to wait
 ===============  =====================================================
 """

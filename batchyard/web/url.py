@@ -27,7 +27,10 @@ def shown(url: str) -> str:
 
 
 def checked_url(url: str) -> URL:
-    """The URL exactly as written (a signature covers every byte), or ``LocationRefused``."""
+    """The URL exactly as written, because a signature covers every byte.
+
+    Raises :class:`~batchyard.errors.LocationRefused` for a URL that cannot be used.
+    """
     if not _PRINTABLE_ASCII.fullmatch(url):
         raise LocationRefused(
             f"{shown(url)} holds a space or a character that must be percent-encoded"

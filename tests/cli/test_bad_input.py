@@ -205,7 +205,7 @@ def test_results_that_nobody_takes_are_kept(run: Run, background: Background) ->
     (kept,) = [line.split()[1] for line in ended.stderr.splitlines() if "  output " in line]
     with open(kept) as results:  # noqa: PTH123 - a path that was printed
         assert len(results.readlines()) == 3
-    assert "The output file could not be delivered: not allowed to use" in ended.stderr
+    assert "The output file could not be written: not allowed to use" in ended.stderr
 
 
 def test_resuming_delivers_what_was_not_delivered(
@@ -220,7 +220,7 @@ def test_resuming_delivers_what_was_not_delivered(
 
     again = here(*resume)
     assert again.status == 1
-    assert "The output file could not be delivered: not allowed to use" in again.stderr
+    assert "The output file could not be written: not allowed to use" in again.stderr
     assert "canary" not in again.stderr
 
     web.answers = [says(200)]

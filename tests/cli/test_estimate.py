@@ -57,7 +57,7 @@ def test_it_says_what_our_order_is_worth_and_leaves_nothing_behind(
     assert lines["from the cache"] == "79 % in our order, 0 % in the file's, 79 % at most"
     assert lines["gain of order"].endswith("with 4,000 tokens of KV cache and 8 sequences")
     assert float(lines["gain of order"].split("×")[0]) > 1.2
-    assert lines["time"] == "unknown: stub-model was not measured yet; its first batch does so"
+    assert lines["time"] == "unknown: no batch of model stub-model has run yet"
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
@@ -89,7 +89,7 @@ def test_identical_deterministic_requests_count_once_where_they_run_once(
     for tokens in ("prompt_tokens", "output_tokens"):
         assert once[tokens] * 4 == apart[tokens]
     words = alone("estimate", "in.jsonl", "--deduplicate").stdout
-    assert "12, 9 of them served by another one's answer" in words
+    assert "12, 9 of them answered by an identical request" in words
 
 
 def test_tokens_are_counted_as_the_user_knows_them(alone: Run, documents: bytes) -> None:

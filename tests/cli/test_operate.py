@@ -159,7 +159,7 @@ def test_what_is_not_openais_is_under_a_key_of_its_own(alone: Run) -> None:
     }
 
 
-# -- cancel, pause, resume, priority -------------------------------------------------------------
+# -- cancel, pause, unpause, priority -------------------------------------------------------------
 
 
 def test_a_cancelled_batch_is_cancelling_at_once(alone: Run) -> None:
@@ -193,11 +193,20 @@ def test_to_wait_for_a_cancellation_is_to_see_its_end(
     assert (ended.status, ended.stdout) == (0, "cancelled\n")
 
 
-def test_a_paused_batch_says_so_until_it_is_resumed(alone: Run) -> None:
+def test_a_paused_batch_says_so_until_it_is_unpaused(alone: Run) -> None:
     batch_id = begun()
     assert alone("pause", batch_id).stdout == "in_progress, paused, priority 0\n"
     assert cells(alone("list").stdout.splitlines()[1])[1] == "in_progress, paused"
+    assert alone("unpause", batch_id).stdout == "in_progress, priority 0\n"
+
+
+def test_the_earlier_name_of_unpause_still_works_and_is_not_in_the_help(alone: Run) -> None:
+    batch_id = begun()
+    assert alone("pause", batch_id).status == 0
     assert alone("resume", batch_id).stdout == "in_progress, priority 0\n"
+    commands = {line.split()[1] for line in alone("--help").stdout.splitlines() if "│ " in line}
+    assert "unpause" in commands
+    assert "resume" not in commands
 
 
 def test_a_paused_batch_that_is_cancelled_is_paused_no_more(alone: Run) -> None:
@@ -223,7 +232,7 @@ def test_any_other_priority_is_refused(alone: Run, value: str, status: int, said
     assert said in ended.stderr
 
 
-@pytest.mark.parametrize("words", [["pause"], ["resume"], ["priority"]])
+@pytest.mark.parametrize("words", [["pause"], ["unpause"], ["priority"]])
 def test_a_batch_that_has_ended_cannot_be_steered(alone: Run, words: list[str]) -> None:
     batch_id = completed()
     value = ["1"] if words == ["priority"] else []
@@ -232,7 +241,7 @@ def test_a_batch_that_has_ended_cannot_be_steered(alone: Run, words: list[str]) 
     assert ended.stderr == f"batchyard: {batch_id} is completed: nothing is left to run of it.\n"
 
 
-@pytest.mark.parametrize("command", ["show", "cancel", "pause", "resume", "priority", "retry"])
+@pytest.mark.parametrize("command", ["show", "cancel", "pause", "unpause", "priority", "retry"])
 def test_a_batch_that_does_not_exist_is_one_clear_line(
     alone: Run, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

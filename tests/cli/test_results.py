@@ -89,7 +89,7 @@ def test_what_cannot_be_written_is_an_error_without_its_secret(
     web.answers = [says(403)]
     ended = alone("results", ran(), "-o", web.url("/new?sig=canary"))
     assert ended.status == 1
-    assert "The output file could not be delivered: not allowed to use" in ended.stderr
+    assert "The output file could not be written: not allowed to use" in ended.stderr
     assert "canary" not in ended.stderr
 
 

@@ -72,7 +72,7 @@ def test_identical_requests_run_once_and_the_summary_says_so(
     results = terminal.read("out.jsonl")
     assert ids(results) == ALL
     assert len({line["response"]["request_id"] for line in results}) == 1
-    assert "2 with an identical one's answer" in ended.stderr
+    assert "2 with the answer of an identical request" in ended.stderr
 
 
 def test_fields_and_media_urls_of_ones_own_file_reach_the_engine(
@@ -263,8 +263,8 @@ def test_what_a_signal_stops_can_be_resumed(
     stopped = terminal.finish(process)
     assert stopped.status == status
     assert stopped.stderr.splitlines()[-1] == (
-        "Stopped. What is finished is kept: the same command with "
-        f"--resume {stopped.batch_id} goes on with it."
+        "Stopped. Finished lines are kept. To continue, repeat the command with "
+        f"--resume {stopped.batch_id}."
     )
     assert terminal.names() == {"in.jsonl"}
     assert _processes_that_know(str(terminal.home)) == []
@@ -340,7 +340,7 @@ def test_options_of_run_batch_that_mean_nothing_here_are_left_out(
         *("--output-tmp-dir", "/nowhere", "--engine-url", engine_url),
     )
     assert ended.status == 0, ended.stderr
-    assert "--enable-metrics has no meaning here and is left out." in ended.stderr
+    assert "--enable-metrics has no meaning here and is ignored." in ended.stderr
     assert ids(terminal.read("out.jsonl")) == ALL
 
 

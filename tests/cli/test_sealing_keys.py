@@ -141,7 +141,7 @@ def test_no_step_is_taken_by_mistake(alone: Run, home: Path) -> None:
     """Nobody sees whether the API was restarted: somebody has to say so."""
     ended = alone("secrets", "rotate", "--restarted")
     assert (ended.status, ended.stdout) == (1, "")
-    assert "no rotation under way" in ended.stderr
+    assert "No rotation has begun" in ended.stderr
     rotate(alone, 1)
     for step in (2, 3):
         before = keys_in(home)
@@ -190,7 +190,7 @@ def test_keys_of_the_settings_are_not_made_but_used(
     monkeypatch.setenv("BATCHYARD_SECRET_KEY", f"{new},{old}")
     ended = alone("secrets", "rotate")
     assert (ended.status, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("1 values are sealed with the first key")
+    assert ended.stdout.startswith("1 values are encrypted with the first key")
     monkeypatch.setenv("BATCHYARD_SECRET_KEY", new)
     assert with_store(opened) == 1
     assert keys_in(home) == [old]

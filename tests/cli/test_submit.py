@@ -98,7 +98,7 @@ def test_a_batch_is_kept_when_prefect_does_not_answer(
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(500, "Prefect answered 500"), (401, "refuses us (HTTP 401)")]
+    ("status", "message"), [(500, "Prefect answered 500"), (401, "refuses the login (HTTP 401)")]
 )
 def test_a_batch_is_kept_when_prefect_refuses(
     here: Run, prefect: SmallPrefect, status: int, message: str
@@ -119,7 +119,7 @@ def assert_kept(ended: Ended, message: str) -> None:
     (line,) = ended.stderr.splitlines()
     assert message in line
     assert line.endswith(
-        f" {batch.id} is kept: it waits until Prefect is back and the reconciler runs."
+        f" {batch.id} is saved and waits until Prefect is back and the reconciler runs."
     )
 
 

@@ -140,7 +140,7 @@ async def _pause_for_a_while(deployment: Deployment, batch_id: str) -> int:
     stood_at = await answered()
     await asyncio.sleep(PAUSED_SECONDS)
     assert await answered() == stood_at < LONG
-    await deployment.run("batchyard", "resume", batch_id)
+    await deployment.run("batchyard", "unpause", batch_id)
     return stood_at
 
 

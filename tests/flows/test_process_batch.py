@@ -124,7 +124,7 @@ async def test_the_report_says_how_many_lines_have_an_identical_ones_answer(
     assert state.is_completed()
     assert engine.executed == 1
     report = (await artifacts_of(batch.flow_run_id))["markdown"]
-    assert "| With an identical one's answer | 9 |" in report
+    assert "| Answered by an identical request | 9 |" in report
 
 
 async def test_a_refused_input_ends_the_run_as_failed_with_the_first_error(
@@ -161,7 +161,7 @@ async def test_a_run_can_be_repeated_and_does_nothing_twice(
         await process_batch(batch_id, return_state=True)
         again = await process_batch(batch_id, return_state=True)
     assert again.is_completed()
-    assert "completed already" in str(again.message)
+    assert "already completed" in str(again.message)
     assert engine.executed == 5
 
 

@@ -73,7 +73,7 @@ async def test_weights_that_a_machine_does_not_have_end_nobodys_batch(
     try:
         model = cluster.new_model()
         batches = await operator.two_tenants(model, 200, milliseconds=250)
-        await operator.runner_ends(model, says="there is nothing there")
+        await operator.runner_ends(model, says="which does not exist on")
         await operator.check_completed(*batches)
     finally:
         weights.with_name("elsewhere").rename(weights)
@@ -97,7 +97,7 @@ async def test_a_model_that_no_machine_can_serve_ends_with_what_is_finished(
             ended = await operator.ended(asked, seconds=180)
             assert ended.status is BatchStatus.FAILED
             assert ended.errors is not None
-            assert "there is nothing there" in ended.errors[0].message
+            assert "which does not exist on" in ended.errors[0].message
             counts = (await operator.check(asked)).counts
             assert 10 <= counts.completed < counts.total
     finally:

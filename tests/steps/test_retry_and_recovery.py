@@ -173,7 +173,7 @@ async def test_a_place_that_breaks_delivery_in_an_unknown_way_does_not_cost_the_
     monkeypatch.setattr(publish, "write_location", broken)
     batch = await yard.run(lines(2), output=str(yard.folder / "out.jsonl"))
     assert batch.status is BatchStatus.COMPLETED
-    assert yard.undelivered == ("The output file could not be delivered (KeyError)",)
+    assert yard.undelivered == ("The output file could not be written (KeyError)",)
 
 
 async def test_several_chunks_fill_the_window_together(yard: Yard) -> None:

@@ -299,7 +299,7 @@ async def test_a_server_that_takes_no_csrf_token_is_not_asked_for_ever(
 ) -> None:
     prefect.csrf = True
     monkeypatch.setattr(prefect, "tokens", _Forgetful())
-    with pytest.raises(SettingsError, match="refuses us"):
+    with pytest.raises(SettingsError, match="refuses the login"):
         await api.start(RUN_CHUNKS, {}, name="one")
     assert prefect.tokens_made == 1
 

@@ -128,7 +128,10 @@ class FrameParser:
         return not self._buffer and self._header is None
 
     def feed(self, data: bytes) -> Iterator[tuple[list[bytes], bytes]]:
-        """Yield the words and the body of each frame that ``data`` completes."""
+        """Yield the words and the body of each frame that ``data`` completes.
+
+        Raises ``FrameError`` when the bytes are no frame.
+        """
         buffer = self._buffer
         buffer += data
         while True:

@@ -89,7 +89,7 @@ async def test_without_starttls_nothing_is_sent_in_the_clear() -> None:
         sending = mailer(server, username=LOGIN[0], password=LOGIN[1])
         answer = await sending.send(MESSAGE)
 
-    assert answer.error == "the mail server offers no STARTTLS, so it was sent nothing"
+    assert answer.error == "the mail server offers no STARTTLS, so nothing was sent"
     assert server.mails == []
 
 
@@ -98,7 +98,9 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(security: Securi
     with running_mail_server(security) as server:
         answer = await mailer(server, security=security, ssl_context=None).send(MESSAGE)
 
-    assert answer.error == ("the mail server's TLS certificate is not trusted, or it speaks no TLS")
+    assert answer.error == (
+        "the mail server's TLS certificate is not trusted, or it does not use TLS"
+    )
     assert server.mails == []
 
 
@@ -107,14 +109,18 @@ async def test_a_certificate_for_another_name_is_refused(security: Security) -> 
     with running_mail_server(security, names=("elsewhere.example",)) as server:
         answer = await mailer(server, security=security).send(MESSAGE)
 
-    assert answer.error == ("the mail server's TLS certificate is not trusted, or it speaks no TLS")
+    assert answer.error == (
+        "the mail server's TLS certificate is not trusted, or it does not use TLS"
+    )
     assert server.mails == []
 
 
 async def test_a_server_that_speaks_no_tls_is_not_spoken_to(server: MailServer) -> None:
     answer = await mailer(server, security="tls").send(MESSAGE)
 
-    assert answer.error == ("the mail server's TLS certificate is not trusted, or it speaks no TLS")
+    assert answer.error == (
+        "the mail server's TLS certificate is not trusted, or it does not use TLS"
+    )
 
 
 async def test_a_message_that_is_put_off_is_taken_later(server: MailServer) -> None:

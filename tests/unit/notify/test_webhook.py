@@ -229,7 +229,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(receiver: Receiv
         answer = await send(receiver, other.url())
 
         assert other.requests == []
-    assert answer.error == "the receiver's TLS certificate is not trusted, or it speaks no TLS"
+    assert answer.error == "the receiver's TLS certificate is not trusted, or it does not use TLS"
 
 
 async def test_a_certificate_for_another_name_is_refused() -> None:
@@ -237,7 +237,7 @@ async def test_a_certificate_for_another_name_is_refused() -> None:
         answer = await send(other)
 
         assert other.requests == []
-    assert answer.error == "the receiver's TLS certificate is not trusted, or it speaks no TLS"
+    assert answer.error == "the receiver's TLS certificate is not trusted, or it does not use TLS"
 
 
 async def test_a_receiver_without_tls_is_not_spoken_to_in_the_clear(receiver: Receiver) -> None:
@@ -245,7 +245,7 @@ async def test_a_receiver_without_tls_is_not_spoken_to_in_the_clear(receiver: Re
         answer = await send(receiver, plain.url().replace("http:", "https:"))
 
         assert plain.requests == []
-    assert answer.error == "the receiver's TLS certificate is not trusted, or it speaks no TLS"
+    assert answer.error == "the receiver's TLS certificate is not trusted, or it does not use TLS"
 
 
 async def test_a_receiver_that_is_down_cannot_be_reached(receiver: Receiver) -> None:
