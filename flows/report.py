@@ -158,7 +158,7 @@ async def _report(services: Services, batch: BatchRecord) -> str:
 def _shared(batch: BatchRecord) -> list[tuple[str, str]]:
     if not batch.options.deduplicate:
         return []
-    return [("With an identical one's answer", f"{batch.deduplicated_requests:,}")]
+    return [("Answered by an identical request", f"{batch.deduplicated_requests:,}")]
 
 
 def _speed(batch: BatchRecord) -> list[tuple[str, str]]:
@@ -168,7 +168,7 @@ def _speed(batch: BatchRecord) -> list[tuple[str, str]]:
     seconds = max(1, batch.finalizing_at - batch.in_progress_at)
     counts = batch.counts
     return [
-        ("Time running, with any wait for an engine", f"{seconds:,} s"),
+        ("Time, including waiting for an engine", f"{seconds:,} s"),
         ("Requests per second", f"{(counts.completed + counts.failed) / seconds:,.1f}"),
         ("Output tokens per second", f"{batch.usage.output_tokens / seconds:,.1f}"),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fastapi import Response
 
@@ -11,9 +11,18 @@ from batchyard.wire import to_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+T = TypeVar("T")
 
-def answer(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """``value``, a struct or plain data, as ``application/json`` with its keys in order."""
-    return Response(
-        to_json(value), status, headers=dict(headers or {}), media_type="application/json"
-    )
+
+class Answer(Response, Generic[T]):
+    """A struct as ``application/json``, its keys in order.
+
+    A route that returns ``Answer[Batch]`` is described with the shape of ``Batch``.
+    """
+
+    media_type = "application/json"
+
+    def __init__(
+        self, value: T, *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(to_json(value), status, headers=headers)

@@ -10,21 +10,22 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 
+from batchyard import __version__
 from batchyard.api import (
     batches,
     deliveries,
     files,
-    openapi,
     served_models,
     uploads,
     webhook_endpoints,
 )
 from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
+from batchyard.api.openapi import DescribedApi
+from batchyard.api.route import operation_id
 from batchyard.errors import SettingsError
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
@@ -33,6 +34,7 @@ from batchyard.storage.bucket import S3Credentials
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from fastapi import FastAPI
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from batchyard.engine.base import Engine
@@ -63,18 +65,20 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             app.state.services = services
             yield
 
-    # A redirect would lose an upload's body, and pages of documentation are no JSON.
-    app = FastAPI(
+    app = DescribedApi(
+        title="Batchyard",
+        version=__version__,
+        description="OpenAI's Files, Uploads, Batches and Webhooks, on your own GPUs.",
+        servers=[{"url": "/"}],
         lifespan=lifespan,
-        redirect_slashes=False,
-        openapi_url=None,
-        docs_url=None,
+        redirect_slashes=False,  # a redirect would lose an upload's body
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        generate_unique_id_function=operation_id,
     )
     handle_errors(app)
     for router in _ROUTERS:
         app.include_router(router, prefix=_PREFIX)
-    app.include_router(openapi.router)
     app.add_middleware(RequestIds)
     app.add_middleware(LingeringClose)  # the outermost: it closes after answers of RequestIds too
     return app

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from batchyard.api.errors import ApiError
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
+_BEARER = HTTPBearer(scheme_name="ApiKey", auto_error=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +25,15 @@ class Caller:
     services: Services
 
 
-async def authenticated(request: Request) -> Caller:
+async def authenticated(
+    request: Request,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
+) -> Caller:
     """The caller. Raises 401; runs before any of the body is read."""
     if "\0" in request.url.path or any("\0" in value for value in request.query_params.values()):
         # PostgreSQL would not even compare it.
         raise ApiError(400, "A URL must not hold a NUL.")
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    key = key.strip()  # within it a space may be part of the key
-    if scheme.lower() != "bearer" or not key:
+    if bearer is None:
         raise ApiError(
             401,
             "You didn't provide an API key. Send it in an Authorization header with Bearer auth, "
@@ -38,7 +41,7 @@ async def authenticated(request: Request) -> Caller:
             headers=_CHALLENGE,
         )
     services: Services = request.app.state.services
-    tenant = await services.store.api_keys.tenant_of(key)
+    tenant = await services.store.api_keys.tenant_of(bearer.credentials)
     if tenant is None:
         raise ApiError(
             401,

@@ -1,152 +1,211 @@
-"""The body of ``POST /batches``: OpenAI's parameters and ours, each checked by its name.
+"""The bodies of ``/batches``: OpenAI's parameters and ours.
 
 What holds for every way in (endpoint, window, metadata, priority, who is told) is checked in
-``steps.create``.
+``steps.create``; here it is described.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
+from pydantic import ConfigDict, Field, Strict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from batchyard.api.errors import ApiError, missing
+from batchyard.api.json_body import (
+    WITHOUT_NUL,
+    Boolean,
+    ExpiresAfter,
+    Integer,
+    RequestBody,
+    Text,
+    Url,
+    described,
+)
 from batchyard.errors import RequestRefused, StorageError
-from batchyard.files.upload import checked_lifetime
-from batchyard.services.webhook_checks import MAX_URL_CHARS
-from batchyard.steps.create import BatchRequest
+from batchyard.lines import REQUIRED_FIELDS
+from batchyard.notify.email import MAX_ADDRESS_CHARS
+from batchyard.steps.create import (
+    MAX_METADATA,
+    MAX_METADATA_KEY,
+    MAX_METADATA_VALUE,
+    MAX_PRIORITY,
+    WINDOW_PATTERN,
+    BatchRequest,
+)
 from batchyard.storage.location import check_output, parse_location
 from batchyard.storage.presigned import check_not_expired
 
 if TYPE_CHECKING:
-    from batchyard.api.body import JsonObject
     from batchyard.delivery.redeliver import Kind
     from batchyard.settings import Settings
 
-OPENAI_KEYS: Final = (
-    "input_file_id",
-    "endpoint",
-    "completion_window",
-    "metadata",
-    "output_expires_after",
-)
-EXTENSION_KEYS: Final = (
-    "input_url",
-    "output_url",
-    "error_url",
-    "webhook_url",
-    "notify_email",
-    "priority",
-    "deduplicate",
-)
-"""What the SDKs send with ``extra_body``."""
+_MAX_ID_CHARS: Final = 256
 
-_MAX_ID_CHARS = 256
+Metadata = Annotated[
+    dict[str, Any],
+    described(
+        maxProperties=MAX_METADATA,
+        propertyNames={"maxLength": MAX_METADATA_KEY},
+        additionalProperties={"type": "string", "maxLength": MAX_METADATA_VALUE},
+    ),
+]
 
 
-async def read_batch(asked: JsonObject, tenant: str, settings: Settings) -> BatchRequest:
-    """What the client asks for. Raises 400, and ``RequestRefused`` for ``output_expires_after``."""
-    asked.only({*OPENAI_KEYS, *EXTENSION_KEYS})
-    input_file_id = _text(asked, "input_file_id", _MAX_ID_CHARS)
-    input_url = await _url(asked, "input_url", settings)
-    if input_file_id is None and input_url is None:
-        raise missing("input_file_id")
-    if input_file_id is not None and input_url is not None:
-        raise _invalid("input_url", "Give 'input_file_id' or 'input_url', not both.")
-    return BatchRequest(
-        tenant=tenant,
-        input_file_id=input_file_id,
-        input=input_url,
-        endpoint=asked.text("endpoint"),
-        completion_window=asked.text("completion_window"),
-        metadata=_metadata(asked),
-        output_lifetime_seconds=_lifetime(asked),
-        output=await _url(asked, "output_url", settings),
-        error=await _url(asked, "error_url", settings),
-        webhook=asked.optional_text("webhook_url"),
-        notify_email=asked.optional_text("notify_email"),
-        priority=asked.optional_integer("priority") or 0,
-        deduplicate=asked.optional_boolean("deduplicate") or False,
-        public_urls=True,
+def _only(key: str, other: str) -> dict[str, Any]:
+    return {"required": [key], "properties": {key: {"type": "string"}, other: {"type": "null"}}}
+
+
+class CreateBatch(RequestBody):
+    """A batch that is to run. What OpenAI does not have is sent by the SDKs with ``extra_body``."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [_only("input_file_id", "input_url"), _only("input_url", "input_file_id")]
+        }
     )
 
+    input_file_id: Annotated[str, Strict(), Field(max_length=_MAX_ID_CHARS), WITHOUT_NUL] | None = (
+        Field(default=None, description="A file that was uploaded for batches.")
+    )
+    input_url: Url | None = Field(
+        default=None,
+        validate_default=True,
+        description="Instead of `input_file_id`: where the input is fetched from.",
+    )
+    endpoint: Annotated[Text, described(enum=list(REQUIRED_FIELDS))]
+    completion_window: Annotated[Text, described(pattern=f"^{WINDOW_PATTERN}$")] = Field(
+        description="`24h`, or another number of minutes, hours or days, `30d` at most."
+    )
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+    output_url: Url | None = Field(
+        default=None, description="A presigned URL that the output file is PUT to as well."
+    )
+    error_url: Url | None = Field(default=None, description="Likewise for the error file.")
+    webhook_url: Url | None = Field(
+        default=None, description="An https URL that is told of the batch's end."
+    )
+    notify_email: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)] | None = (
+        Field(
+            default=None,
+            description="Who gets a message at the batch's end, where the server sends e-mail.",
+        )
+    )
+    priority: Annotated[Integer, described(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] | None = (
+        Field(
+            default=None,
+            description="Among the batches of one tenant, the higher goes first.",
+        )
+    )
+    deduplicate: Boolean | None = Field(
+        default=None, description="Identical deterministic requests run once, for all their lines."
+    )
 
-async def read_places(asked: JsonObject, settings: Settings) -> dict[Kind, str]:
+    @field_validator("input_url")
+    @classmethod
+    def _has_input(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None and info.data.get("input_file_id") is None:
+            raise PydanticCustomError("missing", "No input.", {"key": "input_file_id"})
+        return url
+
+    async def to_request(self, tenant: str, settings: Settings) -> BatchRequest:
+        """What the client asks for. Raises 400, and ``RequestRefused`` for its lifetime."""
+        await _check_url("input_url", self.input_url, settings)
+        if self.input_file_id is not None and self.input_url is not None:
+            raise _invalid("input_url", "Give 'input_file_id' or 'input_url', not both.")
+        lifetime = self._lifetime()
+        await _check_url("output_url", self.output_url, settings)
+        await _check_url("error_url", self.error_url, settings)
+        return BatchRequest(
+            tenant=tenant,
+            input_file_id=self.input_file_id,
+            input=self.input_url,
+            endpoint=self.endpoint,
+            completion_window=self.completion_window,
+            metadata=self.metadata,
+            output_lifetime_seconds=lifetime,
+            output=self.output_url,
+            error=self.error_url,
+            webhook=self.webhook_url,
+            notify_email=self.notify_email,
+            priority=self.priority or 0,
+            deduplicate=self.deduplicate or False,
+            public_urls=True,
+        )
+
+    def fingerprint(self) -> str:
+        """A hash of the body that is the same however its keys are ordered and spaced."""
+        sent = self.model_dump(exclude_unset=True)
+        return hashlib.sha256(msgspec.json.encode(sent, order="deterministic")).hexdigest()
+
+    def _lifetime(self) -> int | None:
+        if self.output_expires_after is None:
+            return None
+        try:
+            return self.output_expires_after.lifetime_seconds()
+        except RequestRefused as error:
+            # The rules are those of a file's own `expires_after`; the name is another.
+            raise ApiError(
+                400,
+                str(error).replace("expires_after", "output_expires_after"),
+                param=f"output_{error.param}",
+                code=error.refusal_code,
+            ) from None
+
+
+class DeliverResults(RequestBody):
     """Where the result files of an ended batch are to go: one URL or both."""
-    asked.only({"output_url", "error_url"})
-    output = await _url(asked, "output_url", settings)
-    error = await _url(asked, "error_url", settings)
-    if output is None and error is None:
-        raise missing("output_url")
-    if output == error:
-        raise _invalid("error_url", "'output_url' and 'error_url' must be two URLs.")
-    places: dict[Kind, str] = {}
-    if output is not None:
-        places["output"] = output
-    if error is not None:
-        places["error"] = error
-    return places
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": [key], "properties": {key: {"type": "string"}}}
+                for key in ("output_url", "error_url")
+            ]
+        }
+    )
+
+    output_url: Url | None = Field(
+        default=None, description="A presigned URL that the output file is PUT to."
+    )
+    error_url: Url | None = Field(default=None, description="Likewise for the error file.")
+
+    async def places(self, settings: Settings) -> dict[Kind, str]:
+        """The URLs that are given, which are usable as far as one can see now. Raises 400."""
+        await _check_url("output_url", self.output_url, settings)
+        await _check_url("error_url", self.error_url, settings)
+        if self.output_url is None and self.error_url is None:
+            raise missing("output_url")
+        if self.output_url == self.error_url:
+            raise _invalid("error_url", "'output_url' and 'error_url' must be two URLs.")
+        places: dict[Kind, str] = {}
+        if self.output_url is not None:
+            places["output"] = self.output_url
+        if self.error_url is not None:
+            places["error"] = self.error_url
+        return places
 
 
-def fingerprint(asked: JsonObject) -> str:
-    """A hash of the body that is the same however its keys are ordered and spaced."""
-    return hashlib.sha256(msgspec.json.encode(asked.values, order="deterministic")).hexdigest()
-
-
-def _metadata(asked: JsonObject) -> dict[str, Any] | None:
-    pairs = asked.optional_object("metadata")
-    return None if pairs is None else pairs.values
-
-
-def _lifetime(asked: JsonObject) -> int | None:
-    expiry = asked.optional_object("output_expires_after")
-    if expiry is None:
-        return None
-    expiry.only({"anchor", "seconds"})
-    try:
-        return checked_lifetime(expiry.optional_text("anchor"), expiry.optional_integer("seconds"))
-    except RequestRefused as error:
-        # The rules are those of a file's own `expires_after`; the name is another.
-        raise ApiError(
-            400,
-            str(error).replace("expires_after", "output_expires_after"),
-            param=f"output_{error.param}",
-            code=error.refusal_code,
-        ) from None
-
-
-async def _url(asked: JsonObject, key: str, settings: Settings) -> str | None:
+async def _check_url(key: str, url: str | None, settings: Settings) -> None:
     """An https URL, which is a secret from here on; http where the operator allows it."""
-    text = _text(asked, key, MAX_URL_CHARS)
-    if text is None:
-        return None
+    if url is None:
+        return
     schemes = "https?" if settings.allow_private_urls else "https"
     # Never a path or an s3:// of this machine's.
-    if not re.match(rf"{schemes}://", text, re.IGNORECASE):
+    if not re.match(rf"{schemes}://", url, re.IGNORECASE):
         raise _invalid(key, f"'{key}' must be an https:// URL.")
     try:
-        location = parse_location(text)
-        if key in {"output_url", "error_url"}:
+        location = parse_location(url)
+        if key == "input_url":
+            check_not_expired(url)
+        else:
             await check_output(location)
-        elif key == "input_url":
-            check_not_expired(text)
     except StorageError as error:
         raise _invalid(key, f"'{key}' cannot be used: {error}.") from None
-    return text
-
-
-def _text(asked: JsonObject, key: str, most_chars: int) -> str | None:
-    text = asked.optional_text(key)
-    if text is not None and len(text) > most_chars:
-        raise ApiError(
-            400,
-            f"'{key}' may have {most_chars} characters.",
-            param=key,
-            code="string_above_max_length",
-        )
-    return text
 
 
 def _invalid(key: str, message: str) -> ApiError:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Header, Request
+from pydantic import WithJsonSchema
 
-from batchyard.api.answer import answer
+from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.batch_body import fingerprint, read_batch, read_places
-from batchyard.api.body import read_json
+from batchyard.api.batch_body import CreateBatch, DeliverResults
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
-from batchyard.api.pages import known_cursor, read_paging, to_list_page
+from batchyard.api.json_body import AnyKeys, JsonBody
+from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
+from batchyard.api.route import Route, may_refuse
 from batchyard.api.waking import waking
 from batchyard.delivery.redeliver import ask_for_delivery
-from batchyard.delivery.webhooks import delivery_object
+from batchyard.delivery.webhooks import Delivery, delivery_object
 from batchyard.errors import (
     BatchRateExceeded,
     IdempotencyConflict,
@@ -25,26 +27,34 @@ from batchyard.errors import (
 )
 from batchyard.steps.create import accept_batch
 from batchyard.store import IdempotencyKey
+from batchyard.wire import Batch  # noqa: TC001 — FastAPI reads it at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from batchyard.api.body import JsonObject
+router = APIRouter(prefix="/batches", lifespan=waking, route_class=Route)
 
-router = APIRouter(prefix="/batches", lifespan=waking)
-
-MOST_BATCHES: Final = 100
-DEFAULT_BATCHES: Final = 20
 MAX_KEY_CHARS: Final = 255
 
 _ROUTE = "POST /v1/batches"
 _PARAMS = {"input": "input_url", "output": "output_url", "error": "error_url"}
 
 
-@router.post("")
-async def create_batch(request: Request, caller: Authenticated) -> Response:
-    asked = await read_json(request)
-    key = _idempotency_key(request, asked)
+@router.post("", summary="Create a batch", responses=may_refuse(409, 429))
+async def create_batch(
+    request: Request,
+    caller: Authenticated,
+    asked: Annotated[CreateBatch, Depends(JsonBody(CreateBatch))],
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            description="For 24 hours, the same key and body give the same batch.",
+        ),
+        WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS}),
+    ] = None,
+) -> Answer[Batch]:
+    key = _idempotency_key(idempotency_key, asked)
     services = caller.services
     with _as_batches_say():
         earlier = None
@@ -56,49 +66,60 @@ async def create_batch(request: Request, caller: Authenticated) -> Response:
         else:
             batch = await accept_batch(
                 services,
-                await read_batch(asked, caller.tenant, services.settings),
+                await asked.to_request(caller.tenant, services.settings),
                 batches_per_hour=services.settings.quota.batches_per_hour,
                 idempotency=key,
             )
     request.app.state.wake()
-    return answer(batch.to_wire())
+    return Answer(batch.to_wire())
 
 
-@router.get("")
-async def list_batches(request: Request, caller: Authenticated) -> Response:
-    asked = {key: text for key, text in request.query_params.items() if key in {"limit", "after"}}
-    paging = read_paging(asked, most=MOST_BATCHES, default=DEFAULT_BATCHES)
+@router.get("", summary="List batches, the newest first")
+async def list_batches(caller: Authenticated, paging: AskedPage) -> Answer[ListPage[Batch]]:
     with known_cursor(paging):
         page = await caller.services.store.batches.page(
             caller.tenant, limit=paging.limit, after=paging.after
         )
-    return answer(to_list_page([batch.to_wire() for batch in page], has_more=page.has_more))
+    return Answer(to_list_page([batch.to_wire() for batch in page], has_more=page.has_more))
 
 
-@router.get("/{batch_id}")
-async def retrieve_batch(batch_id: str, caller: Authenticated) -> Response:
+@router.get("/{batch_id}", summary="Look at a batch")
+async def retrieve_batch(batch_id: str, caller: Authenticated) -> Answer[Batch]:
     batch = await caller.services.store.batches.get(batch_id, caller.tenant)
-    return answer(batch.to_wire())
+    return Answer(batch.to_wire())
 
 
-@router.post("/{batch_id}/cancel")
-async def cancel_batch(batch_id: str, request: Request, caller: Authenticated) -> Response:
-    await read_json(request, may_be_empty=True)
+@router.post("/{batch_id}/cancel", summary="Cancel a batch", responses=may_refuse(409))
+async def cancel_batch(
+    batch_id: str,
+    request: Request,
+    caller: Authenticated,
+    _: Annotated[AnyKeys, Depends(JsonBody(AnyKeys, may_be_empty=True))],
+) -> Answer[Batch]:
     try:
         batch = await caller.services.store.batches.cancel(batch_id, caller.tenant)
     except TransitionConflict as error:
         raise ApiError(409, str(error)) from None
     # One that nobody has taken up yet must be taken up to be ended.
     request.app.state.wake()
-    return answer(batch.to_wire())
+    return Answer(batch.to_wire())
 
 
-@router.post("/{batch_id}/results")
-async def deliver_results(batch_id: str, request: Request, caller: Authenticated) -> Response:
-    """Not here but by whichever process delivers: a file may have gigabytes."""
+# Not here but by whichever process delivers: a file may have gigabytes.
+@router.post(
+    "/{batch_id}/results",
+    summary="Deliver the results of an ended batch to other URLs",
+    responses=may_refuse(409),
+)
+async def deliver_results(
+    batch_id: str,
+    request: Request,
+    caller: Authenticated,
+    asked: Annotated[DeliverResults, Depends(JsonBody(DeliverResults))],
+) -> Answer[ListPage[Delivery]]:
     services = caller.services
     batch = await services.store.batches.get(batch_id, caller.tenant)
-    places = await read_places(await read_json(request), services.settings)
+    places = await asked.places(services.settings)
     try:
         deliveries = await ask_for_delivery(services, batch, places)
     except TransitionConflict as error:
@@ -108,11 +129,10 @@ async def deliver_results(batch_id: str, request: Request, caller: Authenticated
             raise ApiError(409, str(error), code=error.refusal_code) from None
         raise
     request.app.state.wake()
-    return answer(to_list_page([delivery_object(each) for each in deliveries], has_more=False))
+    return Answer(to_list_page([delivery_object(each) for each in deliveries], has_more=False))
 
 
-def _idempotency_key(request: Request, asked: JsonObject) -> IdempotencyKey | None:
-    key = request.headers.get("idempotency-key")
+def _idempotency_key(key: str | None, asked: CreateBatch) -> IdempotencyKey | None:
     if key is None:
         return None
     if not key or len(key) > MAX_KEY_CHARS:
@@ -122,7 +142,7 @@ def _idempotency_key(request: Request, asked: JsonObject) -> IdempotencyKey | No
             param="Idempotency-Key",
             code="invalid_value",
         )
-    return IdempotencyKey(route=_ROUTE, key=key, fingerprint=fingerprint(asked))
+    return IdempotencyKey(route=_ROUTE, key=key, fingerprint=asked.fingerprint())
 
 
 @contextmanager

@@ -8,21 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 
-from batchyard.api.errors import ApiError, missing
+from batchyard.api.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection
+    from collections.abc import AsyncGenerator
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-T = TypeVar("T")
 
 MAX_JSON_BYTES: Final = 1024**2
 
@@ -75,7 +73,7 @@ async def body_stream(request: Request, pace: Pace | None = None) -> AsyncGenera
             yield chunk
 
 
-async def read_json(request: Request, *, may_be_empty: bool = False) -> JsonObject:
+async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
     """The body, which is a JSON object of at most 1 MiB; its content type does not matter.
 
     ``may_be_empty``: no body at all is an empty object. Raises 400, 408, 413 and 415.
@@ -90,7 +88,7 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> JsonObje
     except TimeoutError:
         raise _too_slow() from None
     if not data and may_be_empty:
-        return JsonObject({})
+        return {}
     try:
         values = msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -99,86 +97,7 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> JsonObje
         ) from None
     if not isinstance(values, dict):
         raise ApiError(400, "The body of your request must be a JSON object.")
-    return JsonObject(values)
-
-
-class JsonObject:
-    """The keys of a request body, each asked for with its type.
-
-    Every method raises 400 with the key as ``param``; :meth:`only` refuses keys that nobody knows.
-    ``path`` is where the object lies in the body, for ``param``: ``"expires_after."``.
-    """
-
-    def __init__(self, values: dict[str, Any], path: str = "") -> None:
-        self.values = values
-        self._path = path
-
-    def only(self, known: Collection[str]) -> None:
-        for key in self.values:
-            if key not in known:
-                param = f"{self._path}{key[:64]}"
-                raise ApiError(
-                    400, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter"
-                )
-
-    def text(self, key: str) -> str:
-        return self._required(key, self.optional_text(key))
-
-    def optional_text(self, key: str) -> str | None:
-        value = self.values.get(key)
-        if value is not None and (not isinstance(value, str) or "\0" in value):
-            # PostgreSQL can keep no NUL.
-            raise self._wrong_type(key, "a string without NUL")
-        return value
-
-    def integer(self, key: str) -> int:
-        return self._required(key, self.optional_integer(key))
-
-    def optional_integer(self, key: str) -> int | None:
-        value = self.values.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise self._wrong_type(key, "an integer")
-        return value
-
-    def optional_boolean(self, key: str) -> bool | None:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self._wrong_type(key, "a boolean")
-        return value
-
-    def texts(self, key: str) -> list[str]:
-        """A list of strings, which may be empty."""
-        return self._required(key, self.optional_texts(key))
-
-    def optional_texts(self, key: str) -> list[str] | None:
-        value: Any = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise self._wrong_type(key, "an array of strings")
-        return value
-
-    def optional_object(self, key: str) -> JsonObject | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self._wrong_type(key, "an object")
-        return JsonObject(value, f"{self._path}{key}.")
-
-    def _required(self, key: str, value: T | None) -> T:
-        if value is None:
-            raise missing(f"{self._path}{key}")
-        return value
-
-    def _wrong_type(self, key: str, wanted: str) -> ApiError:
-        param = f"{self._path}{key}"
-        return ApiError(
-            400,
-            f"Invalid type for '{param}': it must be {wanted}.",
-            param=param,
-            code="invalid_type",
-        )
+    return values
 
 
 class LingeringClose:

@@ -2,58 +2,75 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request
+from pydantic import WithJsonSchema
 
-from batchyard.api.answer import answer
+from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.body import read_json
 from batchyard.api.errors import ApiError
-from batchyard.api.pages import known_cursor, read_paging, to_list_page
-from batchyard.delivery.webhooks import delivery_object, delivery_with_attempts
+from batchyard.api.json_body import JsonBody, NoKeys
+from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
+from batchyard.api.route import Route, may_refuse
+from batchyard.delivery.webhooks import (
+    Delivery,
+    DeliveryWithAttempts,
+    delivery_object,
+    delivery_with_attempts,
+)
 from batchyard.errors import TransitionConflict
 from batchyard.store import DeliveryStatus
 
-router = APIRouter(prefix="/deliveries")
-
-MOST_DELIVERIES: Final = 100
-DEFAULT_DELIVERIES: Final = 20
+router = APIRouter(prefix="/deliveries", route_class=Route)
 
 
-@router.get("")
-async def list_deliveries(request: Request, caller: Authenticated) -> Response:
-    query = request.query_params
-    asked = {key: text for key, text in query.items() if key in {"limit", "after"}}
-    paging = read_paging(asked, most=MOST_DELIVERIES, default=DEFAULT_DELIVERIES)
+@router.get("", summary="List deliveries, the newest first")
+async def list_deliveries(
+    caller: Authenticated,
+    paging: AskedPage,
+    batch_id: str | None = None,
+    webhook_endpoint_id: str | None = None,
+    status: Annotated[
+        str | None, WithJsonSchema({"type": "string", "enum": list(DeliveryStatus)})
+    ] = None,
+) -> Answer[ListPage[Delivery]]:
     with known_cursor(paging):
         page = await caller.services.store.deliveries.page(
             caller.tenant,
-            batch_id=query.get("batch_id") or None,
-            endpoint_id=query.get("webhook_endpoint_id") or None,
-            status=_status(query.get("status")),
+            batch_id=batch_id or None,
+            endpoint_id=webhook_endpoint_id or None,
+            status=_status(status),
             limit=paging.limit,
             after=paging.after,
         )
-    return answer(to_list_page([delivery_object(each) for each in page], has_more=page.has_more))
+    return Answer(to_list_page([delivery_object(each) for each in page], has_more=page.has_more))
 
 
-@router.get("/{delivery_id}")
-async def retrieve_delivery(delivery_id: str, caller: Authenticated) -> Response:
+@router.get("/{delivery_id}", summary="Look at a delivery and its attempts")
+async def retrieve_delivery(
+    delivery_id: str, caller: Authenticated
+) -> Answer[DeliveryWithAttempts]:
     deliveries = caller.services.store.deliveries
     delivery = await deliveries.get(delivery_id, caller.tenant)
-    return answer(delivery_with_attempts(delivery, await deliveries.attempts(delivery_id)))
+    return Answer(delivery_with_attempts(delivery, await deliveries.attempts(delivery_id)))
 
 
-@router.post("/{delivery_id}/replay")
-async def replay_delivery(delivery_id: str, request: Request, caller: Authenticated) -> Response:
-    (await read_json(request, may_be_empty=True)).only(set())
+@router.post(
+    "/{delivery_id}/replay", summary="Deliver it again, from the start", responses=may_refuse(409)
+)
+async def replay_delivery(
+    delivery_id: str,
+    request: Request,
+    caller: Authenticated,
+    _: Annotated[NoKeys, Depends(JsonBody(NoKeys, may_be_empty=True))],
+) -> Answer[Delivery]:
     try:
         delivery = await caller.services.store.deliveries.replay(delivery_id, caller.tenant)
     except TransitionConflict as error:
         raise ApiError(409, str(error)) from None
     request.app.state.wake()
-    return answer(delivery_object(delivery))
+    return Answer(delivery_object(delivery))
 
 
 def _status(text: str | None) -> DeliveryStatus | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from batchyard.api.answer import answer
+from batchyard.api.answer import Answer
 from batchyard.errors import (
     BatchLimitExceeded,
     BatchyardError,
@@ -43,6 +44,21 @@ _NOT_ON_THE_WIRE = frozenset({"invalid_purpose", "invalid_file_format"})
 _STATUS_MESSAGES = {404: "Invalid URL ({} {}).", 405: "Not allowed to {} on {}."}
 
 
+class ErrorDetails(msgspec.Struct, frozen=True):
+    """What went wrong, of which kind it is, and which parameter is to blame."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct, frozen=True):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetails
+
+
 class ApiError(Exception):
     """An answer that is an error. ``headers`` go out with it."""
 
@@ -65,17 +81,12 @@ class ApiError(Exception):
         super().__init__(message)
 
     def to_response(self) -> Response:
-        error = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+        error = ErrorDetails(self.message, self.type, self.param, self.code)
         headers = dict(self.headers)
         if self.status == 409:
             # The SDKs would send the same conflict three times.
             headers.setdefault("x-should-retry", "false")
-        return answer({"error": error}, status=self.status, headers=headers)
+        return Answer(Error(error), status=self.status, headers=headers)
 
 
 def missing(param: str) -> ApiError:
@@ -170,8 +181,42 @@ async def _http_exception(request: Request, error: Any) -> Response:
 
 
 async def _validation_error(_: Request, error: Any) -> Response:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:]) or None
-    if first["type"] == "missing" and where:
-        return missing(where).to_response()
-    return ApiError(400, first["msg"], param=where, code="invalid_value").to_response()
+    return as_openai_says(error.errors()[0]).to_response()
+
+
+_WANTED: Final = {
+    "string_type": "a string without NUL",
+    "int_type": "an integer",
+    "bool_type": "a boolean",
+    "list_type": "an array of strings",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+# What a value had to be, by the type of pydantic's error.
+
+
+def as_openai_says(error: Mapping[str, Any]) -> ApiError:
+    """An error of pydantic's with the message, the parameter and the code that OpenAI has."""
+    path = error["loc"][1:]
+    is_element = any(isinstance(part, int) for part in path)
+    limits = error.get("ctx", {})
+    param = ".".join(part for part in path if isinstance(part, str))
+    wanted = _WANTED["list_type"] if is_element else _WANTED.get(error["type"])
+    if error["type"] == "missing" or (wanted and error["input"] is None and not is_element):
+        return missing(limits.get("key", param))
+    if wanted:
+        message, code = f"Invalid type for '{param}': it must be {wanted}.", "invalid_type"
+        return ApiError(400, message, param=param, code=code)
+    match error["type"]:
+        case "extra_forbidden":
+            param = ".".join([*path, limits["key"][:64]])
+            message, code = f"Unknown parameter: '{param}'.", "unknown_parameter"
+        case "string_too_long":
+            message = f"'{param}' may have {limits['max_length']} characters."
+            code = "string_above_max_length"
+        case "greater_than_equal":
+            message = f"'{param}' must be at least {limits['ge']}."
+            code = "integer_below_min_value"
+        case _:
+            message, code = error["msg"], "invalid_value"
+    return ApiError(400, message, param=param or None, code=code)

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import StreamingResponse
+from pydantic import WithJsonSchema
 
-from batchyard.api.answer import answer
+from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.body import body_stream
 from batchyard.api.errors import ApiError, missing
+from batchyard.api.json_body import EXPIRY
 from batchyard.api.multipart import Form, too_large
-from batchyard.api.pages import known_cursor, read_paging, to_list_page
+from batchyard.api.pages import (
+    After,
+    ListPage,
+    known_cursor,
+    limit_schema,
+    read_paging,
+    to_list_page,
+)
+from batchyard.api.route import HEADERS, Route, form, may_refuse
 from batchyard.errors import RecordNotFound
-from batchyard.files.delete import delete_file
-from batchyard.files.upload import FileUse, checked_lifetime, limit_bytes, upload_file
-from batchyard.wire import FileDeleted
+from batchyard.files import delete
+from batchyard.files.upload import (
+    PURPOSES,
+    FileUse,
+    checked_lifetime,
+    limit_bytes,
+    upload_file,
+)
+from batchyard.wire import File, FileDeleted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,7 +42,9 @@ if TYPE_CHECKING:
     from batchyard.api.auth import Caller
     from batchyard.store import FileRecord
 
-router = APIRouter(prefix="/files")
+router = APIRouter(prefix="/files", route_class=Route)
+
+BINARY: Final = {"type": "string", "format": "binary"}
 
 _MOST_FILES = 10_000
 _DOWNLOADABLE = {"batch", "batch_output"}
@@ -41,50 +59,87 @@ _EXPIRY_FIELDS = {
 }
 _FIELDS = {"purpose", *(key for keys in _EXPIRY_FIELDS.values() for key in keys)}
 
+_FORM: Final[dict[str, Any]] = {
+    "file": BINARY,
+    "purpose": {"type": "string", "enum": PURPOSES},
+    **{f"expires_after[{name}]": schema for name, schema in EXPIRY.items()},
+}
+# Never JSON, which it may well hold: clients would parse it.
+_BYTES = {"headers": HEADERS, "content": {"application/octet-stream": {"schema": BINARY}}}
 
-@router.post("")
-async def create_file(request: Request, caller: Authenticated) -> Response:
-    form = read_form(request, caller, file_field="file")
+
+@router.post("", summary="Upload a file", openapi_extra=form(_FORM, required=["file", "purpose"]))
+async def create_file(request: Request, caller: Authenticated) -> Answer[File]:
+    sent = read_form(request, caller, file_field="file")
     file = await upload_file(
-        caller.services, caller.tenant, form.content(body_stream(request)), lambda: _use(form)
+        caller.services, caller.tenant, sent.content(body_stream(request)), lambda: _use(sent)
     )
-    return answer(file.to_wire())
+    return Answer(file.to_wire())
 
 
-@router.get("")
-async def list_files(request: Request, caller: Authenticated) -> Response:
-    paging = read_paging(request.query_params, most=_MOST_FILES, default=_MOST_FILES)
+@router.get("", summary="List files")
+async def list_files(
+    caller: Authenticated,
+    purpose: str | None = None,
+    limit: Annotated[str | None, limit_schema(_MOST_FILES, _MOST_FILES)] = None,
+    after: After = None,
+    order: Annotated[
+        str | None,
+        WithJsonSchema({"type": "string", "enum": ["asc", "desc"]}),
+    ] = None,
+) -> Answer[ListPage[File]]:
+    asked = {"limit": limit, "after": after, "order": order}
+    paging = read_paging(asked, most=_MOST_FILES, default=_MOST_FILES)
     with known_cursor(paging):
         page = await caller.services.store.files.page(
             caller.tenant,
-            purpose=request.query_params.get("purpose") or None,
+            purpose=purpose or None,
             order=paging.order,
             limit=paging.limit,
             after=paging.after,
         )
-    return answer(to_list_page([file.to_wire() for file in page], has_more=page.has_more))
+    return Answer(to_list_page([file.to_wire() for file in page], has_more=page.has_more))
 
 
-@router.get("/{file_id}")
-async def retrieve_file(file_id: str, caller: Authenticated) -> Response:
-    return answer((await _file(caller, file_id)).to_wire())
+@router.get("/{file_id}", summary="Look at a file")
+async def retrieve_file(file_id: str, caller: Authenticated) -> Answer[File]:
+    return Answer((await _file(caller, file_id)).to_wire())
 
 
-@router.delete("/{file_id}")
-async def remove_file(file_id: str, caller: Authenticated) -> Response:
+@router.delete("/{file_id}", summary="Delete a file")
+async def delete_file(file_id: str, caller: Authenticated) -> Answer[FileDeleted]:
     try:
-        await delete_file(caller.services, caller.tenant, file_id)
+        await delete.delete_file(caller.services, caller.tenant, file_id)
     except RecordNotFound:
         raise _no_such_file(file_id) from None
-    return answer(FileDeleted(id=file_id))
+    return Answer(FileDeleted(id=file_id))
 
 
-@router.get("/{file_id}/content")
-async def download_file(file_id: str, request: Request, caller: Authenticated) -> Response:
+@router.get(
+    "/{file_id}/content",
+    summary="Download a file",
+    response_class=StreamingResponse,
+    responses={
+        200: {"description": "The whole file.", **_BYTES},
+        206: {"description": "The range.", **_BYTES},
+        **may_refuse(416),
+    },
+)
+async def download_file(
+    file_id: str,
+    caller: Authenticated,
+    wanted_range: Annotated[
+        str | None,
+        Header(
+            alias="Range",
+            description="One range of bytes, such as `bytes=0-1023`; anything else is ignored.",
+        ),
+    ] = None,
+) -> StreamingResponse:
     file = await _file(caller, file_id)
     if file.purpose not in _DOWNLOADABLE:
         raise ApiError(400, f"Not allowed to download files of purpose: {file.purpose}")
-    wanted = _range(request.headers.get("range"), file.size_bytes)
+    wanted = _range(wanted_range, file.size_bytes)
     start, stop = wanted or (0, file.size_bytes)
     headers = {
         "content-length": str(stop - start),

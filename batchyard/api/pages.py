@@ -6,10 +6,13 @@ import re
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Final, Generic, Literal, Protocol, TypeVar, cast
 
 import msgspec
+from fastapi import Depends, Query
+from pydantic import WithJsonSchema
 
+from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.errors import ApiError
 from batchyard.errors import RecordNotFound
 
@@ -19,11 +22,25 @@ if TYPE_CHECKING:
 Order = Literal["asc", "desc"]
 
 
-class ListPage(msgspec.Struct, frozen=True, kw_only=True):
+MOST_LISTED: Final = 100
+DEFAULT_LISTED: Final = 20
+
+
+class HasId(Protocol):
+    """What a list may hold."""
+
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=HasId)
+
+
+class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One page. ``has_more`` is always a boolean: the SDKs go on until it is false."""
 
     object: Literal["list"] = "list"
-    data: Sequence[Any]
+    data: Sequence[T]
     first_id: str | None = None
     last_id: str | None = None
     has_more: bool
@@ -38,7 +55,34 @@ class Paging:
     order: Order
 
 
-def read_paging(query: Mapping[str, str], *, most: int, default: int) -> Paging:
+def limit_schema(most: int, default: int) -> WithJsonSchema:
+    """``limit`` as the OpenAPI document has it. It is read as text, for exact refusals."""
+    return WithJsonSchema(
+        {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": most,
+            "description": f"How many to list; {default} by default.",
+        }
+    )
+
+
+After = Annotated[str | None, Query(description="The id that the page begins behind.")]
+
+
+async def asked_page(
+    _: Authenticated,
+    limit: Annotated[str | None, limit_schema(MOST_LISTED, DEFAULT_LISTED)] = None,
+    after: After = None,
+) -> Paging:
+    """The page that the client asks for, newest first. Raises 400 for what is no page."""
+    return read_paging({"limit": limit, "after": after}, most=MOST_LISTED, default=DEFAULT_LISTED)
+
+
+AskedPage = Annotated[Paging, Depends(asked_page)]
+
+
+def read_paging(query: Mapping[str, str | None], *, most: int, default: int) -> Paging:
     """Raises 400 for what is no page. ``limit`` 0 is the default, as the SDKs' own tests expect."""
     return Paging(
         limit=_limit(query.get("limit"), most, default),
@@ -47,7 +91,7 @@ def read_paging(query: Mapping[str, str], *, most: int, default: int) -> Paging:
     )
 
 
-def to_list_page(items: Sequence[Any], *, has_more: bool) -> ListPage:
+def to_list_page(items: Sequence[T], *, has_more: bool) -> ListPage[T]:
     """The envelope around ``items``, each of which has an ``id``."""
     return ListPage(
         data=items,

@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 
-from batchyard.api.answer import answer
+from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.errors import ApiError
+from batchyard.api.route import Route
 from batchyard.dispatch import PrefectApi
 from batchyard.errors import BatchyardError, SettingsError
 
@@ -97,24 +98,24 @@ async def catalogue(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-router = APIRouter(prefix="/models", lifespan=catalogue)
+router = APIRouter(prefix="/models", lifespan=catalogue, route_class=Route)
 
 
-@router.get("")
-async def list_models(request: Request, _: Authenticated) -> Response:
+@router.get("", summary="List the models on offer")
+async def list_models(request: Request, _: Authenticated) -> Answer[ModelList]:
     offered = await request.app.state.catalogue.models()
-    return answer(ModelList(data=[_to_wire(model) for model in offered.values()]))
+    return Answer(ModelList(data=[_to_wire(model) for model in offered.values()]))
 
 
 # A model's name may hold slashes, which clients send as they are or encoded.
-@router.get("/{model:path}")
-async def retrieve_model(model: str, request: Request, _: Authenticated) -> Response:
+@router.get("/{model:path}", summary="Look at a model")
+async def retrieve_model(model: str, request: Request, _: Authenticated) -> Answer[Model]:
     offered = (await request.app.state.catalogue.models()).get(model)
     if offered is None:
         raise ApiError(
             404, f"The model '{model}' does not exist.", param="model", code="model_not_found"
         )
-    return answer(_to_wire(offered))
+    return Answer(_to_wire(offered))
 
 
 def _to_wire(offered: OfferedModel) -> Model:

@@ -4,80 +4,133 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-from batchyard.api.answer import answer
+from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.body import body_stream, read_json
+from batchyard.api.body import body_stream
 from batchyard.api.errors import ApiError, missing
-from batchyard.api.files import read_form
+from batchyard.api.files import BINARY, read_form
+from batchyard.api.json_body import (
+    AnyKeys,
+    ExpiresAfter,
+    Integer,
+    JsonBody,
+    RequestBody,
+    Text,
+    Texts,
+    described,
+)
+from batchyard.api.route import Route, form
 from batchyard.errors import RecordNotFound, TransitionConflict
-from batchyard.files.complete import complete_upload
-from batchyard.files.parts import MAX_PART_BYTES, add_part, cancel_upload
-from batchyard.files.upload import FileUse, checked_lifetime
+from batchyard.files import complete, parts
+from batchyard.files.upload import PURPOSES, FileUse
 from batchyard.store import NewUpload
+from batchyard.wire import Upload, UploadPart  # noqa: TC001 — FastAPI reads it at run time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from batchyard.api.auth import Caller
-    from batchyard.api.body import JsonObject
     from batchyard.api.multipart import Form
 
-router = APIRouter(prefix="/uploads")
+router = APIRouter(prefix="/uploads", route_class=Route)
 
 MAX_UPLOAD_BYTES: Final = 8 * 1024**3
 _MAX_MIME_TYPE_CHARS = 256
+_MD5 = "[0-9a-fA-F]{32}"
 
 
-@router.post("")
-async def create_upload(request: Request, caller: Authenticated) -> Response:
-    asked = await read_json(request)
-    asked.only({"filename", "purpose", "bytes", "mime_type", "expires_after"})
-    use = FileUse(asked.text("filename"), asked.text("purpose"), _lifetime(asked))
+def _checked_mime_type(text: str) -> str:
+    if not text.isprintable() or len(text) > _MAX_MIME_TYPE_CHARS:
+        raise PydanticCustomError("invalid_value", "'mime_type' is no media type.")
+    return text
+
+
+def _checked_md5(text: str) -> str:
+    if not re.fullmatch(_MD5, text):
+        raise PydanticCustomError("invalid_value", "'md5' must be 32 hex digits.")
+    return text
+
+
+class CreateUpload(RequestBody):
+    """The file that is to come in parts."""
+
+    filename: Text
+    purpose: Annotated[Text, described(enum=PURPOSES)]
+    bytes: Annotated[Integer, Field(ge=1)]
+    mime_type: Annotated[
+        Text, AfterValidator(_checked_mime_type), described(maxLength=_MAX_MIME_TYPE_CHARS)
+    ]
+    expires_after: ExpiresAfter | None = None
+
+
+class CompleteUpload(RequestBody):
+    """The parts in the file's order."""
+
+    part_ids: Texts
+    md5: Annotated[Text, AfterValidator(_checked_md5), described(pattern=f"^{_MD5}$")] | None = None
+
+
+@router.post("", summary="Begin a file in parts")
+async def create_upload(
+    caller: Authenticated, asked: Annotated[CreateUpload, Depends(JsonBody(CreateUpload))]
+) -> Answer[Upload]:
+    lifetime = asked.expires_after.lifetime_seconds() if asked.expires_after else None
+    use = FileUse(asked.filename, asked.purpose, lifetime)
     upload = await caller.services.store.uploads.create(
         NewUpload(
             tenant=caller.tenant,
             filename=use.filename,
             purpose=use.purpose,
-            bytes=_size(caller, use, asked.integer("bytes")),
-            mime_type=_mime_type(asked.text("mime_type")),
+            bytes=_size(caller, use, asked.bytes),
+            mime_type=asked.mime_type,
             file_lifetime_seconds=use.kept_seconds(),
         )
     )
-    return answer(upload.to_wire())
+    return Answer(upload.to_wire())
 
 
-@router.post("/{upload_id}/parts")
-async def create_part(upload_id: str, request: Request, caller: Authenticated) -> Response:
-    form = read_form(request, caller, file_field="data", most_bytes=MAX_PART_BYTES)
+@router.post(
+    "/{upload_id}/parts",
+    summary="Send a part",
+    openapi_extra=form({"data": BINARY}, required=["data"]),
+)
+async def add_upload_part(
+    upload_id: str, request: Request, caller: Authenticated
+) -> Answer[UploadPart]:
+    sent = read_form(request, caller, file_field="data", most_bytes=parts.MAX_PART_BYTES)
     with _as_uploads_say(upload_id):
-        part = await add_part(caller.services, caller.tenant, upload_id, _data(request, form))
-    return answer(part.to_wire())
+        part = await parts.add_part(caller.services, caller.tenant, upload_id, _data(request, sent))
+    return Answer(part.to_wire())
 
 
-@router.post("/{upload_id}/complete")
-async def complete(upload_id: str, request: Request, caller: Authenticated) -> Response:
-    asked = await read_json(request)
-    asked.only({"part_ids", "md5"})
-    part_ids, md5 = asked.texts("part_ids"), asked.optional_text("md5")
-    if md5 is not None and not re.fullmatch(r"[0-9a-fA-F]{32}", md5):
-        raise ApiError(400, "'md5' must be 32 hex digits.", param="md5", code="invalid_value")
+@router.post("/{upload_id}/complete", summary="Join the parts")
+async def complete_upload(
+    upload_id: str,
+    caller: Authenticated,
+    asked: Annotated[CompleteUpload, Depends(JsonBody(CompleteUpload))],
+) -> Answer[Upload]:
     with _as_uploads_say(upload_id):
-        upload, file = await complete_upload(
-            caller.services, caller.tenant, upload_id, part_ids, md5
+        upload, file = await complete.complete_upload(
+            caller.services, caller.tenant, upload_id, asked.part_ids, asked.md5
         )
-    return answer(upload.to_wire(file))
+    return Answer(upload.to_wire(file))
 
 
-@router.post("/{upload_id}/cancel")
-async def cancel(upload_id: str, request: Request, caller: Authenticated) -> Response:
-    await read_json(request, may_be_empty=True)
+@router.post("/{upload_id}/cancel", summary="Drop the parts")
+async def cancel_upload(
+    upload_id: str,
+    caller: Authenticated,
+    _: Annotated[AnyKeys, Depends(JsonBody(AnyKeys, may_be_empty=True))],
+) -> Answer[Upload]:
     with _as_uploads_say(upload_id):
-        upload = await cancel_upload(caller.services, caller.tenant, upload_id)
-    return answer(upload.to_wire())
+        upload = await parts.cancel_upload(caller.services, caller.tenant, upload_id)
+    return Answer(upload.to_wire())
 
 
 async def _data(request: Request, form: Form) -> AsyncIterator[bytes]:
@@ -101,30 +154,15 @@ def _as_uploads_say(upload_id: str) -> Iterator[None]:
         raise ApiError(400, str(error)) from None
 
 
-def _lifetime(asked: JsonObject) -> int | None:
-    expiry = asked.optional_object("expires_after")
-    if expiry is None:
-        return None
-    expiry.only({"anchor", "seconds"})
-    return checked_lifetime(expiry.optional_text("anchor"), expiry.optional_integer("seconds"))
-
-
 def _size(caller: Caller, use: FileUse, size_bytes: int) -> int:
     most = MAX_UPLOAD_BYTES
     if use.purpose == "batch":
         most = min(most, caller.services.settings.limits.max_bytes)
-    if size_bytes < 1:
-        code, what = "integer_below_min_value", "at least 1"
-    elif size_bytes > most:
-        code, what = "integer_above_max_value", f"at most {most}"
-    else:
-        return size_bytes
-    raise ApiError(400, f"'bytes' must be {what}.", param="bytes", code=code)
-
-
-def _mime_type(text: str) -> str:
-    if not text.isprintable() or len(text) > _MAX_MIME_TYPE_CHARS:
+    if size_bytes > most:
         raise ApiError(
-            400, "'mime_type' is no media type.", param="mime_type", code="invalid_value"
+            400,
+            f"'bytes' must be at most {most}.",
+            param="bytes",
+            code="integer_above_max_value",
         )
-    return text
+    return size_bytes

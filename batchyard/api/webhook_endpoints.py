@@ -6,31 +6,71 @@ batches name themselves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends
+from pydantic import Field
 
-from batchyard.api.answer import answer
+from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.body import read_json
-from batchyard.api.pages import known_cursor, read_paging, to_list_page
+from batchyard.api.json_body import Boolean, JsonBody, RequestBody, Text, Texts, Url, described
+from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
+from batchyard.api.route import Route
 from batchyard.delivery.webhooks import secret_hint, send_test
 from batchyard.notify.event import EVENT_TYPES
-from batchyard.services.webhook_checks import check_name, check_webhook_url, checked_event_types
+from batchyard.services.webhook_checks import (
+    MAX_NAME_CHARS,
+    check_name,
+    check_webhook_url,
+    checked_event_types,
+)
 
 if TYPE_CHECKING:
     from batchyard.api.auth import Caller
-    from batchyard.api.body import JsonObject
     from batchyard.store import EndpointWithSecret, WebhookEndpointRecord
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
-MOST_ENDPOINTS: Final = 100
-DEFAULT_ENDPOINTS: Final = 20
+Name = Annotated[Text, described(minLength=1, maxLength=MAX_NAME_CHARS)]
+EventType = Annotated[Text, described(enum=EVENT_TYPES)]
+EventTypes = Annotated[Texts, described(items={"type": "string", "enum": EVENT_TYPES}, minItems=1)]
 
-_KEYS = {"name", "url", "event_types"}
-_KEEP_OLD = "keep_old_secret_active_for_24_hours"
+
+class CreateWebhookEndpoint(RequestBody):
+    """A URL, and the events that are sent to it."""
+
+    name: Name
+    url: Url
+    event_types: EventTypes
+
+
+class UpdateWebhookEndpoint(RequestBody):
+    """What is to change; null changes nothing."""
+
+    name: Name | None = None
+    url: Url | None = None
+    event_types: EventTypes | None = None
+
+
+class TestWebhookEndpoint(RequestBody):
+    """Of which type the sample event is."""
+
+    event_type: EventType
+
+
+class RotateSecret(RequestBody):
+    """What becomes of the old secret."""
+
+    keep_old_secret_active_for_24_hours: Boolean | None = Field(
+        default=None, description="Sign with the old secret as well for another day."
+    )
+
+    def keeps_old(self) -> bool:
+        return bool(self.keep_old_secret_active_for_24_hours)
+
+
+RotateBody = Annotated[RotateSecret, Depends(JsonBody(RotateSecret, may_be_empty=True))]
 
 
 class WebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,83 +131,91 @@ class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
         return f"WebhookSecret({self.signing_secret_hint})"
 
 
-@router.post("/webhook_endpoints")
-async def create_endpoint(request: Request, caller: Authenticated) -> Response:
-    asked = await read_json(request)
-    asked.only(_KEYS)
-    name, url, event_types = asked.text("name"), asked.text("url"), asked.texts("event_types")
-    _check(caller, name, url)
+@router.post("/webhook_endpoints", summary="Have a URL told of batches' ends")
+async def create_webhook_endpoint(
+    caller: Authenticated,
+    asked: Annotated[CreateWebhookEndpoint, Depends(JsonBody(CreateWebhookEndpoint))],
+) -> Answer[WebhookEndpointWithSecret]:
+    _check(caller, asked.name, asked.url)
     made = await caller.services.store.webhook_endpoints.create(
         caller.tenant,
-        name=name,
-        url=url,
-        event_types=checked_event_types(event_types, param="event_types"),
+        name=asked.name,
+        url=asked.url,
+        event_types=checked_event_types(asked.event_types, param="event_types"),
     )
-    return answer(_with_secret(made))
+    return Answer(_with_secret(made))
 
 
-@router.get("/webhook_endpoints")
-async def list_endpoints(request: Request, caller: Authenticated) -> Response:
-    asked = {key: text for key, text in request.query_params.items() if key in {"limit", "after"}}
-    paging = read_paging(asked, most=MOST_ENDPOINTS, default=DEFAULT_ENDPOINTS)
+@router.get("/webhook_endpoints", summary="List webhook endpoints, the newest first")
+async def list_webhook_endpoints(
+    caller: Authenticated, paging: AskedPage
+) -> Answer[ListPage[WebhookEndpoint]]:
     with known_cursor(paging):
         page = await caller.services.store.webhook_endpoints.page(
             caller.tenant, limit=paging.limit, after=paging.after
         )
-    return answer(to_list_page([_to_wire(each) for each in page], has_more=page.has_more))
+    return Answer(to_list_page([_to_wire(each) for each in page], has_more=page.has_more))
 
 
-@router.get("/webhook_endpoints/{webhook_endpoint_id}")
-async def retrieve_endpoint(webhook_endpoint_id: str, caller: Authenticated) -> Response:
+@router.get("/webhook_endpoints/{webhook_endpoint_id}", summary="Look at an endpoint")
+async def retrieve_webhook_endpoint(
+    webhook_endpoint_id: str, caller: Authenticated
+) -> Answer[WebhookEndpoint]:
     endpoints = caller.services.store.webhook_endpoints
-    return answer(_to_wire(await endpoints.get(webhook_endpoint_id, caller.tenant)))
+    return Answer(_to_wire(await endpoints.get(webhook_endpoint_id, caller.tenant)))
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}")
-async def update_endpoint(
-    webhook_endpoint_id: str, request: Request, caller: Authenticated
-) -> Response:
-    asked = await read_json(request, may_be_empty=True)
-    asked.only(_KEYS)
-    name, url = asked.optional_text("name"), asked.optional_text("url")
-    event_types = asked.optional_texts("event_types")
-    _check(caller, name, url)
+@router.post(
+    "/webhook_endpoints/{webhook_endpoint_id}", summary="Change an endpoint, and enable it again"
+)
+async def update_webhook_endpoint(
+    webhook_endpoint_id: str,
+    caller: Authenticated,
+    asked: Annotated[
+        UpdateWebhookEndpoint, Depends(JsonBody(UpdateWebhookEndpoint, may_be_empty=True))
+    ],
+) -> Answer[WebhookEndpoint]:
+    _check(caller, asked.name, asked.url)
+    event_types = asked.event_types
     if event_types is not None:
         event_types = list(checked_event_types(event_types, param="event_types"))
     endpoint = await caller.services.store.webhook_endpoints.update(
-        webhook_endpoint_id, caller.tenant, name=name, url=url, event_types=event_types
+        webhook_endpoint_id, caller.tenant, name=asked.name, url=asked.url, event_types=event_types
     )
-    return answer(_to_wire(endpoint))
+    return Answer(_to_wire(endpoint))
 
 
-@router.delete("/webhook_endpoints/{webhook_endpoint_id}")
-async def remove_endpoint(webhook_endpoint_id: str, caller: Authenticated) -> Response:
+@router.delete("/webhook_endpoints/{webhook_endpoint_id}", summary="Delete an endpoint")
+async def delete_webhook_endpoint(
+    webhook_endpoint_id: str, caller: Authenticated
+) -> Answer[WebhookEndpointDeleted]:
     await caller.services.store.webhook_endpoints.delete(webhook_endpoint_id, caller.tenant)
-    return answer(WebhookEndpointDeleted(id=webhook_endpoint_id))
+    return Answer(WebhookEndpointDeleted(id=webhook_endpoint_id))
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}/rotate_secret")
-async def rotate_endpoint_secret(
-    webhook_endpoint_id: str, request: Request, caller: Authenticated
-) -> Response:
-    keep_old = _keep_old(await read_json(request, may_be_empty=True))
+@router.post(
+    "/webhook_endpoints/{webhook_endpoint_id}/rotate_secret", summary="Make a new signing secret"
+)
+async def rotate_webhook_endpoint_secret(
+    webhook_endpoint_id: str, caller: Authenticated, asked: RotateBody
+) -> Answer[WebhookEndpointWithSecret]:
     made = await caller.services.store.webhook_endpoints.rotate(
-        webhook_endpoint_id, caller.tenant, keep_old=keep_old
+        webhook_endpoint_id, caller.tenant, keep_old=asked.keeps_old()
     )
-    return answer(_with_secret(made))
+    return Answer(_with_secret(made))
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}/test")
-async def test_endpoint(
-    webhook_endpoint_id: str, request: Request, caller: Authenticated
-) -> Response:
-    asked = await read_json(request)
-    asked.only({"event_type"})
-    (event_type,) = checked_event_types([asked.text("event_type")], param="event_type")
+@router.post("/webhook_endpoints/{webhook_endpoint_id}/test", summary="Send a sample event now")
+async def test_webhook_endpoint(
+    webhook_endpoint_id: str,
+    caller: Authenticated,
+    asked: Annotated[TestWebhookEndpoint, Depends(JsonBody(TestWebhookEndpoint))],
+) -> Answer[WebhookEndpointTest]:
+    (event_type,) = checked_event_types([asked.event_type], param="event_type")
     status_code = await send_test(
         caller.services, webhook_endpoint_id, event_type, tenant=caller.tenant
     )
-    return answer(
+    return Answer(
         WebhookEndpointTest(
             webhook_endpoint_id=webhook_endpoint_id,
             event_type=event_type,
@@ -176,18 +224,19 @@ async def test_endpoint(
     )
 
 
-@router.get("/webhook_event_types")
-async def list_event_types(_: Authenticated) -> Response:
-    return answer(WebhookEventTypeList(data=EVENT_TYPES))
+@router.get("/webhook_event_types", summary="List event types")
+async def list_webhook_event_types(_: Authenticated) -> Answer[WebhookEventTypeList]:
+    return Answer(WebhookEventTypeList(data=EVENT_TYPES))
 
 
-@router.post("/webhook_secret")
-async def rotate_webhook_secret(request: Request, caller: Authenticated) -> Response:
-    keep_old = _keep_old(await read_json(request, may_be_empty=True))
+@router.post(
+    "/webhook_secret", summary="Make a new secret for the URLs that batches name themselves"
+)
+async def rotate_webhook_secret(caller: Authenticated, asked: RotateBody) -> Answer[WebhookSecret]:
     secret = await caller.services.store.tenants.rotate_webhook_secret(
-        caller.tenant, keep_old=keep_old
+        caller.tenant, keep_old=asked.keeps_old()
     )
-    return answer(WebhookSecret(signing_secret=secret, signing_secret_hint=secret_hint(secret)))
+    return Answer(WebhookSecret(signing_secret=secret, signing_secret_hint=secret_hint(secret)))
 
 
 def _check(caller: Caller, name: str | None, url: str | None) -> None:
@@ -195,11 +244,6 @@ def _check(caller: Caller, name: str | None, url: str | None) -> None:
         check_name(name)
     if url is not None:
         check_webhook_url(url, caller.services.settings, param="url")
-
-
-def _keep_old(asked: JsonObject) -> bool:
-    asked.only({_KEEP_OLD})
-    return asked.optional_boolean(_KEEP_OLD) or False
 
 
 def _to_wire(endpoint: WebhookEndpointRecord) -> WebhookEndpoint:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from batchyard.batch_error import BatchError
     from batchyard.wire import Batch
 
-_MAX_ADDRESS_CHARS: Final = 254
+MAX_ADDRESS_CHARS: Final = 254
 _MAX_LOCAL_CHARS: Final = 64
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -47,7 +47,7 @@ def check_address(text: str) -> str:
     parts = _ADDRESS.fullmatch(text)
     is_one = parts is not None and len(parts["local"]) <= _MAX_LOCAL_CHARS
     # An encoded word is made of harmless characters, and may be decoded to any others.
-    if not is_one or len(text) > _MAX_ADDRESS_CHARS or "=?" in text:
+    if not is_one or len(text) > MAX_ADDRESS_CHARS or "=?" in text:
         raise ValueError("This is not one e-mail address, like name@example.com.")
     return text
 

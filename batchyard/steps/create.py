@@ -30,13 +30,14 @@ DEFAULT_TENANT = "default"
 MIXED_ENDPOINTS = "mixed"
 """What ``endpoint`` says of a batch whose lines name several."""
 
-_MAX_PRIORITY = 1_000_000
+MAX_PRIORITY = 1_000_000
+WINDOW_PATTERN = "([1-9][0-9]{0,4})([mhd])"
 _WINDOW_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 _MAX_WINDOW_DAYS = 30
 """As long as files are kept by default."""
-_MAX_METADATA = 16
-_MAX_METADATA_KEY = 64
-_MAX_METADATA_VALUE = 512
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +192,9 @@ def _check_notices(request: BatchRequest, settings: Settings) -> None:
 
 def check_priority(priority: int) -> None:
     """Raise :class:`~batchyard.errors.RequestRefused` for one that is out of all proportion."""
-    if abs(priority) > _MAX_PRIORITY:
+    if abs(priority) > MAX_PRIORITY:
         raise RequestRefused(
-            f"priority must be between -{_MAX_PRIORITY} and {_MAX_PRIORITY}.",
+            f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.",
             param="priority",
             code="invalid_value",
         )
@@ -201,7 +202,7 @@ def check_priority(priority: int) -> None:
 
 def parse_window(text: str) -> int:
     """Seconds of a completion window such as ``24h``, ``90m`` or ``7d``."""
-    match = re.fullmatch(r"([1-9][0-9]{0,4})([mhd])", text)
+    match = re.fullmatch(WINDOW_PATTERN, text)
     if match is None:
         raise RequestRefused(
             "completion_window must be a number and m, h or d, for example 24h.",
@@ -288,9 +289,9 @@ def _absolute(text: str | None) -> str | None:
 def _check_metadata(metadata: Mapping[str, str] | None) -> None:
     if metadata is None:
         return
-    if len(metadata) > _MAX_METADATA:
+    if len(metadata) > MAX_METADATA:
         raise RequestRefused(
-            f"metadata may have at most {_MAX_METADATA} pairs.",
+            f"metadata may have at most {MAX_METADATA} pairs.",
             param="metadata",
             code="object_above_max_properties",
         )
@@ -299,10 +300,10 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> None:
             raise RequestRefused(
                 "metadata values must be strings.", param=f"metadata.{key}", code="invalid_type"
             )
-        if len(key) > _MAX_METADATA_KEY or len(value) > _MAX_METADATA_VALUE:
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
             raise RequestRefused(
-                f"metadata keys may have {_MAX_METADATA_KEY} characters, "
-                f"values {_MAX_METADATA_VALUE}.",
-                param=f"metadata.{key[:_MAX_METADATA_KEY]}",
+                f"metadata keys may have {MAX_METADATA_KEY} characters, "
+                f"values {MAX_METADATA_VALUE}.",
+                param=f"metadata.{key[:MAX_METADATA_KEY]}",
                 code="string_above_max_length",
             )

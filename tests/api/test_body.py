@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from batchyard.api.body import MAX_JSON_BYTES, JsonObject, Pace, body_stream, read_json
-from batchyard.api.errors import ApiError
+from batchyard.api.batch_body import CreateBatch
+from batchyard.api.body import MAX_JSON_BYTES, Pace, body_stream, read_json
+from batchyard.api.errors import ApiError, as_openai_says
+from batchyard.api.json_body import Boolean, Integer, JsonBody, RequestBody, Text, Texts, Url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from batchyard.api.auth import Caller
 
+MISSING, WRONG = "missing_required_parameter", "invalid_type"
+NO_ARRAY = "Invalid type for 'texts': it must be an array of strings."
 QUICK = Pace(window_seconds=0.2, least_bytes=10)
 
 
@@ -120,40 +126,110 @@ async def test_a_json_body_over_the_cap_is_a_413() -> None:
 
 
 async def test_no_body_may_be_an_empty_object() -> None:
-    (await read_json(request(b""), may_be_empty=True)).only(())
+    assert await read_json(request(b""), may_be_empty=True) == {}
 
 
-TEXT: dict[str, Any] = {"text": "x", "number": 3, "texts": ["x"], "none": None, "flag": True}
+class Inner(RequestBody):
+    seconds: Integer
+
+
+class Sample(RequestBody):
+    text: Text
+    number: Integer = 0
+    flag: Boolean | None = None
+    texts: Texts | None = None
+    inner: Inner | None = None
+    short: Url | None = None
+
+
+def refusal(model: type[BaseModel], body: dict[str, Any]) -> ApiError:
+    """What a client gets to see of a body that is refused."""
+    dependency = JsonBody(model)
+    asked = request(json.dumps(body).encode())
+    caller = cast("Caller", None)
+    with pytest.raises(RequestValidationError) as raised:
+        asyncio.run(dependency(asked, caller))
+    return as_openai_says(raised.value.errors()[0])
 
 
 @pytest.mark.parametrize(
-    ("ask", "param", "code"),
+    ("change", "param", "code", "message"),
     [
-        (lambda it: it.text("absent"), "absent", "missing_required_parameter"),
-        (lambda it: it.text("none"), "none", "missing_required_parameter"),
-        (lambda it: it.text("number"), "number", "invalid_type"),
-        (lambda it: it.integer("text"), "text", "invalid_type"),
-        (lambda it: it.integer("flag"), "flag", "invalid_type"),
-        (lambda it: it.texts("text"), "text", "invalid_type"),
-        (lambda it: it.texts("absent"), "absent", "missing_required_parameter"),
-        (lambda it: it.optional_object("texts"), "texts", "invalid_type"),
-        (lambda it: it.only({"text"}), "number", "unknown_parameter"),
+        ({"text": ...}, "text", MISSING, "Missing required parameter: 'text'."),
+        ({"text": None}, "text", MISSING, "Missing required parameter: 'text'."),
+        ({"number": None}, "number", MISSING, "Missing required parameter: 'number'."),
+        ({"text": 3}, "text", WRONG, "Invalid type for 'text': it must be a string without NUL."),
+        ({"number": "x"}, "number", WRONG, "Invalid type for 'number': it must be an integer."),
+        ({"number": True}, "number", WRONG, "Invalid type for 'number': it must be an integer."),
+        ({"number": 1.0}, "number", WRONG, "Invalid type for 'number': it must be an integer."),
+        ({"flag": 1}, "flag", WRONG, "Invalid type for 'flag': it must be a boolean."),
+        ({"texts": "x"}, "texts", WRONG, NO_ARRAY),
+        ({"texts": ["x", 1]}, "texts", WRONG, NO_ARRAY),
+        ({"texts": [None]}, "texts", WRONG, NO_ARRAY),
+        ({"inner": []}, "inner", WRONG, "Invalid type for 'inner': it must be an object."),
+        (
+            {"inner": {"seconds": "x"}},
+            "inner.seconds",
+            WRONG,
+            "Invalid type for 'inner.seconds': it must be an integer.",
+        ),
+        ({"inner": {}}, "inner.seconds", MISSING, "Missing required parameter: 'inner.seconds'."),
+        (
+            {"inner": {"x": 1}},
+            "inner.x",
+            "unknown_parameter",
+            "Unknown parameter: 'inner.x'.",
+        ),
+        (
+            {"k" * 65: 1, "text": 3},
+            "k" * 64,
+            "unknown_parameter",
+            f"Unknown parameter: '{'k' * 64}'.",
+        ),
+        (
+            {"short": "x" * 8193},
+            "short",
+            "string_above_max_length",
+            "'short' may have 8192 characters.",
+        ),
     ],
 )
-def test_a_wrong_key_is_named(ask: Callable[[JsonObject], object], param: str, code: str) -> None:
-    with pytest.raises(ApiError) as raised:
-        ask(JsonObject(TEXT))
-    assert (raised.value.status, raised.value.param, raised.value.code) == (400, param, code)
-
-
-def test_a_key_within_an_object_is_named_with_its_path() -> None:
-    inner = JsonObject({"expires_after": {}}).optional_object("expires_after")
-    assert inner is not None
-    with pytest.raises(ApiError) as raised:
-        inner.integer("seconds")
-    assert raised.value.param == "expires_after.seconds"
+def test_a_wrong_key_is_named(change: dict[str, Any], param: str, code: str, message: str) -> None:
+    body = {key: value for key, value in ({"text": "x"} | change).items() if value is not ...}
+    refused = refusal(Sample, body)
+    assert (refused.status, refused.param, refused.code) == (400, param, code)
+    assert refused.message == message
 
 
 def test_a_nul_is_refused_because_postgresql_cannot_keep_it() -> None:
-    with pytest.raises(ApiError):
-        JsonObject({"a": "x\0"}).text("a")
+    assert refusal(Sample, {"text": "x\0"}).code == "invalid_type"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {f"k{n}": 0 for n in range(90_000)},
+        {"text": "x", "texts": [0] * 250_000},
+        {"text": "x", "inner": {f"k{n}": 0 for n in range(90_000)}},
+    ],
+)
+def test_a_body_that_is_wrong_in_many_places_is_refused_for_one(body: dict[str, Any]) -> None:
+    """Otherwise one body of 1 MiB would hold up everybody else for half a second."""
+    with pytest.raises(ValidationError) as raised:
+        Sample.model_validate(body)
+    assert raised.value.error_count() <= 2
+
+
+def test_the_fingerprint_of_a_body_is_that_of_the_keys_that_were_sent() -> None:
+    """It is in the database for a day: it must not change with the software."""
+    sent = {
+        "completion_window": "24h",
+        "input_file_id": "file-none",
+        "metadata": {"b": "1", "a": "2"},
+        "endpoint": "/v1/completions",
+        "priority": None,
+        "output_expires_after": {"seconds": 3600, "anchor": "created_at"},
+    }
+    assert CreateBatch.model_validate(sent).fingerprint() == (
+        "6c4579e15e396804398211b52757854e309949d90164480db88a041b3dc0d6d2"
+    )

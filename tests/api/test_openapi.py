@@ -25,9 +25,10 @@ from batchyard.api import (
     uploads,
     webhook_endpoints,
 )
-from batchyard.api.openapi import document
+from batchyard.api.app import create_app
+from batchyard.api.openapi import document_text
 from batchyard.lifecycle import BatchStatus
-from tests.api.conftest import LINE
+from tests.api.conftest import LINE, ROOT
 from tests.contract.store.samples import batch_in
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ CHECKS = [
 ]
 
 
-schema = schemathesis.openapi.from_dict(document())
+DOCUMENT = create_app().openapi()
+
+schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 
 @schema.parametrize()
@@ -151,7 +154,7 @@ def test_every_route_is_described() -> None:
         for method in route.methods
     ]
     described = [
-        (path, method) for path, methods in document()["paths"].items() for method in methods
+        (path, method) for path, methods in DOCUMENT["paths"].items() for method in methods
     ]
     assert sorted(described) == sorted(routes)
 
@@ -160,5 +163,13 @@ def test_reading_it_needs_no_key(api: Api) -> None:
     with api.http() as client:
         client.headers.pop("authorization")
         root = api.url.removesuffix("/v1")
-        assert client.get(f"{root}/openapi.json").json() == document()
+        assert client.get(f"{root}/openapi.json").json() == DOCUMENT
         assert "openapi.json" in client.get(f"{root}/docs").text
+
+
+def test_the_document_in_docs_is_this_one() -> None:
+    kept = (ROOT / "docs" / "openapi.json").read_text()
+    assert kept == document_text(create_app()), (
+        "docs/openapi.json differs from what the API says of itself; write it again with: "
+        ".venv/bin/python -m batchyard.api > docs/openapi.json"
+    )

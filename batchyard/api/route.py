@@ -1,0 +1,122 @@
+"""Routes that describe themselves in the OpenAPI document.
+
+FastAPI writes the document, and knows parameters, security and summaries. What it cannot see is
+added here, from the handler's own signature: the body that :class:`JsonBody` reads, the struct in
+the :class:`Answer`, and the errors that a route of its kind can answer with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
+
+from fastapi.routing import APIRoute
+
+from batchyard.api.answer import Answer
+from batchyard.api.json_body import JsonBody
+from batchyard.api.pages import ListPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic import BaseModel
+
+Json = dict[str, Any]
+
+REF: Final = "#/components/schemas/{name}"
+HEADERS: Final = {"x-request-id": {"$ref": "#/components/headers/RequestId"}}
+
+_ALWAYS = {400, 401, 500, 503}
+_WITH_BODY = {408, 413, 415}
+_WITH_ID = {404}
+ERRORS: Final = {
+    400: "What was asked is not possible as it is; `param` and `code` say why.",
+    401: "No API key, or one that is unknown or revoked.",
+    404: "Nothing of this id, or it is another tenant's.",
+    408: "The body arrived too slowly.",
+    409: "The state of things does not allow it; trying again does not help.",
+    413: "The body is too large.",
+    415: "The body is compressed.",
+    416: "The range begins behind the end of the file.",
+    429: "Too much at a time; `Retry-After` says how many seconds to wait.",
+    500: "A defect of the server.",
+    503: "The database or the storage is away; `Retry-After` says how many seconds to wait.",
+}
+
+
+def operation_id(route: APIRoute) -> str:
+    """``createBatch`` of the handler ``create_batch``."""
+    first, *others = route.name.split("_")
+    return first + "".join(each.title() for each in others)
+
+
+def component_name(shape: Any) -> str:
+    """What the document calls a struct; a page of batches is a ``BatchList``."""
+    if get_origin(shape) is ListPage:
+        return f"{get_args(shape)[0].__name__}List"
+    name: str = shape.__name__
+    return name
+
+
+def json_of(name: str) -> Json:
+    """The ``content`` that is JSON of the shape or the model ``name``."""
+    return {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
+
+
+def may_refuse(*statuses: int) -> dict[int | str, Json]:
+    """For ``responses=``: errors beside those that every route of its kind has."""
+    return {
+        status: {"$ref": f"#/components/responses/{status}", "description": ERRORS[status]}
+        for status in statuses
+    }
+
+
+def form(fields: Json, *, required: list[str]) -> Json:
+    """For ``openapi_extra=``: a multipart form, which is read as a stream."""
+    schema = {
+        "type": "object",
+        "properties": fields,
+        "required": required,
+        "additionalProperties": False,
+    }
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    }
+
+
+class Route(APIRoute):
+    """As :class:`fastapi.routing.APIRoute`, with its body, its answer and its errors described.
+
+    ``model``: that of its JSON body; ``shape``: the struct that it answers with.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        # Without a response model: the answer is not FastAPI's to write.
+        super().__init__(path, endpoint, **{**options, "response_model": None})
+        self.model = self._describe_body()
+        self.shape = self._describe_answer()
+        statuses = set(_ALWAYS)
+        if self.openapi_extra:
+            statuses |= _WITH_BODY
+        if self.dependant.path_params:
+            statuses |= _WITH_ID
+        self.responses = {**self.responses, **may_refuse(*sorted(statuses))}
+
+    def _describe_body(self) -> type[BaseModel] | None:
+        read = [each.call for each in self.dependant.dependencies]
+        body = next((call for call in read if isinstance(call, JsonBody)), None)
+        if body is None:
+            return None
+        content = json_of(body.model.__name__)
+        self.openapi_extra = {
+            "requestBody": {"required": not body.may_be_empty, "content": content}
+        }
+        return body.model
+
+    def _describe_answer(self) -> Any:
+        answered = get_type_hints(self.endpoint)["return"]
+        if get_origin(answered) is not Answer:
+            return None
+        (shape,) = get_args(answered)
+        name = component_name(shape)
+        self.responses = {**self.responses, 200: {"headers": HEADERS, "content": json_of(name)}}
+        return shape
