@@ -33,6 +33,7 @@ from batchyard.steps.create import (
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
     MAX_PRIORITY,
+    MAX_WINDOW_DAYS,
     WINDOW_PATTERN,
     BatchRequest,
 )
@@ -78,7 +79,8 @@ class CreateBatch(RequestBody):
     )
     endpoint: Annotated[Text, described(enum=list(REQUIRED_FIELDS))]
     completion_window: Annotated[Text, described(pattern=f"^{WINDOW_PATTERN}$")] = Field(
-        description="`24h`, or another number of minutes, hours or days, `30d` at most."
+        description="`24h`, or another number of minutes, hours or days, "
+        f"`{MAX_WINDOW_DAYS}d` at most."
     )
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
@@ -139,8 +141,9 @@ class CreateBatch(RequestBody):
 
     def fingerprint(self) -> str:
         """A hash of the body that is the same however its keys are ordered and spaced."""
-        sent = self.model_dump(exclude_unset=True)
-        return hashlib.sha256(msgspec.json.encode(sent, order="deterministic")).hexdigest()
+        # Not by model_dump(), which fails for values that are nested more than 255 deep.
+        sent = msgspec.json.encode(self, order="deterministic", enc_hook=_as_sent)
+        return hashlib.sha256(sent).hexdigest()
 
     def _lifetime(self) -> int | None:
         if self.output_expires_after is None:
@@ -188,6 +191,11 @@ class DeliverResults(RequestBody):
         if self.error_url is not None:
             places["error"] = self.error_url
         return places
+
+
+def _as_sent(body: RequestBody) -> dict[str, Any]:
+    """The keys that were in the body, null or not."""
+    return {key: getattr(body, key) for key in body.model_fields_set}
 
 
 async def _check_url(key: str, url: str | None, settings: Settings) -> None:

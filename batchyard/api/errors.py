@@ -41,6 +41,16 @@ SERVER_ERROR: Final = "server_error"
 _NOT_ON_THE_WIRE = frozenset({"invalid_purpose", "invalid_file_format"})
 """Refusals that carry no code at OpenAI."""
 
+_WANTED: Final = {
+    "string_type": "a string without NUL",
+    "int_type": "an integer",
+    "bool_type": "a boolean",
+    "list_type": "an array of strings",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+"""What a value had to be, by the type of pydantic's error."""
+
 _STATUS_MESSAGES = {404: "Invalid URL ({} {}).", 405: "Not allowed to {} on {}."}
 
 
@@ -182,17 +192,6 @@ async def _http_exception(request: Request, error: Any) -> Response:
 
 async def _validation_error(_: Request, error: Any) -> Response:
     return as_openai_says(error.errors()[0]).to_response()
-
-
-_WANTED: Final = {
-    "string_type": "a string without NUL",
-    "int_type": "an integer",
-    "bool_type": "a boolean",
-    "list_type": "an array of strings",
-    "dict_type": "an object",
-    "model_type": "an object",
-}
-# What a value had to be, by the type of pydantic's error.
 
 
 def as_openai_says(error: Mapping[str, Any]) -> ApiError:

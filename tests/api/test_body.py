@@ -233,3 +233,17 @@ def test_the_fingerprint_of_a_body_is_that_of_the_keys_that_were_sent() -> None:
     assert CreateBatch.model_validate(sent).fingerprint() == (
         "6c4579e15e396804398211b52757854e309949d90164480db88a041b3dc0d6d2"
     )
+
+
+def test_a_body_that_is_nested_deeply_has_a_fingerprint_too() -> None:
+    """It is refused afterwards, for its metadata, and not answered with a 500."""
+    nested: Any = {}
+    for _ in range(400):
+        nested = {"a": nested}
+    sent = {
+        "input_file_id": "f",
+        "endpoint": "e",
+        "completion_window": "24h",
+        "metadata": nested,
+    }
+    assert len(CreateBatch.model_validate(sent).fingerprint()) == 64

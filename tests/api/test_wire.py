@@ -148,8 +148,9 @@ def test_an_input_over_its_limit_is_refused_too_when_its_purpose_comes_last(api:
     assert api.objects() == []
 
 
-def test_a_wrong_key_is_refused_before_the_body_is_asked_for(api: Api) -> None:
-    head = api.head("POST", "/files", FORM, "Content-Length: 1000", "Expect: 100-continue")
+@pytest.mark.parametrize("path", ["/files", "/batches", "/uploads", "/webhook_endpoints"])
+def test_a_wrong_key_is_refused_before_the_body_is_asked_for(api: Api, path: str) -> None:
+    head = api.head("POST", path, FORM, "Content-Length: 1000", "Expect: 100-continue")
     answer = api.raw(head.replace(api.key.encode(), b"sk-by-wrong"))
     assert answer.startswith(b"HTTP/1.1 401")
 
