@@ -25,8 +25,8 @@ from batchyard.api.json_body import (
     Url,
     described,
 )
+from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
-from batchyard.lines import REQUIRED_FIELDS
 from batchyard.notify.email import MAX_ADDRESS_CHARS
 from batchyard.steps.create import (
     MAX_METADATA,
@@ -77,7 +77,7 @@ class CreateBatch(RequestBody):
         validate_default=True,
         description="Instead of `input_file_id`: where the input is fetched from.",
     )
-    endpoint: Annotated[Text, described(enum=list(REQUIRED_FIELDS))]
+    endpoint: Annotated[Text, described(enum=list(ENDPOINTS))]
     completion_window: Annotated[Text, described(pattern=f"^{WINDOW_PATTERN}$")] = Field(
         description="`24h`, or another number of minutes, hours or days, "
         f"`{MAX_WINDOW_DAYS}d` at most."
