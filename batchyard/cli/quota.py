@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,10 +51,10 @@ async def _quota(tenant: str, changes: dict[str, Any]) -> None:
         tenants = services.store.tenants
         own = await tenants.quota(tenant)
         if changes:
-            own = replace(own, **changes)
+            own = own.model_copy(update=changes)
             await tenants.set_quota(tenant, own)
         usage = asdict(await tenants.usage(tenant))
-        limits = asdict(own.over(default_quota(services)))
+        limits = own.over(default_quota(services)).model_dump()
     typer.echo(f"{'tenant ' + tenant:<20}{'used':>16}{'limit':>16}")
     for name, used in usage.items():
         limit = _limit_words(own, name, limits[f"max_{name}"])

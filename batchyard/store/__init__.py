@@ -9,8 +9,8 @@ from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchStanding
 from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
-from batchyard.store.chunk.chunks import ChunkLease, Chunks, LeaseKey, ModelDemand, Standing
-from batchyard.store.chunk.rows import ChunkStatus, ChunkSummary, NewChunk
+from batchyard.store.chunk.chunks import Chunks, ModelDemand, Standing
+from batchyard.store.chunk.rows import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
 from batchyard.store.database import Database
 from batchyard.store.delivery.deliveries import Deliveries
 from batchyard.store.delivery.rows import (

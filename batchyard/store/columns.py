@@ -1,11 +1,11 @@
-"""What the tables are made of: their base class, the JSON column, the token columns."""
+"""What the tables are made of: their base classes, the types of columns, the token columns."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-from sqlalchemy import BigInteger, MetaData, Text
+from sqlalchemy import BigInteger, MetaData, String, Text
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
@@ -13,8 +13,9 @@ from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from enum import StrEnum
 
-    from sqlalchemy import Dialect
+    from sqlalchemy import Column, Dialect, RowMapping, Table
 
 
 class JsonText(TypeDecorator[Any]):
@@ -38,6 +39,47 @@ class JsonText(TypeDecorator[Any]):
         return None if value is None else msgspec.json.decode(value, type=self.shape)
 
 
+class EnumText(TypeDecorator[Any]):
+    """The values of a string enumeration as text, read back as its members."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, shape: type[StrEnum]) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else str(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:  # noqa: ARG002
+        return None if value is None else self.shape(value)
+
+
+class Record(SQLModel):
+    """The base of what is written into a table or read from it: a frozen value.
+
+    Its fields are columns, declared here once. The table beside it is a class of its own that
+    inherits them, with ``table=True``, and adds what no record shows.
+    """
+
+    model_config = {"frozen": True, "arbitrary_types_allowed": True}
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any] | RowMapping) -> Self:
+        """From a row that has its columns, and maybe others."""
+        record: Self = cls.__new__(cls)
+        # Not validated, for it comes from columns of these types: to validate a page of batches
+        # takes as long as to read it.
+        record.__dict__.update((name, row[name]) for name in cls.model_fields)
+        return record
+
+    @classmethod
+    def columns(cls, table: Table) -> list[Column[Any]]:
+        """What :meth:`read` needs of ``table``."""
+        return [table.c[name] for name in cls.model_fields]
+
+
 class Row(SQLModel):
     """The base of our tables, with metadata of its own so that no other SQLModel joins in."""
 
@@ -48,7 +90,6 @@ class Row(SQLModel):
             "fk": "fk_%(table_name)s_%(column_0_N_name)s",
         }
     )
-    model_config = {"arbitrary_types_allowed": True}
 
 
 class UsageColumns(SQLModel):

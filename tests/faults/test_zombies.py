@@ -36,7 +36,7 @@ def lease_seconds() -> float:
 
 
 def lease_of(chunk: SimpleNamespace) -> ChunkLease:
-    return ChunkLease(**{name: getattr(chunk, name) for name in ChunkLease.__slots__})
+    return ChunkLease.read(vars(chunk))
 
 
 async def put_to_sleep(site: Site, nursery: Nursery, actor: Actor, asked: Asked) -> None:

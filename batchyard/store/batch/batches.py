@@ -103,7 +103,7 @@ class Batches(Aggregate):
                 status=BatchStatus.VALIDATING,
                 created_at=now,
                 expires_at=now + new.window_seconds,
-                **new.columns(),
+                **new.values(),
                 **lease,
             )
         )

@@ -135,7 +135,7 @@ class BatchLeases(Aggregate):
         ).where(BATCHES.c.id.in_(sorted(batch_ids)))
         return {
             batch_id: BatchStanding(
-                status=BatchStatus(status),
+                status=status,
                 epoch=epoch,
                 owner=owner,
                 is_overdue=bool(is_overdue),

@@ -28,7 +28,7 @@ async def load_batch(
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise batch_not_found(batch_id)
-    record = BatchRecord.from_row(row)
+    record = BatchRecord.read(row)
     if record.status in TERMINAL:
         return record
     live = await summarise(connection, batch_id)
@@ -53,7 +53,7 @@ async def read_page(
     found = await connection.execute(
         from_place(statement, BATCHES, order="desc", limit=limit, after=place)
     )
-    page = Page((BatchRecord.from_row(row) for row in found.mappings()), limit=limit)
+    page = Page((BatchRecord.read(row) for row in found.mappings()), limit=limit)
     page[:] = await _counted(connection, page)
     return page
 

@@ -65,7 +65,7 @@ class StatusChanges(Aggregate):
         found = (await connection.execute(statement)).mappings()
         return [
             StatusChange(
-                batch=BatchRecord.from_row({c.name: row[c] for c in RECORD_COLUMNS}),
+                batch=BatchRecord.read(row),
                 status=BatchStatus(row["change_status"]),
                 at=row["change_at"],
             )

@@ -21,8 +21,10 @@ from batchyard.store.chunk.rows import (
     IS_FREE,
     IS_LEASED,
     IS_OPEN,
+    ChunkLease,
     ChunkStatus,
     ChunkSummary,
+    LeaseKey,
     after_progress,
     deaths_after_expiry,
     is_due,
@@ -41,39 +43,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.wire import BatchUsage
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class LeaseKey:
-    """Which claim of which chunk."""
-
-    batch_id: str
-    index: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkLease:
-    """The right to run one chunk for as long as it is renewed. ``deadline``: Unix seconds."""
-
-    batch_id: str
-    index: int
-    epoch: int
-    owner: str
-    model: str
-    deadline: int
-    first_record: int
-    request_count: int
-    token_estimate: int
-    strikes: int
-    """Errors in the chunk since it last made progress, each of which ended a lease."""
-    deaths: int
-    """Owners in a row that vanished, their lease not released, without progress of the chunk."""
-
-    @property
-    def key(self) -> LeaseKey:
-        """What :meth:`Chunks.renew` calls this lease."""
-        return LeaseKey(self.batch_id, self.index, self.epoch)
 
 
 class Standing(StrEnum):
@@ -392,7 +361,7 @@ async def _lease(
             deaths=deaths_after_expiry(),
             **claimed(CHUNKS, owner, lease_seconds),
         )
-        .returning(*(CHUNKS.c[name] for name in ChunkLease.__slots__))
+        .returning(*ChunkLease.columns(CHUNKS))
     )
-    leases = [ChunkLease(**row) for row in leased.mappings()]
+    leases = [ChunkLease.read(row) for row in leased.mappings()]
     return sorted(leases, key=lambda lease: lease.index)

@@ -5,7 +5,7 @@ Leasing them is in ``chunks``. No result and no request is kept here.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlmodel import Field
 
 from batchyard.store.clock import clock
-from batchyard.store.columns import USAGE_COLUMNS, Row, UsageColumns, usage_from
+from batchyard.store.columns import USAGE_COLUMNS, EnumText, Record, Row, UsageColumns, usage_from
 from batchyard.store.leasing import LeaseColumns, is_free, is_held
 
 if TYPE_CHECKING:
@@ -48,24 +48,57 @@ class ChunkStatus(StrEnum):
     """In: every request has its answer. Terminal."""
 
 
-class ChunkRow(Row, LeaseColumns, UsageColumns, table=True):
+@dataclass(frozen=True, slots=True, order=True)
+class LeaseKey:
+    """Which claim of which chunk."""
+
+    batch_id: str
+    index: int
+    epoch: int
+
+
+class NewChunk(Record):
+    """A chunk to be: ``request_count`` records of the plan, from ``first_record`` on."""
+
+    model: str
+    first_record: int = Field(sa_type=BigInteger)
+    request_count: int = Field(sa_type=BigInteger)
+    token_estimate: int = Field(sa_type=BigInteger)
+
+
+class _ChunkColumns(NewChunk):
+    batch_id: str = Field(primary_key=True, foreign_key="batches.id", ondelete="CASCADE")
+    index: int = Field(primary_key=True)
+    deadline: int = Field(sa_type=BigInteger)
+    """Unix seconds."""
+    strikes: int = 0
+    """Errors in the chunk since it last made progress, each of which ended a lease."""
+    deaths: int = 0
+    """Owners in a row that vanished, their lease not released, without progress of the chunk."""
+
+
+class ChunkLease(_ChunkColumns):
+    """The right to run one chunk for as long as it is renewed."""
+
+    epoch: int
+    owner: str
+
+    @property
+    def key(self) -> LeaseKey:
+        """What :meth:`.Chunks.renew` calls this lease."""
+        return LeaseKey(self.batch_id, self.index, self.epoch)
+
+
+class ChunkRow(Row, _ChunkColumns, LeaseColumns, UsageColumns, table=True):
     """One row for each chunk of a planned batch."""
 
     __tablename__ = "chunks"
 
-    batch_id: str = Field(primary_key=True, foreign_key="batches.id", ondelete="CASCADE")
-    index: int = Field(primary_key=True)
-    model: str
-    deadline: int = Field(sa_type=BigInteger)
-    first_record: int = Field(sa_type=BigInteger)
-    request_count: int = Field(sa_type=BigInteger)
-    token_estimate: int = Field(sa_type=BigInteger)
-    status: str
+    status: ChunkStatus = Field(sa_type=EnumText(ChunkStatus))
     completed: int = Field(default=0, sa_type=BigInteger)
     failed: int = Field(default=0, sa_type=BigInteger)
-    strikes: int = 0
-    deaths: int = 0
     not_before: float | None = Field(default=None, sa_type=Double)
+    """Nobody leases it before; the pause after an error."""
 
 
 ALONE_DEATHS = 2
@@ -129,16 +162,6 @@ def remaining_tokens() -> ColumnElement[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewChunk:
-    """A chunk to be: ``request_count`` records of the plan, from ``first_record`` on."""
-
-    model: str
-    first_record: int
-    request_count: int
-    token_estimate: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSummary:
     """How many of a batch's chunks are in which state, and its requests and tokens so far.
 
@@ -158,7 +181,7 @@ async def insert_chunks(
 ) -> None:
     """Plan ``chunks``, numbered from 0 in their order."""
     common = {"batch_id": batch_id, "deadline": deadline, "status": ChunkStatus.PENDING}
-    rows = [{"index": index, **common, **asdict(chunk)} for index, chunk in enumerate(chunks)]
+    rows = [{"index": index, **common, **chunk.model_dump()} for index, chunk in enumerate(chunks)]
     if rows:
         await connection.execute(insert(CHUNKS), rows)
 

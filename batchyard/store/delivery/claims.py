@@ -98,7 +98,7 @@ def _claim(row: RowMapping, url: str | None, secrets: tuple[str, ...]) -> Delive
     # Without a secret no webhook is sent: a receiver would take it for a forgery.
     may_go = bool(secrets) or row["kind"] == DeliveryKind.FILE
     return DeliveryClaim(
-        delivery=DeliveryRecord.from_row(row),
+        delivery=DeliveryRecord.read(row),
         epoch=row["epoch"],
         url=url if may_go else None,
         secrets=secrets,

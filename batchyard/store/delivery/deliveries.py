@@ -162,14 +162,13 @@ class Deliveries(Aggregate):
     @reads
     async def attempts(self, connection: AsyncConnection, delivery_id: str) -> list[AttemptRecord]:
         """Its attempts that came to an end, the oldest first; none for one that is not there."""
-        columns = [column for column in ATTEMPTS.c if column.name != "delivery_id"]
         statement = (
-            select(*columns)
+            select(*AttemptRecord.columns(ATTEMPTS))
             .where(ATTEMPTS.c.delivery_id == delivery_id)
             .order_by(ATTEMPTS.c.number)
         )
         rows = (await connection.execute(statement)).mappings()
-        return [AttemptRecord(**row) for row in rows]
+        return [AttemptRecord.read(row) for row in rows]
 
     @reads
     async def page(
@@ -200,7 +199,7 @@ class Deliveries(Aggregate):
         found = await connection.execute(
             from_place(statement, DELIVERIES, order="desc", limit=limit, after=place)
         )
-        return Page((DeliveryRecord.from_row(row) for row in found.mappings()), limit=limit)
+        return Page((DeliveryRecord.read(row) for row in found.mappings()), limit=limit)
 
     @writes
     async def replay(
@@ -276,9 +275,7 @@ async def _log(connection: AsyncConnection, delivery_id: str, attempt: Attempt) 
             delivery_id=delivery_id,
             number=func.coalesce(last.scalar_subquery(), 0) + 1,
             at=clock_seconds(),
-            duration_ms=attempt.duration_ms,
-            status_code=attempt.status_code,
-            error=attempt.error,
+            **attempt.model_dump(),
         )
     )
 
@@ -292,4 +289,4 @@ async def _load(
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise RecordNotFound(f"No delivery found with id '{delivery_id}'.")
-    return DeliveryRecord.from_row(row)
+    return DeliveryRecord.read(row)

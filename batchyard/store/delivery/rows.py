@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, Double, Index
+from sqlalchemy import BigInteger, Double, Index, PrimaryKeyConstraint
 from sqlmodel import Field
 
-from batchyard.store.columns import Row
+from batchyard.store.columns import EnumText, Record, Row
 from batchyard.store.leasing import LeaseColumns
 from batchyard.store.sealed import Sealed
-
-if TYPE_CHECKING:
-    from sqlalchemy import RowMapping
 
 
 class DeliveryKind(StrEnum):
@@ -40,12 +36,41 @@ class DeliveryStatus(StrEnum):
     """Given up: after the last attempt, or because the receiver is gone for good."""
 
 
-class DeliveryRow(Row, LeaseColumns, table=True):
+class DeliveryRecord(Record):
+    """A delivery as the database has it. Times are Unix seconds."""
+
+    id: str = Field(primary_key=True)
+    """The ``webhook-id`` of every attempt."""
+    kind: DeliveryKind = Field(sa_type=EnumText(DeliveryKind))
+    tenant: str
+    event_id: str
+    event_type: str
+    """``batch.completed`` and its like; of an e-mail also :data:`WEBHOOK_GIVEN_UP`, of a file
+    one of :data:`FILE_EVENTS`."""
+    event_at: int = Field(sa_type=BigInteger)
+    batch_id: str
+    endpoint_id: str | None
+    """None: the batch's own webhook, or an e-mail."""
+    recipient: str | None = Field(repr=False)
+    """Of an e-mail, its one address."""
+    about_delivery_id: str | None
+    """Of :data:`WEBHOOK_GIVEN_UP`, the delivery that was given up."""
+    destination: str
+    """What slow receivers are told apart by: an endpoint's id, the host of a URL, or ``email``."""
+    created_at: int = Field(sa_type=BigInteger)
+    status: DeliveryStatus = Field(sa_type=EnumText(DeliveryStatus))
+    attempts: int = 0
+    due_at: float = Field(sa_type=Double)
+    """Of a pending one, when it is tried next."""
+    ended_at: int | None = Field(sa_type=BigInteger)
+    file_id: str | None = None
+    """Of a result file, which one."""
+
+
+class DeliveryRow(Row, DeliveryRecord, LeaseColumns, table=True):
     """One row for each receiver of each event; deleted some weeks after its end.
 
-    ``id`` is the ``webhook-id`` of every attempt. ``destination`` is what slow receivers are
-    told apart by: an endpoint's id, the host of a URL, or ``email``. ``location`` is where a
-    file goes.
+    ``location`` is where a file goes.
     """
 
     __tablename__ = "deliveries"
@@ -57,86 +82,45 @@ class DeliveryRow(Row, LeaseColumns, table=True):
         Index(None, "tenant", "created_at", "id"),
     )
 
-    id: str = Field(primary_key=True)
-    kind: str
-    tenant: str
-    event_id: str
-    event_type: str
-    event_at: int = Field(sa_type=BigInteger)
-    batch_id: str
-    endpoint_id: str | None
-    recipient: str | None
-    about_delivery_id: str | None
-    destination: str
-    created_at: int = Field(sa_type=BigInteger)
-    status: str
-    attempts: int = 0
-    due_at: float = Field(sa_type=Double)
-    ended_at: int | None = Field(sa_type=BigInteger)
-    file_id: str | None
     location: str | None = Field(sa_type=Sealed)
 
 
-class DeliveryAttemptRow(Row, table=True):
+class Attempt(Record):
+    """How one attempt went. Nothing here is of the receiver's answer but its status code."""
+
+    duration_ms: int
+    status_code: int | None = None
+    """HTTP's or SMTP's; None: there was no answer."""
+    error: str | None = None
+    """In our words, without anything secret; None: it was accepted."""
+
+
+class AttemptRecord(Attempt):
+    """An attempt in the log."""
+
+    number: int = Field(primary_key=True)
+    """Counts from 1 and goes on when a delivery is replayed."""
+    at: int = Field(sa_type=BigInteger)
+    """When it ended, in Unix seconds."""
+
+
+class DeliveryAttemptRow(Row, AttemptRecord, table=True):
     """One row for each attempt that came to an end."""
 
     __tablename__ = "delivery_attempts"
+    __table_args__ = (PrimaryKeyConstraint("delivery_id", "number"),)
 
     delivery_id: str = Field(primary_key=True, foreign_key="deliveries.id", ondelete="CASCADE")
-    number: int = Field(primary_key=True)
-    at: int = Field(sa_type=BigInteger)
-    duration_ms: int
-    status_code: int | None
-    error: str | None
 
 
 DELIVERIES = DeliveryRow.metadata.tables["deliveries"]
 ATTEMPTS = DeliveryAttemptRow.metadata.tables["delivery_attempts"]
-_NOT_IN_RECORD = ("epoch", "owner", "lease_expires_at", "location")
-DELIVERY_COLUMNS = [column for column in DELIVERIES.c if column.name not in _NOT_IN_RECORD]
-"""What :class:`DeliveryRecord` is made of."""
+DELIVERY_COLUMNS = DeliveryRecord.columns(DELIVERIES)
 
 FILE_EVENTS = {"output": "batch.output_file", "error": "batch.error_file"}
 """The event types of the two result files."""
 WEBHOOK_GIVEN_UP = "webhook.given_up"
 """The event type of the e-mail that tells an owner of a webhook that was given up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryRecord:
-    """A delivery as the database has it. Times are Unix seconds."""
-
-    id: str
-    kind: DeliveryKind
-    tenant: str
-    event_id: str
-    event_type: str
-    """``batch.completed`` and its like; of an e-mail also :data:`WEBHOOK_GIVEN_UP`, of a file
-    one of :data:`FILE_EVENTS`."""
-    event_at: int
-    batch_id: str
-    endpoint_id: str | None
-    """None: the batch's own webhook, or an e-mail."""
-    recipient: str | None = field(repr=False)
-    """Of an e-mail, its one address."""
-    about_delivery_id: str | None
-    """Of :data:`WEBHOOK_GIVEN_UP`, the delivery that was given up."""
-    destination: str
-    created_at: int
-    status: DeliveryStatus
-    attempts: int
-    due_at: float
-    """Of a pending one, when it is tried next."""
-    ended_at: int | None
-    file_id: str | None = None
-    """Of a result file, which one."""
-
-    @classmethod
-    def from_row(cls, row: RowMapping) -> DeliveryRecord:
-        """``row`` has :data:`DELIVERY_COLUMNS`, and maybe others."""
-        columns = {column.name: row[column.name] for column in DELIVERY_COLUMNS}
-        kind, status = DeliveryKind(columns.pop("kind")), DeliveryStatus(columns.pop("status"))
-        return cls(kind=kind, status=status, **columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,23 +134,3 @@ class DeliveryClaim:
     disabled, or no key opens the URL or the secret any more."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """What a webhook is signed with, ``whsec_…``, newest first; the older ones still count."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """How one attempt went. Nothing here is of the receiver's answer but its status code."""
-
-    duration_ms: int
-    status_code: int | None = None
-    """HTTP's or SMTP's; None: there was no answer."""
-    error: str | None = None
-    """In our words, without anything secret; None: it was accepted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRecord(Attempt):
-    """An attempt in the log. ``number`` counts from 1 and goes on when a delivery is replayed."""
-
-    number: int
-    at: int
-    """When it ended, in Unix seconds."""

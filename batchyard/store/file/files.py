@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import BigInteger, Index, and_, func, insert, or_, select, update
@@ -13,7 +12,7 @@ from batchyard.lifecycle import UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.clock import clock_seconds, read_seconds
-from batchyard.store.columns import Row
+from batchyard.store.columns import Record, Row
 from batchyard.store.page import Page, from_place
 from batchyard.wire import File, new_file_id, result_file_id
 
@@ -28,22 +27,47 @@ FILE_LIFETIME_SECONDS: Final = 2_592_000
 """30 days, as at OpenAI."""
 
 
-class FileRow(Row, table=True):
-    """One row for each file whose bytes are durable; a deleted one stays, marked."""
-
-    __tablename__ = "files"
-    __table_args__ = (Index(None, "tenant", "created_at", "id"), Index(None, "storage_key"))
-
-    id: str = Field(primary_key=True)
-    tenant: str
+class _FileColumns(Record):
+    id: str = Field(default_factory=new_file_id, primary_key=True)
+    tenant: str = "default"
     purpose: str
     filename: str
     size_bytes: int = Field(sa_type=BigInteger)
     sha256: str
     storage_key: str
+
+
+class NewFile(_FileColumns):
+    """A file to be recorded. ``sha256`` is lower-case hex; its bytes are already durable."""
+
+    lifetime_seconds: int | None = FILE_LIFETIME_SECONDS
+    """From its creation to its expiry; ``None``: it is kept."""
+
+
+class FileRecord(_FileColumns):
+    """A file as the database has it. Times are Unix seconds."""
+
     created_at: int = Field(sa_type=BigInteger)
     expires_at: int | None = Field(sa_type=BigInteger)
     deleted_at: int | None = Field(sa_type=BigInteger)
+
+    def to_wire(self) -> File:
+        """The File object that clients see."""
+        return File(
+            id=self.id,
+            purpose=self.purpose,
+            filename=self.filename,
+            bytes=self.size_bytes,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+        )
+
+
+class FileRow(Row, FileRecord, table=True):
+    """One row for each file whose bytes are durable; a deleted one stays, marked."""
+
+    __tablename__ = "files"
+    __table_args__ = (Index(None, "tenant", "created_at", "id"), Index(None, "storage_key"))
 
 
 _FILES = FileRow.metadata.tables["files"]
@@ -57,48 +81,6 @@ _MAY_GO = and_(
     _FILES.c.deleted_at.is_(None),
     _FILES.c.id.not_in(select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewFile:
-    """A file to be recorded. ``sha256`` is lower-case hex; its bytes are already durable."""
-
-    id: str = field(default_factory=new_file_id)
-    tenant: str = "default"
-    purpose: str
-    filename: str
-    size_bytes: int
-    sha256: str
-    storage_key: str
-    lifetime_seconds: int | None = FILE_LIFETIME_SECONDS
-    """From its creation to its expiry; ``None``: it is kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    """A file as the database has it. Times are Unix seconds."""
-
-    id: str
-    tenant: str
-    purpose: str
-    filename: str
-    size_bytes: int
-    sha256: str
-    storage_key: str
-    created_at: int
-    expires_at: int | None
-    deleted_at: int | None
-
-    def to_wire(self) -> File:
-        """The File object that clients see."""
-        return File(
-            id=self.id,
-            purpose=self.purpose,
-            filename=self.filename,
-            bytes=self.size_bytes,
-            created_at=self.created_at,
-            expires_at=self.expires_at,
-        )
 
 
 class Files(Aggregate):
@@ -144,7 +126,7 @@ class Files(Aggregate):
         found = await connection.execute(
             from_place(statement, _FILES, order=order, limit=limit, after=place)
         )
-        return Page((FileRecord(**row) for row in found.mappings()), limit=limit)
+        return Page((FileRecord.read(row) for row in found.mappings()), limit=limit)
 
     @writes
     async def delete(
@@ -173,7 +155,7 @@ class Files(Aggregate):
         found = await connection.execute(
             select(_FILES).where(_MAY_GO).order_by(_FILES.c.expires_at, _FILES.c.id).limit(limit)
         )
-        return [FileRecord(**row) for row in found.mappings()]
+        return [FileRecord.read(row) for row in found.mappings()]
 
     @writes
     async def delete_expired(
@@ -228,10 +210,9 @@ class Files(Aggregate):
 
 async def insert_file(connection: AsyncConnection, new: NewFile) -> None:
     """Record a file within a transaction, perhaps another aggregate's."""
-    values = asdict(new)
-    lifetime_seconds = values.pop("lifetime_seconds")
+    values = new.model_dump(exclude={"lifetime_seconds"})
     now = await read_seconds(connection)
-    expires_at = None if lifetime_seconds is None else now + lifetime_seconds
+    expires_at = None if new.lifetime_seconds is None else now + new.lifetime_seconds
     await connection.execute(insert(_FILES).values(created_at=now, expires_at=expires_at, **values))
 
 
@@ -245,7 +226,7 @@ async def load_file(
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise _not_found(file_id)
-    return FileRecord(**row)
+    return FileRecord.read(row)
 
 
 async def _place(connection: AsyncConnection, file_id: str, tenant: str) -> tuple[int, str]:

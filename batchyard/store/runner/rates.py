@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Double, func, select
@@ -10,7 +9,7 @@ from sqlmodel import Field
 
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock
-from batchyard.store.columns import Row
+from batchyard.store.columns import Record, Row
 from batchyard.store.upsert import upsert
 
 if TYPE_CHECKING:
@@ -21,32 +20,25 @@ _WEIGHT_OF_THE_NEW = 0.3
 """Old batches are forgotten after some ten measurements, and one odd chunk changes little."""
 
 
-class RateRow(Row, table=True):
-    """One row for each model and pool. Seconds by the database's clock."""
-
-    __tablename__ = "rates"
+class RateRecord(Record):
+    """What was measured so far, as moving averages. ``measured_at``: Unix seconds, the last."""
 
     model: str = Field(primary_key=True)
     pool: str = Field(primary_key=True)
     tokens_per_second: float | None = Field(sa_type=Double)
+    """Of one runner. None: not measured yet."""
     load_seconds: float | None = Field(sa_type=Double)
+    """From the start of a runner until its model was loaded. None: not measured yet."""
     measured_at: float = Field(sa_type=Double)
 
 
+class RateRow(Row, RateRecord, table=True):
+    """One row for each model and pool. Seconds by the database's clock."""
+
+    __tablename__ = "rates"
+
+
 _RATES = RateRow.metadata.tables["rates"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateRecord:
-    """What was measured so far, as moving averages. ``measured_at``: Unix seconds, the last."""
-
-    model: str
-    pool: str
-    tokens_per_second: float | None
-    """Of one runner. None: not measured yet."""
-    load_seconds: float | None
-    """From the start of a runner until its model was loaded. None: not measured yet."""
-    measured_at: float
 
 
 class Rates(Aggregate):
@@ -80,7 +72,7 @@ class Rates(Aggregate):
     async def all(self, connection: AsyncConnection) -> list[RateRecord]:
         """Every model on every pool, in that order."""
         statement = select(_RATES).order_by(_RATES.c.model, _RATES.c.pool)
-        return [RateRecord(**row) for row in (await connection.execute(statement)).mappings()]
+        return [RateRecord.read(row) for row in (await connection.execute(statement)).mappings()]
 
     async def knows(self, model: str) -> bool:
         """Whether a runner of the model was ever measured, on any pool: it was served before."""
@@ -91,4 +83,4 @@ class Rates(Aggregate):
         """None: nothing was measured yet."""
         statement = select(_RATES).where(_RATES.c.model == model, _RATES.c.pool == pool)
         row = (await connection.execute(statement)).mappings().one_or_none()
-        return None if row is None else RateRecord(**row)
+        return None if row is None else RateRecord.read(row)

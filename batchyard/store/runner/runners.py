@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,11 @@ from sqlmodel import Field
 from batchyard.errors import RecordNotFound
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock
-from batchyard.store.columns import Row
+from batchyard.store.columns import EnumText, Record, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
@@ -47,24 +46,33 @@ class RunnerStatus(StrEnum):
     """In: its heartbeat stopped. Terminal: if it wakes up, its next heartbeat is refused."""
 
 
-class RunnerRow(Row, table=True):
-    """One row for each start of a runner. ``heartbeat_at`` is by the database's clock."""
-
-    __tablename__ = "runners"
-    __table_args__ = (Index(None, "status", "kind"),)
+class RunnerRecord(Record):
+    """A runner as the database has it. Times are Unix seconds; ``id`` is what owns its leases."""
 
     id: str = Field(primary_key=True)
-    kind: str
+    kind: RunnerKind = Field(sa_type=EnumText(RunnerKind))
     model: str | None
+    """None for a runner of batches."""
     pool: str
     flow_run_id: str | None
     started_at: float = Field(sa_type=Double)
     ready_at: float | None = Field(sa_type=Double)
+    """When its model was loaded; None before that."""
     heartbeat_at: float = Field(sa_type=Double)
-    status: str
+    status: RunnerStatus = Field(sa_type=EnumText(RunnerStatus))
     machine: str | None
+    """The identity of the machine that it is on; None: not known."""
     failure: str | None
+    """Why it could not serve; None: it did not fail, or died before it could say so."""
     answered: int = Field(default=0, sa_type=BigInteger)
+    """Requests that it had answered at its last heartbeat."""
+
+
+class RunnerRow(Row, RunnerRecord, table=True):
+    """One row for each start of a runner. ``heartbeat_at`` is by the database's clock."""
+
+    __tablename__ = "runners"
+    __table_args__ = (Index(None, "status", "kind"),)
 
 
 _FAILURES_COUNTED = 20
@@ -74,29 +82,6 @@ _RUNNERS = RunnerRow.metadata.tables["runners"]
 _HAS_NOT_ENDED: ColumnElement[bool] = _RUNNERS.c.status.in_(
     [RunnerStatus.LIVE, RunnerStatus.DRAINING]
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerRecord:
-    """A runner as the database has it. Times are Unix seconds; ``id`` is what owns its leases."""
-
-    id: str
-    kind: RunnerKind
-    model: str | None
-    """None for a runner of batches."""
-    pool: str
-    flow_run_id: str | None
-    started_at: float
-    ready_at: float | None
-    """When its model was loaded; None before that."""
-    heartbeat_at: float
-    status: RunnerStatus
-    machine: str | None
-    """The identity of the machine that it is on; None: not known."""
-    failure: str | None
-    """Why it could not serve; None: it did not fail, or died before it could say so."""
-    answered: int
-    """Requests that it had answered at its last heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +127,7 @@ class Runners(Aggregate):
             failure=None,
             answered=0,
         )
-        await connection.execute(insert(_RUNNERS).values(**asdict(record)))
+        await connection.execute(insert(_RUNNERS).values(**record.model_dump()))
         return record
 
     async def ready(self, runner_id: str) -> None:
@@ -166,10 +151,11 @@ class Runners(Aggregate):
             .values(heartbeat_at=clock(), answered=answered)
             .returning(_RUNNERS.c.status)
         )
-        status = (await connection.execute(statement)).scalar_one_or_none()
+        found = await connection.execute(statement)
+        status: RunnerStatus | None = found.scalar_one_or_none()
         if status is None:
             raise RecordNotFound(f"No live runner has the id '{runner_id}'; register again.")
-        return RunnerStatus(status)
+        return status
 
     async def drain(self, runner_id: str) -> bool:
         """Ask the runner to end after what it holds; False: it was not live."""
@@ -234,7 +220,7 @@ class Runners(Aggregate):
             .limit(_FAILURES_COUNTED)
         )
         newest_first = (await connection.execute(statement)).mappings()
-        return _failures_in_a_row([_record(row) for row in newest_first])
+        return _failures_in_a_row([RunnerRecord.read(row) for row in newest_first])
 
     @reads
     async def of_flow_run(
@@ -243,7 +229,7 @@ class Runners(Aggregate):
         """The runner of this flow run; None where it never registered."""
         statement = select(_RUNNERS).where(_RUNNERS.c.flow_run_id == flow_run_id)
         row = (await connection.execute(statement)).mappings().first()
-        return None if row is None else _record(row)
+        return None if row is None else RunnerRecord.read(row)
 
     @reads
     async def live(
@@ -269,7 +255,7 @@ class Runners(Aggregate):
         )
         if model is not None:
             statement = statement.where(_RUNNERS.c.model == model)
-        return [_record(row) for row in (await connection.execute(statement)).mappings()]
+        return [RunnerRecord.read(row) for row in (await connection.execute(statement)).mappings()]
 
     @writes
     async def lose(self, connection: AsyncConnection, silent_seconds: float) -> list[RunnerRecord]:
@@ -283,7 +269,7 @@ class Runners(Aggregate):
             .values(status=RunnerStatus.LOST)
             .returning(*_RUNNERS.c)
         )
-        lost = [_record(row) for row in (await connection.execute(statement)).mappings()]
+        lost = [RunnerRecord.read(row) for row in (await connection.execute(statement)).mappings()]
         return sorted(lost, key=lambda runner: (runner.started_at, runner.id))
 
     @writes
@@ -319,10 +305,3 @@ def _failures_in_a_row(newest_first: Sequence[RunnerRecord]) -> MachineFailures:
         elif has_failed:
             found = MachineFailures(1, runner.heartbeat_at, runner.failure)
     return found
-
-
-def _record(row: RowMapping) -> RunnerRecord:
-    fields = dict(row)
-    kind = RunnerKind(fields.pop("kind"))
-    status = RunnerStatus(fields.pop("status"))
-    return RunnerRecord(kind=kind, status=status, **fields)

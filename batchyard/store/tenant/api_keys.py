@@ -15,7 +15,7 @@ from sqlmodel import Field
 from batchyard.errors import RecordNotFound, StoreUnavailable
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock_seconds
-from batchyard.store.columns import Row
+from batchyard.store.columns import Record, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,21 @@ _SHOWN: Final = 4
 _NOTE_SECONDS: Final = 60
 
 
-class ApiKeyRow(Row, table=True):
+class ApiKeyRecord(Record):
+    """A key, less its secret. Times are Unix seconds."""
+
+    id: str = Field(primary_key=True)
+    tenant: str
+    name: str
+    prefix: str
+    """How the secret begins, to tell keys apart."""
+    created_at: int = Field(sa_type=BigInteger)
+    last_used_at: int | None = Field(sa_type=BigInteger)
+    """To the minute."""
+    revoked_at: int | None = Field(sa_type=BigInteger)
+
+
+class ApiKeyRow(Row, ApiKeyRecord, table=True):
     """One row for each key, for ever; a revoked one is marked.
 
     ``key_hash`` is the SHA-256 of the secret, lower-case hex. The secret is long and random, so
@@ -42,35 +56,13 @@ class ApiKeyRow(Row, table=True):
     __tablename__ = "api_keys"
     __table_args__ = (Index(None, "key_hash", unique=True),)
 
-    id: str = Field(primary_key=True)
-    tenant: str
-    name: str
     key_hash: str
-    prefix: str
-    created_at: int = Field(sa_type=BigInteger)
-    last_used_at: int | None = Field(sa_type=BigInteger)
-    revoked_at: int | None = Field(sa_type=BigInteger)
 
 
 _KEYS = ApiKeyRow.metadata.tables["api_keys"]
-_RECORD = [column for column in _KEYS.c if column.name != "key_hash"]
+_RECORD = ApiKeyRecord.columns(_KEYS)
 _USE_IS_NOTED = _KEYS.c.last_used_at > clock_seconds() - _NOTE_SECONDS
 _USE_IS_NOT_NOTED = or_(_KEYS.c.last_used_at.is_(None), ~_USE_IS_NOTED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKeyRecord:
-    """A key as the database has it. Times are Unix seconds."""
-
-    id: str
-    tenant: str
-    name: str
-    prefix: str
-    """How the secret begins, to tell keys apart."""
-    created_at: int
-    last_used_at: int | None
-    """To the minute."""
-    revoked_at: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +116,7 @@ class ApiKeys(Aggregate):
         if tenant is not None:
             statement = statement.where(_KEYS.c.tenant == tenant)
         rows = (await connection.execute(statement)).mappings()
-        return [ApiKeyRecord(**row) for row in rows]
+        return [ApiKeyRecord.read(row) for row in rows]
 
     @writes
     async def revoke(self, connection: AsyncConnection, key_id: str) -> ApiKeyRecord:
@@ -176,4 +168,4 @@ async def _load(connection: AsyncConnection, key_id: str) -> ApiKeyRecord:
     row = found.mappings().one_or_none()
     if row is None:
         raise RecordNotFound(f"No API key found with id '{key_id}'.")
-    return ApiKeyRecord(**row)
+    return ApiKeyRecord.read(row)

@@ -14,7 +14,7 @@ from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock, read_seconds
-from batchyard.store.columns import Row
+from batchyard.store.columns import Record, Row
 from batchyard.store.sealed import Sealed
 from batchyard.store.upsert import upsert
 from batchyard.store.webhook.signing_secrets import SecretColumns, secrets_in
@@ -26,16 +26,28 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
-class TenantRow(Row, table=True):
+class Quota(Record):
+    """How much a tenant may have in the yard at once.
+
+    None is no limit; in a tenant's own quota, the default.
+    """
+
+    max_active_batches: int | None = Field(default=None, sa_type=BigInteger)
+    max_enqueued_requests: int | None = Field(default=None, sa_type=BigInteger)
+    max_enqueued_tokens: int | None = Field(default=None, sa_type=BigInteger)
+
+    def over(self, defaults: Quota) -> Quota:
+        """This quota, with the limits of ``defaults`` where it has none."""
+        return defaults.model_copy(update=self.model_dump(exclude_none=True))
+
+
+class TenantRow(Row, Quota, table=True):
     """One row for each tenant that was ever served or given something of its own."""
 
     __tablename__ = "tenants"
 
     name: str = Field(primary_key=True)
     served_at: float | None = Field(sa_type=Double)
-    max_active_batches: int | None = Field(sa_type=BigInteger)
-    max_enqueued_requests: int | None = Field(sa_type=BigInteger)
-    max_enqueued_tokens: int | None = Field(sa_type=BigInteger)
     notify_email: str | None
     webhook_secret: str | None = Field(sa_type=Sealed)
     old_webhook_secret: str | None = Field(sa_type=Sealed)
@@ -50,23 +62,6 @@ _SECRETS = SecretColumns(
     TENANTS.c.old_webhook_secret_expires_at,
 )
 _HOUR_SECONDS = 3600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
-    """How much a tenant may have in the yard at once.
-
-    None is no limit; in a tenant's own quota, the default.
-    """
-
-    max_active_batches: int | None = None
-    max_enqueued_requests: int | None = None
-    max_enqueued_tokens: int | None = None
-
-    def over(self, defaults: Quota) -> Quota:
-        """This quota, with the limits of ``defaults`` where it has none."""
-        own = {name: limit for name, limit in asdict(self).items() if limit is not None}
-        return Quota(**{**asdict(defaults), **own})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +88,7 @@ class Tenants(Aggregate):
     @writes
     async def set_quota(self, connection: AsyncConnection, name: str, quota: Quota) -> None:
         """Give the tenant limits of its own, in place of those that it had."""
-        limits = asdict(quota)
+        limits = quota.model_dump()
         await upsert(connection, TENANTS, {"name": name, **limits}, limits)
 
     @reads
@@ -241,12 +236,11 @@ def _refusal(tenant: str, what: str, limit: int, used: int, more: int) -> str:
 
 
 async def _own_quota(connection: AsyncConnection, tenant: str, *, lock: bool = False) -> Quota:
-    columns = [TENANTS.c[name] for name in Quota.__slots__]
-    statement = select(*columns).where(TENANTS.c.name == tenant)
+    statement = select(*Quota.columns(TENANTS)).where(TENANTS.c.name == tenant)
     if lock:
         statement = statement.with_for_update()
     row = (await connection.execute(statement)).mappings().one_or_none()
-    return Quota() if row is None else Quota(**row)
+    return Quota() if row is None else Quota.read(row)
 
 
 async def _usage(connection: AsyncConnection, tenant: str) -> TenantUsage:

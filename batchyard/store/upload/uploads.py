@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import and_, case, delete, insert, select, update
@@ -50,10 +49,9 @@ class Uploads(Aggregate):
     @writes
     async def create(self, connection: AsyncConnection, new: NewUpload) -> UploadRecord:
         """Begin an upload; it is ``pending`` until it is completed, cancelled, or expires."""
-        values = asdict(new)
-        lifetime_seconds = values.pop("lifetime_seconds")
+        values = new.model_dump(exclude={"lifetime_seconds"})
         now = await read_seconds(connection)
-        times = {"created_at": now, "expires_at": now + lifetime_seconds}
+        times = {"created_at": now, "expires_at": now + new.lifetime_seconds}
         await connection.execute(insert(UPLOADS).values(status="pending", **times, **values))
         return await _load(connection, new.id)
 
@@ -81,10 +79,12 @@ class Uploads(Aggregate):
         # Shared, so that parts do not wait for each other: only for the upload's end.
         await _load_pending(connection, upload_id, tenant)
         await connection.execute(
-            insert(PARTS).values(upload_id=upload_id, created_at=clock_seconds(), **asdict(part))
+            insert(PARTS).values(
+                upload_id=upload_id, created_at=clock_seconds(), **part.model_dump()
+            )
         )
         found = await connection.execute(select(PARTS).where(PARTS.c.id == part.id))
-        return PartRecord(**found.mappings().one())
+        return PartRecord.read(found.mappings().one())
 
     @reads
     async def chosen_parts(
@@ -123,7 +123,7 @@ class Uploads(Aggregate):
         """
         upload = await _end(connection, upload_id, tenant, "completed", file_id=file.id)
         await _choose(connection, upload, part_ids)
-        await insert_file(connection, replace(file, tenant=upload.tenant))
+        await insert_file(connection, file.model_copy(update={"tenant": upload.tenant}))
         return upload, await load_file(connection, file.id)
 
     @writes
@@ -152,7 +152,7 @@ class Uploads(Aggregate):
             .limit(limit)
         )
         rows = (await connection.execute(statement)).mappings()
-        return [UploadRecord(**row) for row in rows]
+        return [UploadRecord.read(row) for row in rows]
 
     @writes
     async def expire(self, connection: AsyncConnection, upload_ids: Sequence[str]) -> set[str]:
@@ -179,7 +179,7 @@ class Uploads(Aggregate):
             .limit(limit)
         )
         rows = (await connection.execute(statement)).mappings()
-        return [PartRecord(**row) for row in rows]
+        return [PartRecord.read(row) for row in rows]
 
     @reads
     async def parts_of(self, connection: AsyncConnection, upload_id: str) -> list[PartRecord]:
@@ -190,7 +190,7 @@ class Uploads(Aggregate):
             .order_by(PARTS.c.created_at, PARTS.c.id)
         )
         rows = (await connection.execute(statement)).mappings()
-        return [PartRecord(**row) for row in rows]
+        return [PartRecord.read(row) for row in rows]
 
     @writes
     async def forget_parts(self, connection: AsyncConnection, part_ids: Sequence[str]) -> None:
@@ -209,7 +209,7 @@ async def _load(
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise RecordNotFound(f"No upload found with id '{upload_id}'.")
-    return UploadRecord(**row)
+    return UploadRecord.read(row)
 
 
 async def _load_pending(
@@ -261,7 +261,7 @@ async def _choose(
     if len(set(part_ids)) < len(part_ids):
         raise _refused("part_ids names a part more than once.")
     found = await connection.execute(select(PARTS).where(PARTS.c.upload_id == upload.id))
-    parts = {row["id"]: PartRecord(**row) for row in found.mappings()}
+    parts = {row["id"]: PartRecord.read(row) for row in found.mappings()}
     unknown = [part_id for part_id in part_ids if part_id not in parts]
     if unknown:
         raise _refused(f"Upload '{upload.id}' has no part '{unknown[0][:_ID_LENGTH]}'.")

@@ -104,7 +104,7 @@ class WebhookEndpoints(Aggregate):
         found = await connection.execute(
             from_place(statement, ENDPOINTS, order="desc", limit=limit, after=place)
         )
-        return Page((WebhookEndpointRecord(**row) for row in found.mappings()), limit=limit)
+        return Page((WebhookEndpointRecord.read(row) for row in found.mappings()), limit=limit)
 
     @writes
     async def update(
@@ -222,7 +222,7 @@ async def _load(
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise _not_found(endpoint_id)
-    return WebhookEndpointRecord(**row)
+    return WebhookEndpointRecord.read(row)
 
 
 def _not_found(endpoint_id: str) -> RecordNotFound:

@@ -11,7 +11,7 @@ from batchyard.batch_error import BatchError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store import NewBatch, NewChunk, NewFile, Quota
 from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS, ChunkStatus
+from batchyard.store.chunk.rows import CHUNKS
 from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, RequestCounts
 
 if TYPE_CHECKING:
@@ -106,10 +106,7 @@ async def chunks_in(store: Store, batch_id: str) -> list[SimpleNamespace]:
         rows = await connection.execute(
             select(CHUNKS).where(CHUNKS.c.batch_id == batch_id).order_by(CHUNKS.c.index)
         )
-        return [
-            SimpleNamespace(**{**row, "status": ChunkStatus(row["status"])})
-            for row in rows.mappings()
-        ]
+        return [SimpleNamespace(**row) for row in rows.mappings()]
 
     return await store.database.read(work)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,7 +37,7 @@ async def test_a_batch_that_waits_or_runs_can_be_paused(store: Store, status: S)
     batch = await batch_in(store, status)
     paused = await store.batch_schedule.pause(batch.id)
     assert paused.paused_at == pytest.approx(await store.database.now(), abs=10)
-    assert paused == replace(batch, paused_at=paused.paused_at)
+    assert paused == batch.model_copy(update={"paused_at": paused.paused_at})
     assert await store.batch_schedule.pause(batch.id) == paused
     assert await store.batch_schedule.resume(batch.id) == batch
     assert await store.batch_schedule.resume(batch.id) == batch
@@ -47,7 +46,9 @@ async def test_a_batch_that_waits_or_runs_can_be_paused(store: Store, status: S)
 @pytest.mark.parametrize("status", MAY_RUN)
 async def test_the_priority_can_be_changed_while_it_matters(store: Store, status: S) -> None:
     batch = await batch_in(store, status)
-    assert await store.batch_schedule.set_priority(batch.id, -3) == replace(batch, priority=-3)
+    assert await store.batch_schedule.set_priority(batch.id, -3) == batch.model_copy(
+        update={"priority": -3}
+    )
     assert (await store.batches.get(batch.id)).priority == -3
 
 
@@ -130,7 +131,7 @@ async def test_a_forecast_is_set_changed_and_cleared(store: Store) -> None:
     for eta_at in (batch.expires_at - 10, batch.expires_at - 20, None):
         etas = {} if eta_at is None else {batch.id: eta_at}
         assert await store.batch_schedule.record_forecast(etas) == []
-        assert await store.batches.get(batch.id) == replace(batch, eta_at=eta_at)
+        assert await store.batches.get(batch.id) == batch.model_copy(update={"eta_at": eta_at})
 
 
 async def test_a_batch_is_at_risk_once(store: Store) -> None:
@@ -143,11 +144,12 @@ async def test_a_batch_is_at_risk_once(store: Store) -> None:
     etas = {late.id: late.expires_at + 1, just_in_time.id: just_in_time.expires_at}
     [at_risk] = await record(etas)
     assert at_risk.at_risk_at == pytest.approx(await store.database.now(), abs=10)
-    assert at_risk == replace(
-        late,
-        eta_at=late.expires_at + 1,
-        at_risk_at=at_risk.at_risk_at,
-        late_since=at_risk.at_risk_at,
+    assert at_risk == late.model_copy(
+        update={
+            "eta_at": late.expires_at + 1,
+            "at_risk_at": at_risk.at_risk_at,
+            "late_since": at_risk.at_risk_at,
+        }
     )
     for eta_at in (late.expires_at + 2, late.expires_at - 1, late.expires_at + 3):
         assert await record({late.id: eta_at}) == []

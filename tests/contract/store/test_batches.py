@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -327,7 +326,7 @@ async def test_counts_are_fixed_once_the_batch_has_ended(store: Store) -> None:
 async def test_the_flow_run_that_works_on_a_batch_is_noted(store: Store) -> None:
     batch = await store.batches.create(new_batch())
     await store.batches.set_flow_run(batch.id, "run-1")
-    assert await store.batches.get(batch.id) == replace(batch, flow_run_id="run-1")
+    assert await store.batches.get(batch.id) == batch.model_copy(update={"flow_run_id": "run-1"})
 
 
 # -- quotas ---------------------------------------------------------------------------------
