@@ -1,7 +1,8 @@
 """The database is the truth. SQLModel tables and the only writers of state.
 
-One file for each aggregate, over ``database`` (connections and transactions) and ``clock``.
-Where an aggregate is large, ``*_rows`` has its table and values, and the plain name its writer.
+A package for each aggregate, over ``database`` (connections and transactions), ``aggregate``
+(methods that are one transaction each), ``columns`` and ``leasing`` (what tables and leases are).
+Where an aggregate is large, ``rows`` has its tables and records, and the plain name its writer.
 """
 
 from batchyard.store.batch.batches import Batches

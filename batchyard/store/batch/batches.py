@@ -1,7 +1,7 @@
-"""Every change of a batch. Which moves there are is ``lifecycle``'s to say.
+"""The life of a batch, from its row to its end. Which moves there are is ``lifecycle``'s to say.
 
-What each move carries is in ``batch_moves``, who works on it in ``batch_leases``, when it runs in
-``batch_schedule``.
+What goes with every move is in ``moves``, who has the batch in ``leases``, when it runs in
+``schedule``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ NO_LIMIT: Final = Quota()
 
 
 class Batches(Aggregate):
-    """The only writer of ``batches``.
+    """Writes all columns of ``batches`` but those of its lease and of its schedule.
+
+    Those have writers of their own, :class:`.BatchLeases` and :class:`.BatchSchedule`. They are
+    set here as the row is made, and cleared by the move that leaves nothing to lease or to
+    forecast, for that must be the same statement.
 
     Every change of status is compare-and-set: of many who try at once one succeeds, and the
     others get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise

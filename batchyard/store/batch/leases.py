@@ -1,7 +1,4 @@
-"""Leasing batches: who takes which through its life, until when.
-
-What a lease is, ``leasing`` says.
-"""
+"""Leasing batches: who takes which through its life, until when. What a lease is: ``leasing``."""
 
 from __future__ import annotations
 
@@ -65,7 +62,10 @@ class BatchStanding:
 
 
 class BatchLeases(Aggregate):
-    """The only writer of the lease of a batch."""
+    """Claims, renews and releases batches; writes :class:`.LeaseColumns` and nothing else.
+
+    The other writers of ``batches`` are :class:`.Batches` and :class:`.BatchSchedule`.
+    """
 
     @writes
     async def claim(

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.lifecycle import TRANSITIONS, BatchStatus
 from batchyard.store.batch.pages import batch_not_found, load_batch
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.batch.rows import BATCHES, NO_FORECAST
 from batchyard.store.batch.status_changes import note_change
 from batchyard.store.clock import clock_seconds
 from batchyard.store.delivery.outbox import insert_deliveries
@@ -63,8 +63,7 @@ async def move_batch(
     if target.timestamp_field is not None:
         values[target.timestamp_field] = clock_seconds()
     if target is not BatchStatus.IN_PROGRESS:
-        # Nothing more of it will run, so there is nothing left to forecast.
-        values |= {"eta_at": None, "late_since": None}
+        values |= NO_FORECAST
     moved = await connection.execute(
         update(BATCHES)
         .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(sources))

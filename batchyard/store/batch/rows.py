@@ -1,12 +1,12 @@
 """The rows of ``batches``: their table, what one is made from, what clients see of it.
 
-Changing them is in ``batches``.
+Changing them is in ``batches``, ``leases`` and ``schedule``.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import BigInteger, Index
@@ -96,7 +96,7 @@ class NewBatch(_BatchColumns):
 
 
 class ScheduleColumns(SQLModel):
-    """What :class:`.BatchSchedule` writes of a batch, beside its priority."""
+    """What decides when a batch runs, and what is known of its end."""
 
     paused_at: int | None = Field(sa_type=BigInteger)
     eta_at: int | None = Field(sa_type=BigInteger)
@@ -107,6 +107,10 @@ class ScheduleColumns(SQLModel):
     """When it was first seen that the window will probably end before the batch."""
     wait_reason: str | None
     """While it is in progress: why no runner serves its model now. None: one does or may soon."""
+
+
+NO_FORECAST: Final = {"eta_at": None, "late_since": None}
+"""The new values of a batch of which nothing more will run."""
 
 
 class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):

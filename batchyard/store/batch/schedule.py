@@ -32,7 +32,9 @@ _FORECAST_COLUMNS = [
 
 
 class BatchSchedule(Aggregate):
-    """The only writer of a batch's priority, pause, forecast and reason to wait.
+    """Writes a batch's priority and :class:`.ScheduleColumns`, and nothing else.
+
+    The other writers of ``batches`` are :class:`.Batches` and :class:`.BatchLeases`.
 
     Methods that name a batch raise :class:`~batchyard.errors.RecordNotFound` where there is
     none, and :class:`~batchyard.errors.TransitionConflict` where nothing is left to run of it.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from batchyard.store.file.files import FileRecord, NewFile
     from batchyard.wire import UploadStatus
 
-__all__ = ["NewPart", "NewUpload", "PartRecord", "UploadRecord", "Uploads"]
-
 _ID_LENGTH: Final = len(new_part_id())
 _IS_OVERDUE = and_(UPLOADS.c.status == "pending", UPLOADS.c.expires_at <= clock_seconds())
 _IS_OPEN = and_(UPLOADS.c.status == "pending", UPLOADS.c.expires_at > clock_seconds())

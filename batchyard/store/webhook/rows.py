@@ -1,6 +1,6 @@
 """The rows of ``webhook_endpoints``: their table, and what is shown of them.
 
-Changing them is in ``webhook_endpoints``.
+Changing them is in ``endpoints``.
 """
 
 from __future__ import annotations
