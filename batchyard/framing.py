@@ -13,12 +13,13 @@ import msgspec
 from batchyard.errors import BrokenLine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _BOM = b"\xef\xbb\xbf"
 _LONG_RUN = 16
 """After so many blank lines in a row, those that follow are skipped in blocks."""
 _BLOCK_BYTES = 1 << 16
+_PART_BYTES = 1 << 20
 
 
 class PhysicalLine(msgspec.Struct, frozen=True):
@@ -101,6 +102,20 @@ def parse_envelope(data: bytes) -> Envelope:
     if not (isinstance(line.custom_id, str) and isinstance(line.url, str)):
         raise BrokenLine(_UNREADABLE)
     return Envelope(line.custom_id, line.url, line.body)
+
+
+def joined(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines, joined to parts of about a mebibyte; none is empty."""
+    part: list[bytes] = []
+    size = 0
+    for line in lines:
+        part.append(line)
+        size += len(line)
+        if size >= _PART_BYTES:
+            yield b"".join(part)
+            part, size = [], 0
+    if part:
+        yield b"".join(part)
 
 
 def custom_id_of(data: bytes) -> str:

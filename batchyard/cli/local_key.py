@@ -6,11 +6,11 @@ brings a server for the database, or makes or revokes keys, looks after them fro
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from batchyard.errors import SettingsError
 from batchyard.storage.file import keep_secret
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ async def local_key_file(services: Services) -> Path | None:
     path = key_path(services.settings)
     keys = services.store.api_keys
     if path.exists():
-        secret = await asyncio.to_thread(_read, path)
+        secret = await in_thread(_read, path)
         return path if await keys.tenant_of(secret) else None
     if not _is_embedded(services.settings):
         return None
@@ -40,7 +40,7 @@ async def local_key_file(services: Services) -> Path | None:
     if any(key.name != _NAME or key.revoked_at for key in await keys.list()):
         return None
     made = await keys.create(_TENANT, _NAME)
-    if not await asyncio.to_thread(_keep, path, made.secret):
+    if not await in_thread(_keep, path, made.secret):
         await keys.revoke(made.record.id)  # another process was faster
     return path
 

@@ -13,6 +13,7 @@ from batchyard.cli.offline import offline_services
 from batchyard.delivery.redeliver import deliver_to, kept_file
 from batchyard.steps.create import check_destinations
 from batchyard.storage.bucket import S3Credentials
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from batchyard.delivery.redeliver import Kind
@@ -77,7 +78,7 @@ async def _results(batch_id: str, output: str | None, errors: str | None) -> int
 async def _print(services: Services, batch: BatchRecord, kind: Kind) -> None:
     file = await kept_file(services, batch, kind)
     async for part in services.storage.get(file.storage_key):
-        await asyncio.to_thread(sys.stdout.buffer.write, part)
+        await in_thread(sys.stdout.buffer.write, part)
     sys.stdout.buffer.flush()
 
 

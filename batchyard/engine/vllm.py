@@ -128,7 +128,8 @@ class VllmEngine:
         Raises :class:`~batchyard.errors.EngineStartFailed`, with the end of the engine's log.
         """
         await self.stop()
-        await asyncio.to_thread(self._device)
+        # A cancellation does not wait for it: it holds nothing, and nvidia-smi may hang.
+        await asyncio.to_thread(self._device)  # noqa: TID251 - see above
         try:
             running, log = self._launch()
         except OSError as error:

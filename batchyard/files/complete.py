@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict
 from batchyard.files.parts import wipe_object, wipe_parts
 from batchyard.files.upload import FileUse, store_content
-from batchyard.storage.threads import in_thread
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -26,6 +26,7 @@ from batchyard.results import NoAnswerCode, unanswered, unprocessed
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.download import download
 from batchyard.storage.web import WebAccess
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from batchyard.forms import AttachedFile, Form
@@ -110,15 +111,15 @@ class Attachments:
 
     async def _form_of(self, request: WindowRequest) -> Form | None:
         """The request as a form; None where its body names no file and goes as it is."""
-        fields: dict[str, Any] = await asyncio.to_thread(_decode, request.body)
+        fields: dict[str, Any] = await in_thread(_decode, request.body)
         if "file_url" not in fields:
             return None
         file = await self._file_at(fields["file_url"])
-        return await asyncio.to_thread(make_form, request.url, fields, file)
+        return await in_thread(make_form, request.url, fields, file)
 
     async def _file_at(self, url: str) -> AttachedFile:
         if is_data_url(url):
-            return await asyncio.to_thread(_file_within, url)
+            return await in_thread(_file_within, url)
         try:
             host = urlsplit(url).hostname
             if self._failures[host] >= _FAILURES_OF_A_HOST:

@@ -30,6 +30,7 @@ from batchyard.services.segments import (
     storable,
 )
 from batchyard.store import Standing
+from batchyard.threads import in_thread
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
@@ -321,7 +322,7 @@ class ChunkRun:
         left = deque(requests)
         while left:
             some = [left.popleft() for _ in range(min(_READ_AHEAD, len(left)))]
-            lines = await asyncio.to_thread(_read_lines, descriptor, some)
+            lines = await in_thread(_read_lines, descriptor, some)
             for (record, copies), line in zip(some, lines, strict=True):
                 if not isinstance(line, UnreadableLine):
                     yield record, copies, line
@@ -342,7 +343,7 @@ class ChunkRun:
         )
         for record, copies in requests:
             records = [record, *copies]
-            custom_ids = await asyncio.to_thread(read_custom_ids, descriptor, records)
+            custom_ids = await in_thread(read_custom_ids, descriptor, records)
             self._admitted += len(records)
             for each, custom_id in zip(records, custom_ids, strict=True):
                 self._keep(int(each["ordinal"]), unprocessed(custom_id, message))

@@ -5,7 +5,6 @@ They are no more than plan records until their answer is there, however many the
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchyard.results import copied
 from batchyard.runner.line_reader import read_custom_ids
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ class Copies:
         """A few finished lines with their ordinals; they are the caller's from here on."""
         taken = self._next()
         records = [record for _, record in taken]
-        custom_ids = await asyncio.to_thread(_custom_ids, input_path, records)
+        custom_ids = await in_thread(_custom_ids, input_path, records)
         # Nothing is awaited from here to the caller: no line is lost to a cancellation.
         self._forget(len(taken))
         return [

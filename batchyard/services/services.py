@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from contextlib import asynccontextmanager, contextmanager
@@ -18,6 +17,7 @@ from batchyard.storage.location import LocalFile, Location, S3Object
 from batchyard.storage.s3 import S3Storage
 from batchyard.storage.web import WebAccess
 from batchyard.store import open_store
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -134,7 +134,7 @@ async def open_services(
                 yield services
     finally:
         await storage.close()
-        await asyncio.to_thread(shutil.rmtree, spool, ignore_errors=True)
+        await in_thread(shutil.rmtree, spool, ignore_errors=True)
 
 
 _CURRENT: ContextVar[Services] = ContextVar("services")

@@ -6,7 +6,6 @@ says where each request's line lies, and the two files are streamed out of it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import struct
@@ -18,7 +17,7 @@ import numpy as np
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
-from batchyard.framing import custom_id_of, read_lines
+from batchyard.framing import custom_id_of, joined, read_lines
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.keys import file_key, result_key, segments_prefix
@@ -27,6 +26,7 @@ from batchyard.services.services import Progress
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
 from batchyard.store.file.files import FILE_LIFETIME_SECONDS
+from batchyard.threads import from_thread, in_thread
 from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _INDEX = np.dtype([("position", "<u8"), ("length", "<u4"), ("outcome", "u1"), ("pad", "u1", 3)])
-_PART_BYTES = 1024**2
 _DAMAGED = BatchError(
     "server_error", "Some finished lines could not be read from the object store; retry them."
 )
@@ -96,7 +95,7 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         errors = batch.errors
         async for key in services.storage.list(segments_prefix(batch_id)):
             segment = await read_object(services.storage, key)
-            if not await asyncio.to_thread(lines.add_segment, segment):
+            if not await in_thread(lines.add_segment, segment):
                 logger.error("segment.damaged key=%s", key)
                 errors = (*(errors or ()), _DAMAGED)
         counts = lines.counts()
@@ -174,20 +173,14 @@ class _Lines:
         return RequestCounts(total=len(self._index), completed=completed, failed=failed)
 
     def parts(self, outcome: Outcome) -> Iterator[bytes]:
-        """The lines of one file in input order, joined to parts of about a mebibyte."""
+        """The lines of one file in input order, joined to parts."""
         self._spool.flush()
         descriptor = self._spool.fileno()
-        lines: list[bytes] = []
-        size = 0
-        for position, length, line_outcome, _ in self._index:
-            if length and line_outcome == outcome:
-                lines.append(os.pread(descriptor, int(length), int(position)))
-                size += int(length)
-                if size >= _PART_BYTES:
-                    yield b"".join(lines)
-                    lines, size = [], 0
-        if lines:
-            yield b"".join(lines)
+        yield from joined(
+            os.pread(descriptor, int(length), int(position))
+            for position, length, line_outcome, _ in self._index
+            if length and line_outcome == outcome
+        )
 
     def _append(self, data: bytes) -> None:
         self._spool.write(data)
@@ -209,7 +202,7 @@ async def _add_unfinished(
             if not lines.is_finished(ordinal):
                 lines.add_unfinished(ordinal, unanswered(custom_id, code, reason).line)
 
-    await asyncio.to_thread(add)
+    await in_thread(add)
 
 
 def _custom_ids(path: Path) -> Iterator[str]:
@@ -222,16 +215,15 @@ async def _write_file(
     services: Services, batch: BatchRecord, lines: _Lines, outcome: Outcome, epoch: int
 ) -> NewFile | None:
     kind: Literal["output", "error"] = "output" if outcome is Outcome.OUTPUT else "error"
-    parts = lines.parts(outcome)
-    first = await asyncio.to_thread(next, parts, b"")
+    parts = from_thread(lines.parts(outcome))
+    first = await anext(parts, b"")
     if not first:
         return None
 
     async def stream() -> AsyncIterator[bytes]:
-        part = first
-        while part:
+        yield first
+        async for part in parts:
             yield part
-            part = await asyncio.to_thread(next, parts, b"")
 
     file_id = result_file_id(batch.id, kind)
     stored = await services.storage.put(result_key(file_id, epoch), stream())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered
 from batchyard.storage.location import LocalFile, check_output, parse_location
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, Quota
+from batchyard.threads import in_thread
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ async def check_destinations(
     for destination in wanted.values():
         if destination is not None:
             await check_output(parse_location(destination))
-    await asyncio.to_thread(_check_distinct, wanted, taken)
+    await in_thread(_check_distinct, wanted, taken)
     return _absolute(output), _absolute(error)
 
 

@@ -6,7 +6,6 @@ says what the order of its requests is worth.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -20,9 +19,10 @@ from batchyard.errors import InputRefused
 from batchyard.lines import Rules, Validator
 from batchyard.plan import BYTES_PER_TOKEN, Planner, PlanSummary, read_records
 from batchyard.storage.bucket import S3Credentials
-from batchyard.storage.file import os_errors_as_ours
+from batchyard.storage.file import os_errors_as_ours, write_file
 from batchyard.storage.location import LocalFile, Location, S3Object, read_location
 from batchyard.store import open_store
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -94,9 +94,9 @@ async def estimate_file(
     try:
         path = await _local_path(settings, location, folder)
         with os_errors_as_ours(str(location)):
-            return await asyncio.to_thread(_estimate, settings, path, folder, assumptions)
+            return await in_thread(_estimate, settings, path, folder, assumptions)
     finally:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await in_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 async def measured_rate(settings: Settings, model: str) -> RateRecord | None:
@@ -109,7 +109,7 @@ async def measured_rate(settings: Settings, model: str) -> RateRecord | None:
         if settings.database_url
         else f"sqlite:///{settings.home_folder / 'batchyard.db'}"
     )
-    if url.startswith("sqlite:///") and not await asyncio.to_thread(
+    if url.startswith("sqlite:///") and not await in_thread(
         Path(url.removeprefix("sqlite:///")).exists
     ):
         return None
@@ -126,9 +126,7 @@ async def _local_path(settings: Settings, location: Location, folder: Path) -> P
     # Whatever is wrong with it is said here, as for a batch.
     path = folder / "input"
     s3 = S3Credentials() if isinstance(location, S3Object) else None
-    with await asyncio.to_thread(path.open, "wb") as file:
-        async for part in read_location(location, limit_bytes=limit_bytes, s3=s3):
-            await asyncio.to_thread(file.write, part)
+    await write_file(path, read_location(location, limit_bytes=limit_bytes, s3=s3))
     return path
 
 

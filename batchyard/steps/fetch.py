@@ -16,8 +16,8 @@ from batchyard.storage.location import (
     parse_location,
     read_location,
 )
-from batchyard.storage.threads import in_thread
 from batchyard.store import NewFile
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
+import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
@@ -19,12 +20,11 @@ from batchyard.services.services import Progress
 from batchyard.steps.create import default_quota
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered
-from batchyard.storage.file import os_errors_as_ours
+from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.store import NewChunk
+from batchyard.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -58,12 +58,14 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
             os_errors_as_ours(str(services.spool)),
             defects_as_ours("validating and planning the input"),
         ):
-            prepared = await asyncio.to_thread(_prepare, services, batch, input_path, folder)
+            stopping = threading.Event()
+            preparing = partial(_prepare, services, batch, input_path, folder, stopping)
+            prepared = await in_executor(None, preparing, interrupt=stopping.set)
         await check_offered(services, prepared.model)
         await check_window(services, _open_work(batch, prepared), batch.completion_window)
-        await services.storage.put(plan_key(batch_id), _file_parts(folder / "plan"))
+        await services.storage.put(plan_key(batch_id), read_file(folder / "plan"))
     finally:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await in_thread(shutil.rmtree, folder, ignore_errors=True)
     await services.store.batches.begin(
         batch_id,
         model=prepared.model,
@@ -84,7 +86,14 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
     return prepared
 
 
-def _prepare(services: Services, batch: BatchRecord, input_path: Path, folder: Path) -> Prepared:
+def _prepare(
+    services: Services,
+    batch: BatchRecord,
+    input_path: Path,
+    folder: Path,
+    stopping: threading.Event,
+) -> Prepared:
+    """Raises :class:`InterruptedError` once it is ``stopping``."""
     options, settings = batch.options, services.settings
     validator = Validator(
         Rules(
@@ -103,6 +112,8 @@ def _prepare(services: Services, batch: BatchRecord, input_path: Path, folder: P
     )
     with input_path.open("rb") as file:
         for line in validator.lines(file):
+            if stopping.is_set():
+                raise InterruptedError
             if not validator.has_errors:
                 planner.add(line)
         validator.finish(file)
@@ -122,13 +133,3 @@ def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:
         batch.created_at,
         remaining_tokens=sum(chunk.token_estimate for chunk in prepared.plan.chunks),
     )
-
-
-async def _file_parts(path: Path) -> AsyncIterator[bytes]:
-    with await asyncio.to_thread(path.open, "rb") as file:
-        while part := await _read(file):
-            yield part
-
-
-async def _read(file: IO[bytes]) -> bytes:
-    return await asyncio.to_thread(file.read, _COPY_BYTES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from batchyard.errors import (
@@ -12,6 +11,7 @@ from batchyard.errors import (
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.services import Progress
 from batchyard.storage.location import LocalFile, parse_location, write_location
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -89,7 +89,7 @@ async def deliver_file(
         if storage_key is None:
             if isinstance(location, LocalFile):
                 # Results of an earlier run must not pass for this one's.
-                await asyncio.to_thread(location.path.unlink, missing_ok=True)
+                await in_thread(location.path.unlink, missing_ok=True)
             return None
         path = await services.storage.local_path(storage_key, services.spool)
         await write_location(location, path, s3=await services.s3_for(location), web=web)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,21 +10,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused, StorageError
-from batchyard.framing import custom_id_of, read_lines
+from batchyard.framing import custom_id_of, joined, read_lines
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.keys import file_key
 from batchyard.steps.create import check_destinations, default_quota, parse_window
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import BatchLocations, NewBatch, NewFile
+from batchyard.threads import from_thread, in_thread
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord, FileRecord
-
-_PART_BYTES = 1024**2
 
 
 class _ErrorLine(msgspec.Struct, frozen=True):
@@ -127,9 +125,7 @@ async def _copy_lines(
 ) -> NewFile:
     """Store the lines to retry as a file, durable but not yet recorded."""
     with os_errors_as_ours(str(services.spool)):
-        folder = Path(
-            await asyncio.to_thread(tempfile.mkdtemp, dir=services.spool, prefix="retry-")
-        )
+        folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="retry-"))
     try:
         source_path = await _local_path(services, batch, "input", source, folder)
         errors_path = (
@@ -137,9 +133,9 @@ async def _copy_lines(
         )
         file_id = new_file_id()
         parts = _parts(batch, source_path, errors_path)
-        stored = await services.storage.put(file_key(file_id), _stream(parts))
+        stored = await services.storage.put(file_key(file_id), from_thread(parts))
     finally:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await in_thread(shutil.rmtree, folder, ignore_errors=True)
     return NewFile(
         id=file_id,
         purpose="batch",
@@ -160,23 +156,9 @@ async def _local_path(
         raise _file_gone(batch, kind) from None
 
 
-async def _stream(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while part := await asyncio.to_thread(next, parts, b""):
-        yield part
-
-
 def _parts(batch: BatchRecord, source: Path, errors: Path | None) -> Iterator[bytes]:
-    """The lines, each with a line end, joined to parts of about a mebibyte."""
-    lines: list[bytes] = []
-    size = 0
-    for line in _lines(source) if errors is None else _lines_in_error(batch, source, errors):
-        lines.append(line + b"\n")
-        size += len(line) + 1
-        if size >= _PART_BYTES:
-            yield b"".join(lines)
-            lines, size = [], 0
-    if lines:
-        yield b"".join(lines)
+    lines = _lines(source) if errors is None else _lines_in_error(batch, source, errors)
+    return joined(line + b"\n" for line in lines)
 
 
 def _lines_in_error(batch: BatchRecord, source: Path, errors: Path) -> Iterator[bytes]:

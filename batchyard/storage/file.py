@@ -25,7 +25,7 @@ from batchyard.errors import (
     StorageUnavailable,
 )
 from batchyard.storage.blocks import BLOCK_BYTES, Tally, blocks
-from batchyard.storage.threads import in_executor, in_thread
+from batchyard.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator

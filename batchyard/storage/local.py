@@ -20,7 +20,7 @@ from batchyard.storage.file import (
     write_file,
 )
 from batchyard.storage.key import checked_key
-from batchyard.storage.threads import in_thread
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator

@@ -21,8 +21,8 @@ from batchyard.storage.bucket import S3Bucket, S3Credentials
 from batchyard.storage.download import download
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.storage.presigned import check_not_expired, put_headers
-from batchyard.storage.threads import in_thread
 from batchyard.storage.upload import upload
+from batchyard.threads import in_thread
 from batchyard.web.url import checked_url, shown
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from batchyard.storage.base import StoredObject
 from batchyard.storage.bucket import S3Bucket
 from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
 from batchyard.storage.key import checked_key
-from batchyard.storage.threads import in_thread
+from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator

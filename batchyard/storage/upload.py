@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from batchyard.errors import ObjectTooLarge
 from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.storage.presigned import check_not_expired, put_headers, signature_of
-from batchyard.storage.threads import in_thread
 from batchyard.storage.web import WebAccess, refusal, web_errors_as_ours
+from batchyard.threads import in_thread
 from batchyard.web.url import checked_url, shown
 
 if TYPE_CHECKING:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.storage.threads import in_executor, in_thread
+from batchyard.threads import from_thread, in_executor, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 async def test_results_and_errors_come_back() -> None:
@@ -59,3 +63,26 @@ async def test_a_call_that_fails_after_a_cancellation_is_not_undone() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert undone == []
+
+
+async def test_a_long_call_is_asked_to_end_when_its_caller_is_cancelled() -> None:
+    """It is waited for all the same."""
+    stopping = threading.Event()
+    task = asyncio.create_task(in_executor(None, lambda: stopping.wait(60), interrupt=stopping.set))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+    assert stopping.is_set()
+
+
+async def test_parts_are_made_in_a_thread_one_by_one() -> None:
+    threads = {threading.current_thread().name}
+
+    def parts() -> Iterator[bytes]:
+        for part in (b"a", b"b"):
+            threads.add(threading.current_thread().name)
+            yield part
+
+    assert [part async for part in from_thread(parts())] == [b"a", b"b"]
+    assert len(threads) > 1
