@@ -25,7 +25,7 @@ async def _cancel(batch_id: str, wait: bool) -> None:
     async with offline_services() as services:
         batch = await services.store.batches.cancel(batch_id)
         if batch.status not in TERMINAL:
-            # Somebody has to make its files, and nobody may have it.
+            # A runner has to write its files, and the batch may have no owner.
             await wake_where_prefect_is_known(services, batch_id)
         while wait and batch.status not in TERMINAL:
             await asyncio.sleep(services.settings.look_seconds)

@@ -1,6 +1,6 @@
-"""Flow runs that Prefect believes in and that have no process: they hold a place in their pool.
+"""Flow runs that Prefect shows as active but that have no process: they use a place of their pool.
 
-A worker that is stopped leaves its flow runs so for ever, and so does a machine that goes away.
+A worker that is stopped leaves such flow runs behind, and so does a machine that is lost.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ async def bury_lost_runs(
     start_seconds: float,
     seen: set[str],
 ) -> list[str]:
-    """End the flow runs whose process is gone; the ids of those that were ended.
+    """Mark flow runs without a process as Crashed, and return their ids.
 
-    A process lives while a runner with its flow run gave a heartbeat in the last
-    ``silent_seconds``, or a batch with its flow run is leased. A runner of chunks may take
-    ``start_seconds`` to begin, unless the worker that took it is gone. ``seen`` is the caller's,
-    from one look to the next: a run is ended at the second look in a row that misses it, because
-    one that has just retired is about to tell Prefect.
+    A flow run has a process if a runner of it sent a heartbeat in the last ``silent_seconds``, or
+    if a batch of it is leased. A runner of chunks may take ``start_seconds`` to start, unless the
+    worker that took it is gone. The caller keeps ``seen`` between calls: a run is ended at the
+    second call in a row that misses its process, because a runner that has just ended is about to
+    report that to Prefect.
 
     Raises :class:`~batchyard.errors.DispatchFailed`, :class:`~batchyard.errors.SettingsError`.
     """

@@ -1,7 +1,7 @@
-"""What the ends of a model's runners mean: when to start the next one, and when to give up.
+"""What the ends of a model's runners mean: when to start the next one, and when to stop trying.
 
-Pure. One runner that fails says little about its model: another machine may serve it, and what was
-wrong may be put right. So a model is given up only after a time in which every runner failed.
+Pure. One failed runner says little about its model: another machine may serve it, and the cause may
+be repaired. So the batches of a model fail only after a time in which all its runners failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ModelWatch:
     served_at: float | None = None
     """When it last had a runner."""
     idle_ends: int = 0
-    """Runners that ended in a row without an answer of theirs, for whatever reason."""
+    """Runners in a row that ended without an answer, for any reason."""
     start_after: float = 0.0
     """No runner is started before this moment."""
     failures: int = 0
@@ -53,7 +53,7 @@ class ModelWatch:
         return cls(entry.answered, _chunks(entry))
 
     def see(self, entry: ModelDemand) -> None:
-        """Compare with the last look: a model that is answered is not failing."""
+        """Compare with the last counts: a model with new answers is not failing."""
         # A chunk takes its answers along when it is done.
         got_somewhere = entry.answered != self.answered or _chunks(entry) < self.chunks
         self.answered, self.chunks = entry.answered, _chunks(entry)
@@ -64,7 +64,7 @@ class ModelWatch:
             self.reason = ""
 
     def count_end(self, run: FlowRun, runner: RunnerRecord | None, now: float) -> None:
-        """Count the end of a runner that nobody asked to end."""
+        """Count the end of a runner that was not drained."""
         if runner is not None and runner.answered:
             self.idle_ends = 0
             return
@@ -80,11 +80,11 @@ class ModelWatch:
                 self.failing_since = now
 
     def has_failed_for(self, seconds: float, now: float) -> bool:
-        """Whether runners have failed for so long, with no answer in between."""
+        """Whether runners have failed for this long without an answer in between."""
         return self.failing_since is not None and now - self.failing_since >= seconds
 
     def verdict(self, model: str, now: float) -> str:
-        """Why the model is given up, for its batches."""
+        """The message for the model's batches, which fail because no machine can serve it."""
         minutes = (now - (self.failing_since or now)) / 60
         runners = "1 runner" if self.failures == 1 else f"{self.failures} runners"
         return (

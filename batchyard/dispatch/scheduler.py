@@ -1,8 +1,9 @@
 """The scheduler: starts runners of chunks, drains them, and says which models cannot be served.
 
-Whoever holds the named lease ``scheduler`` acts. Two that both believe to hold it for a moment
-start each runner once, because the flow runs of a model in a pool follow one another and each has
-one successor, and drain each once, because draining is compare-and-set.
+The process that holds the named lease ``scheduler`` acts. If two processes believe for a moment
+that they hold it, they still start each runner once, because the flow runs of a model in a pool
+follow one another and each has one successor. They drain each runner once, because draining is
+compare-and-set.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ class _Pool:
 
 
 class RunnerScheduler:
-    """Keeps runners at work for every model that has some. Call :meth:`look` every few seconds.
+    """Starts and drains runners for every model with work. Call :meth:`look` every few seconds.
 
-    That Prefect is away, or has lost its database, ends nothing: it is logged once, and the next
-    look goes on.
+    If Prefect cannot be reached or has lost its database, that is logged once, and the next call
+    tries again.
     """
 
     def __init__(self, api: PrefectApi, store: Store, settings: Settings, owner: str) -> None:
@@ -77,12 +78,13 @@ class RunnerScheduler:
         """Whether it was our turn at the last look."""
 
     async def look(self) -> Sequence[GivenUp]:
-        """Start and drain what the moment asks for, if it is our turn.
+        """Start and drain runners as needed, if this process holds the scheduler's lease.
 
-        Returns the models that no machine can serve: every runner failed for the time that the
-        settings give, and none is left or about to begin; or no engine block offers the model,
-        and none ever did. Each is named once; the caller stops its batches before it looks again,
-        and what has work by then is tried anew. Raises :class:`~batchyard.errors.StoreError`.
+        Returns the models that no machine can serve: all runners failed for the time that the
+        settings give, and none is left or about to start; or the model has no engine block and
+        never had one. Each is returned once. The caller stops its batches before the next call; a
+        model that has work again by then is tried again. Raises
+        :class:`~batchyard.errors.StoreError`.
         """
         self.is_acting = await self._is_ours()
         if not self.is_acting:
@@ -123,7 +125,7 @@ class RunnerScheduler:
 
     @property
     def again_after_seconds(self) -> float | None:
-        """A look after so long ends the flow runs that the last one missed; None: no such."""
+        """When to call :meth:`look` again to end the runs that it missed; None: there are none."""
         return _BURY_SECONDS if self._suspects else None
 
     @property
@@ -132,7 +134,7 @@ class RunnerScheduler:
         return {model: watch.reason for model, watch in self._watches.items() if watch.reason}
 
     async def close(self) -> None:
-        """Let somebody else be the scheduler at once."""
+        """Release the scheduler's lease."""
         await self._store.leases.release(_LEASE, self._owner)
 
     async def _is_ours(self) -> bool:

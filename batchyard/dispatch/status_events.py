@@ -1,7 +1,7 @@
 """Each status that a batch enters, as an event in Prefect: ``batch.completed`` and its like.
 
-The database keeps what is to be told, so nothing is lost while Prefect is away. An event's id is
-made of the batch and its status: told twice, after a crash, it is one event.
+The database keeps pending events, so none is lost while Prefect cannot be reached. An event's id
+is made of the batch and its status: sent twice after a crash, it is still one event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def tell_status_changes(api: PrefectApi, store: Store, owner: str) -> int:
     """Hand the oldest changes to Prefect, where it is our turn; how many: there may be more.
 
     Raises :class:`~batchyard.errors.DispatchFailed`, :class:`~batchyard.errors.SettingsError`,
-    :class:`~batchyard.errors.StoreError`; what was not told then is told later.
+    :class:`~batchyard.errors.StoreError`; events that were not sent then are sent later.
     """
     # A look is cheap, a lease is a write.
     if not await store.status_changes.oldest(1):

@@ -1,4 +1,4 @@
-"""The runner of batches: whoever has a batch to run sees to it that one is there."""
+"""Start the runner of batches, unless there is one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BEGIN_SECONDS = 30.0
 async def wake_batch_runner(
     api: PrefectApi, store: Store, *, silent_seconds: float
 ) -> FlowRun | None:
-    """See to it that a process leases batches; the flow run that is about to.
+    """Start a flow run that leases batches, and return its id.
 
-    None when one does already: it gave a sign of life in the last ``silent_seconds``. Callers at
-    once all get the same flow run. Raises :class:`~batchyard.errors.DispatchFailed`,
-    :class:`~batchyard.errors.SettingsError`.
+    None if there is one already, whose last heartbeat is at most ``silent_seconds`` old.
+    Concurrent callers all get the same flow run. Raises
+    :class:`~batchyard.errors.DispatchFailed`, :class:`~batchyard.errors.SettingsError`.
     """
     rows = await store.runners.live(kind=RunnerKind.BATCHES, within_seconds=silent_seconds)
     if any(row.status is RunnerStatus.LIVE for row in rows):
@@ -39,6 +39,6 @@ async def wake_batch_runner(
 
 
 def _is_about_to(run: FlowRun, silent_seconds: float) -> bool:
-    """Whether it will lease batches soon. One that runs for so long already would be known."""
+    """Whether it will lease batches soon. If it had run for long, it would be registered."""
     limits = {"SCHEDULED": math.inf, "PENDING": _BEGIN_SECONDS, "RUNNING": silent_seconds}
     return run.state_seconds < limits.get(run.state, 0.0)

@@ -1,8 +1,8 @@
-"""Whose turn it is to put requests into the window.
+"""Which chunk may put requests into the window.
 
-Chunks enter it in their order, and none is leased before there is room for its first request. So
-one chunk at a time has the turn. One that is slow to begin, because its input comes from far away
-or its storage does not answer, lets others go first.
+Chunks enter it in their order, and a chunk is leased only when there is room for its first
+request. So one chunk at a time has the turn. A chunk that is slow to begin, because its input is
+far away or its storage does not answer, lets others go first.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Admission:
             self._turn.release()
 
     async def unless_slow(self, preparation: Coroutine[Any, Any, T]) -> T:
-        """What ``preparation`` returns, with the turn, which others may have had meanwhile.
+        """Return what ``preparation`` returns, with the turn, which others may have had meanwhile.
 
-        Raises :class:`~batchyard.errors.StorageUnavailable` where the turn is not to be had back.
+        Raises :class:`~batchyard.errors.StorageUnavailable` if the turn cannot be had again.
         """
         task = asyncio.create_task(preparation)
         try:

@@ -1,7 +1,7 @@
 """The files that requests name as ``file_url``: fetched, and sent to the engine within a form.
 
-The runner fetches them, not the engine: an address is checked as it is connected to, and what a
-server does wrong is its own line's error. Engines get the bytes.
+The runner fetches them, not the engine, so that addresses are checked when they are connected to,
+and a server's failure fails only its own line. Engines get the bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_FILE_BYTES: Final = 25 * 1024**2
 """OpenAI's limit for audio."""
 _FETCH_SECONDS = 60.0
-"""For one file, all tries together: whoever waits for it keeps the next chunk waiting."""
+"""For one file, all attempts together: a request that waits for it delays the next chunk."""
 _FAILURES_OF_A_HOST = 5
 """A host that failed so often is not asked again for this chunk: each time costs a minute."""
 

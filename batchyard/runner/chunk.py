@@ -87,8 +87,8 @@ class ChunkRun:
     ``admission`` is left when the last request has a slot: the next chunk may start.
     ``fetch_input`` gives the batch's input as a local file, ``find_salt`` what its requests carry
     as :class:`~batchyard.engine.base.EngineRequest` says. ``on_answer`` gets the tokens of each
-    answered request, by the plan's estimate. Whoever holds ``turn`` makes lines of copies: all
-    chunks at once would fill the memory with them.
+    answered request, by the plan's estimate. ``turn`` is a lock under which the lines of copies
+    are made: all chunks at once would fill the memory with them.
     """
 
     services: Services
@@ -128,7 +128,7 @@ class ChunkRun:
         self.runs_alone = runs_alone(self.lease)
 
     def lose(self) -> None:
-        """The lease is not ours any more: :meth:`run` ends with ``LeaseLost``."""
+        """Another runner owns the lease now: :meth:`run` ends with ``LeaseLost``."""
         self._is_lost = True
         self._told.set()
 
@@ -163,7 +163,7 @@ class ChunkRun:
                 return None
             self.window.check()
         except Exception:
-            # Others may begin, and nobody waits for what is left of this chunk in the engine.
+            # Others may begin, and the rest of this chunk in the engine is not needed any more.
             self.admission.leave()
             await self._end(work)
             await self.window.withdraw(self.lease.key, abort=True)
@@ -239,7 +239,7 @@ class ChunkRun:
             async with asyncio.timeout(_LAST_FLUSH_SECONDS):
                 await self._settle()
         except LeaseLost:
-            pass  # whoever has the chunk runs them
+            pass  # the chunk's new owner runs them
         except Exception as error:  # noqa: BLE001 - then they run again; the rest goes on
             logger.warning("chunk.not_saved chunk=%s %s", self.lease.key, describe(error))
 
@@ -333,7 +333,7 @@ class ChunkRun:
                     left.appendleft((copies[0], copies[1:]))
 
     async def _give_up(self, descriptor: int, requests: Sequence[_Planned]) -> None:
-        """Give error lines to requests that ended whoever ran them, and to their copies."""
+        """Write error lines for requests that ended all processes that ran them, and copies."""
         lease = self.lease
         logger.warning("chunk.lines_given_up chunk=%s requests=%d", lease.key, len(requests))
         message = (

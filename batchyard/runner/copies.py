@@ -1,6 +1,6 @@
-"""The requests of one chunk that take another one's answer: from that answer to their own lines.
+"""The requests of one chunk that share the answer of an identical one, until they have lines.
 
-They are no more than plan records until their answer is there, however many they are.
+Until that answer is there, they are only plan records, however many there are.
 """
 
 from __future__ import annotations

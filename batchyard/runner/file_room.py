@@ -10,7 +10,7 @@ ROOM_BYTES: Final = 256 * 1024**2
 
 
 class FileRoom:
-    """Room for files in memory; who asks first gets it first."""
+    """Room for files in memory, given out in the order of the requests for it."""
 
     def __init__(self, total_bytes: int = ROOM_BYTES) -> None:
         self._free_bytes = total_bytes

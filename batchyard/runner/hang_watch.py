@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine
 
 LOOKS = 12
-"""So many looks in ``hang_seconds``: a hang is told at most one of them later."""
+"""Observations in ``hang_seconds``: a hang is reported at most one of them later."""
 
 
 class HangWatch:
-    """Looks at an engine from time to time, while ``has_requests()`` says that it has any.
+    """Observes an engine at intervals, while ``has_requests()`` says that it has any.
 
     Progress is a request that the engine itself has answered, or another
-    :meth:`~batchyard.engine.base.Engine.work_done` than at the look before. An engine of which
-    that number is not known is never taken to hang.
+    :meth:`~batchyard.engine.base.Engine.work_done` than before. If an engine does not report that
+    number, no hang is detected.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class HangWatch:
         """Return once the engine has made no progress for ``hang_seconds``."""
         now = asyncio.get_running_loop().time
         next_look = now() + self._interval_seconds
-        # Looks are counted, not seconds: whoever stops us and lets us go on, such as a host that
-        # is suspended, costs one look and no more.
+        # Observations are counted, not seconds: if this process is stopped and continued, as on a
+        # suspended host, that counts as one observation only.
         while self._looks_in_vain < LOOKS:
             await asyncio.sleep(next_look - now())
             next_look = now() + self._interval_seconds

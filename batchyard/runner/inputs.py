@@ -34,7 +34,7 @@ class Inputs:
                 self.forget(batch_id)
 
     def forget(self, batch_id: str) -> None:
-        """Fetch the input anew for the next chunk that asks."""
+        """Fetch the input again for the next chunk that needs it."""
         fetch = self._fetches.get(batch_id)
         if fetch is not None and fetch.done():
             del self._fetches[batch_id]

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UnreadableLine:
-    """A line that the runner cannot take apart, and the ``custom_id`` that it has all the same."""
+    """A line that the runner cannot read, with its ``custom_id``, if that much can be read."""
 
     custom_id: str
     reason: str
@@ -49,7 +49,7 @@ def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
 
 
 def read_custom_ids(descriptor: int, records: Iterable[Any]) -> list[str]:
-    """Raises :class:`~batchyard.errors.ObjectChanged`."""
+    """The ``custom_id`` of each record. Raises :class:`~batchyard.errors.ObjectChanged`."""
     return [read_envelope(descriptor, record).custom_id for record in records]
 
 

@@ -1,7 +1,7 @@
-"""A machine on which a model's runners failed is left alone for a while; other machines go on.
+"""The pause of a machine for a model whose runners failed there; other machines continue.
 
-What is wrong may be the machine (no GPU, no room, no engine environment) or the model (its weights
-are only elsewhere), so the pause is for this model on this machine.
+The cause may be the machine (no GPU, no disk space, no engine environment) or the model (its
+weights are on other machines only), so the pause is for this model on this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 300.0
-"""Each try may load a model for minutes, and whatever was wrong is not put right in seconds."""
+"""Each attempt may load a model for minutes, and the cause is not repaired within seconds."""
 
 
 class MachinePaused(EngineStartFailed):
@@ -24,7 +24,7 @@ class MachinePaused(EngineStartFailed):
 
 
 def pause_seconds(failures: int) -> float:
-    """How long a machine is left alone after so many failures in a row."""
+    """How long a machine pauses after this many failures in a row."""
     if failures < 1:
         return 0.0
     return min(_FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)

@@ -48,12 +48,12 @@ class Pace:
         self._begin()
 
     def count(self, tokens: float) -> None:
-        """A request of so many tokens was answered."""
+        """Count an answered request with this many tokens."""
         self._answers += 1
         self._tokens += tokens
 
     def measured(self, *, is_busy: bool) -> float | None:
-        """To be asked regularly; a rate when a sample is complete, otherwise None."""
+        """Call regularly: returns a rate when a sample is complete, otherwise None."""
         now = self._clock()
         if is_busy and self._looked_at is not None:
             self._busy_seconds += now - self._looked_at

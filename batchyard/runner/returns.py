@@ -1,4 +1,4 @@
-"""How a runner gives chunks back: after an error in one, at its own end, and in between."""
+"""How a runner releases chunks: after an error in one, and at its own end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PUT_OFF_SECONDS = 30.0
-"""A batch that this machine cannot run is left to others for so long."""
+"""How long a batch that this machine cannot run is left to other machines."""
 
 
 class Returns:
@@ -57,7 +57,7 @@ class Returns:
         return set(self._put_off)
 
     async def release(self, lease: ChunkLease) -> None:
-        """Give the chunk back as it is."""
+        """Release the chunk, which another runner may then lease."""
         await self._end(lease.key, partial(self._services.store.chunks.release, lease))
 
     async def after(self, error: BaseException, lease: ChunkLease) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_REFUSALS = 10
-"""A database that refuses so many claims in a row will not take any."""
+"""If the database refuses this many claims in a row, the runner gives up."""
 
 
 class Runner:
@@ -53,12 +53,12 @@ class Runner:
         async with Runner(services, model) as runner:
             answered = await runner.serve()
 
-    An error in a chunk ends that chunk and nothing else: :meth:`run` raises nothing. What ends
-    the runner is the loss of its engine for good.
+    An error in a chunk ends only that chunk: :meth:`run` raises nothing. The runner ends if its
+    engine cannot be restarted.
 
-    ``batch_id`` restricts it to one batch; it then ends with the batch's last chunk. Otherwise
-    it is known to everybody, and ends after ``runner_idle_seconds`` without work or when it is
-    told to drain.
+    ``batch_id`` restricts it to one batch; it then ends with the batch's last chunk. Otherwise it
+    is registered in the database for all batches, and ends after ``runner_idle_seconds`` without
+    work or when the scheduler drains it.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Runner:
         async with contextlib.AsyncExitStack() as stack:
             self._engine = await self.services.engine_for(self.model)
             if self.batch_id is None:
-                # Before the model loads, which may take minutes: nobody starts another runner.
+                # Before the model loads, which may take minutes, so that no second one is started.
                 await self._announce(stack)
             else:
                 counts = (await self.services.store.batches.get(self.batch_id)).counts
@@ -194,8 +194,8 @@ class Runner:
     async def run(self, batch_id: str, index: int) -> ChunkTally | None:
         """Run a chunk that :meth:`leases` has handed out, to its last durable line.
 
-        None when it was given back before its end, for whatever reason, or lost to another
-        runner: whoever has it next runs what is missing.
+        None if it was released before its end, for any reason, or lost to another runner: its
+        next owner runs what is missing.
         """
         lease = self._held.get((batch_id, index))
         if lease is None:
@@ -335,7 +335,7 @@ class Runner:
         await self.services.store.chunks.renew(self._owner, lease_seconds)
 
     async def _keep_looking(self) -> None:
-        """See what has become of what is held, tell that this runner lives, and how fast it is."""
+        """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
         while True:
             await asyncio.sleep(self.services.settings.look_seconds)
             for part in (self._look, self._tell, self._returns.catch_up):
@@ -358,14 +358,14 @@ class Runner:
                     chunk.stop(standings[key])
 
     async def _tell(self) -> None:
-        """Tell that this runner lives, and how fast it is."""
+        """Send the heartbeat and report the throughput."""
         if not self._is_announced:
             return
         store = self.services.store
         try:
             status = await store.runners.heartbeat(self._owner, answered=self.answered)
         except RecordNotFound:
-            # It was silent for so long that it was taken for dead: another has its place.
+            # Its heartbeat was missing for so long that another runner has its place.
             status = RunnerStatus.DRAINING
         if status is RunnerStatus.DRAINING:
             self._drain()

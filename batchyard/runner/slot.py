@@ -1,4 +1,4 @@
-"""Engine slots: which GPUs of this machine an engine may have. One engine for each, never two."""
+"""Engine slots: which GPUs of this machine an engine may use. Each slot has one engine at most."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class EngineSlot:
 
 
 class NoSlotFree(EngineStartFailed):
-    """Other engines have every slot of this machine."""
+    """Other engines use all slots of this machine."""
 
 
 @asynccontextmanager
 async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
     """A slot of this machine while the block runs.
 
-    Waits for one as long as that of a dead runner may last, then raises :class:`NoSlotFree`. A
-    slot that is lost (this process was stopped for longer than a lease) cancels the block and is
-    raised as :class:`~batchyard.errors.LeaseLost`: another engine is about to have its devices.
+    Waits for as long as the lease of a crashed runner may last, then raises :class:`NoSlotFree`.
+    If the slot is lost (this process was stopped for longer than a lease), the block is cancelled
+    and :class:`~batchyard.errors.LeaseLost` is raised: another engine is about to use its devices.
     """
     settings, leases = services.settings, services.store.leases
     owner = f"slot_{secrets.token_hex(16)}"

@@ -1,8 +1,8 @@
-"""How a chunk runs after errors in it and deaths of those who ran it. Pure; see ADR 20.
+"""How a chunk runs after errors in it and crashes of its runners. Pure; see ADR 20.
 
 A *strike* is an error that ended a lease: the chunk is certainly its cause. A *death* is an owner
-that vanished with the lease: anything may be its cause, so the first ones count for nothing, and
-the next ones only when the chunk was alone in its runner.
+that vanished with the lease. It may have any cause, so the first deaths do not count, and later
+ones only if the runner had no other chunk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The window: every request in flight on one engine, whichever chunk it belongs to.
+"""The window: all requests in flight on one engine, of all its chunks.
 
-One stream into the engine, one bounded set of requests. There is no barrier between chunks: a
-slot that frees is taken by the next request in line. What comes back is delivered at once, tried
-again after a pause, or given up. An owner, such as a chunk, can take back what is its own.
+There is one stream into the engine and one bounded set of requests. There is no barrier between
+chunks: the next request in line takes each slot that becomes free. An answer is passed on at once,
+or its request is tried again after a pause, or it fails. An owner, such as a chunk, can withdraw
+its requests.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ logger = logging.getLogger(__name__)
 
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 _STRIKES = 2
-"""A request that was alone in the engine at this many of its deaths is not tried again."""
+"""A request that was alone in the engine at this many crashes is not tried again."""
 _NARROWING = 8
-"""After a death, so many times fewer of those that were in flight run together."""
+"""After a crash, this many times fewer of the requests in flight run together."""
 _DEATHS_WITHOUT_ANSWER = 10
-"""An engine that dies this often in a row without one answer is given up."""
+"""After this many crashes in a row without an answer, the engine is not restarted."""
 _LONGEST_RESTART_PAUSE_SECONDS = 30.0
 
 
@@ -75,7 +76,7 @@ class WindowRequest:
 
 @dataclass(slots=True)
 class _Departure:
-    """An owner that withdraws: until none of its requests is in flight and nobody waits for it."""
+    """An owner that withdraws, until none of its requests is in flight any more."""
 
     in_flight: int
     callers: int = 0
@@ -85,12 +86,13 @@ class _Departure:
 class Window:
     """Use as an async context manager around everything that submits; the engine is started.
 
-    Any other exception out of its stream counts as the engine's death: nobody knows what it has
-    done to the requests in flight. What one request's ``deliver`` raises is its owner's matter.
+    Any other exception from its stream counts as a crash of the engine, because it is unknown what
+    happened to the requests in flight. An exception from a request's ``deliver`` is passed to its
+    owner.
 
-    When the engine dies, whatever was in flight is suspect and runs again in ever smaller
-    company, until a request that dies alone gives itself away. Nobody else pays for it. An
-    engine that makes no progress on what is in flight for ``hang_seconds`` is taken for dead.
+    After a crash, all requests in flight are suspects and run again in ever smaller groups, until
+    the one that crashes the engine runs alone; only that one fails. An engine that makes no
+    progress on requests in flight for ``hang_seconds`` counts as crashed.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class Window:
         delivered only if its answer was on its way already. Returns too when the window ends.
 
         A second call may add ``abort`` to one that still waits. The owner submits nothing more,
-        and cancels whoever waits in :meth:`submit` for it, at the latest as soon as this returns.
+        and cancels its tasks that wait in :meth:`submit`, at the latest as soon as this returns.
         """
         if self.has_ended:
             return
@@ -239,13 +241,13 @@ class Window:
         return frozenset(url for url in ENDPOINTS if not is_served(url, routes))
 
     async def ended(self) -> None:
-        """Return when the window takes no more requests, for whatever reason."""
+        """Return when the window accepts no more requests, for any reason."""
         assert self._pump_task is not None  # noqa: S101 - entered
         await asyncio.wait([self._pump_task])
 
     @property
     def has_ended(self) -> bool:
-        """Whether it takes no more requests, for whatever reason."""
+        """Whether the window accepts no more requests, for any reason."""
         return self._pump_task is not None and self._pump_task.done()
 
     def _end(self) -> None:
@@ -263,7 +265,7 @@ class Window:
                 await asyncio.sleep(min(pause, _LONGEST_RESTART_PAUSE_SECONDS))
                 await self._engine.start(self._on_restart)
         except Exception:
-            # Submitters wait for slots that nobody would free.
+            # Submitters wait for slots that would never become free.
             for _ in range(self.size):
                 self._slots.release()
             raise
@@ -370,7 +372,7 @@ class Window:
         self._enqueue(request)
 
     def _take_back(self, error: Exception) -> None:
-        """The engine died: what was in flight goes in front of the queue, in smaller company."""
+        """After a crash: put requests in flight in front of the queue, in a smaller group."""
         in_flight = list(self._in_flight.values())
         self._in_flight.clear()
         self._aborts.clear()

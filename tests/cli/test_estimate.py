@@ -119,7 +119,7 @@ def test_a_database_that_does_not_answer_costs_only_the_time(
     monkeypatch.setenv("BATCHYARD_DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none")
     ended = alone("estimate", "in.jsonl")
     assert ended.status == 0
-    assert "unknown: the database cannot be asked" in ended.stdout
+    assert "unknown: the database does not answer" in ended.stdout
 
 
 def test_bad_lines_are_listed_without_their_content(alone: Run, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_a_cancellation_holds_when_prefect_is_away(
     batch = with_store(begun_batch)
     ended = alone("cancel", batch.id)
     assert (ended.status, ended.stdout) == (0, "cancelling\n")
-    assert "it waits until Prefect is back" in ended.stderr
+    assert "and waits until Prefect is back" in ended.stderr
 
 
 @pytest.mark.parametrize("batches", [0, 2])
