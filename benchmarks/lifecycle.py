@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.cli.offline import offline_services
 from batchyard.cli.serve import PORT_VARIABLE
-from batchyard.dispatch import PrefectApi, wake_batch_runner
+from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
 from tests.services.receiver import Receiver, running_receiver
@@ -122,7 +122,7 @@ async def _run(
         batch_ids.append(
             await create_batch(services, BatchRequest(input=str(source), webhook=webhook))
         )
-        await wake_batch_runner(api, services.store, silent_seconds=60.0)
+        await ensure_batch_runner(api, services.store, silent_seconds=60.0)
     async with asyncio.timeout(limit_seconds):
         await _all_ended(services, batch_ids)
     return time.perf_counter() - began

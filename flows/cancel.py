@@ -13,7 +13,7 @@ from prefect import get_client
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run as current_flow_run
 
-from batchyard.dispatch import PrefectApi, wake_batch_runner
+from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.errors import (
     DispatchFailed,
     RecordNotFound,
@@ -84,4 +84,4 @@ async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None: 
         with suppress(DispatchFailed, SettingsError):
             async with PrefectApi.from_environment() as api:
                 silent_seconds = services.settings.batch_lease_seconds
-                await wake_batch_runner(api, store, silent_seconds=silent_seconds)
+                await ensure_batch_runner(api, store, silent_seconds=silent_seconds)

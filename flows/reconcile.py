@@ -14,7 +14,7 @@ from prefect.states import Completed, State
 
 from batchyard.control.reconcile import reconcile as put_right
 from batchyard.control.reconcile import unrenewed_lease_seconds
-from batchyard.dispatch import PrefectApi, RunnerScheduler, wake_batch_runner
+from batchyard.dispatch import PrefectApi, RunnerScheduler, ensure_batch_runner
 from batchyard.errors import DispatchFailed, SettingsError
 from flows.control import look_once, tell_all
 from flows.worker import worker_services
@@ -43,7 +43,7 @@ async def reconcile() -> State:
         async with PrefectApi.from_environment() as api:
             try:
                 if found.free_batches or is_due:
-                    await wake_batch_runner(
+                    await ensure_batch_runner(
                         api,
                         services.store,
                         silent_seconds=services.settings.batch_lease_seconds,

@@ -12,7 +12,7 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from batchyard.dispatch import PrefectApi, wake_batch_runner
+from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.errors import BatchyardError, SettingsError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class RunnerWaker:
     async def _ask(self) -> bool:
         lease_seconds = self._services.settings.batch_lease_seconds
         try:
-            await wake_batch_runner(
+            await ensure_batch_runner(
                 self._prefect, self._services.store, silent_seconds=lease_seconds
             )
         except BatchyardError as error:

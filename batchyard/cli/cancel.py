@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from batchyard.cli import options
+from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
-from batchyard.cli.waking import wake_where_prefect_is_known
 from batchyard.lifecycle import TERMINAL
 
 
@@ -26,7 +26,7 @@ async def _cancel(batch_id: str, wait: bool) -> None:
         batch = await services.store.batches.cancel(batch_id)
         if batch.status not in TERMINAL:
             # A runner has to write its files, and the batch may have no owner.
-            await wake_where_prefect_is_known(services, batch_id)
+            await ensure_runner_if_prefect_is_set(services, batch_id)
         while wait and batch.status not in TERMINAL:
             await asyncio.sleep(services.settings.look_seconds)
             batch = await services.store.batches.get(batch_id)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, printable
 from batchyard.cli.time_words import relative
-from batchyard.cli.waking import wake_where_prefect_is_known
 from batchyard.delivery.webhooks import delivery_object, delivery_with_attempts
 from batchyard.store import DeliveryStatus  # noqa: TC001 - Typer reads it at run time
 
@@ -91,7 +91,7 @@ async def _get(delivery_id: str) -> DeliveryWithAttempts:
 async def _replay(delivery_id: str) -> None:
     async with offline_services() as services:
         found = await services.store.deliveries.replay(delivery_id)
-        await wake_where_prefect_is_known(services, found.id)
+        await ensure_runner_if_prefect_is_set(services, found.id)
     typer.echo(found.status.value)
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from batchyard.cli import options
+from batchyard.cli.ensure_runner import ensure_runner
 from batchyard.cli.offline import offline_services
-from batchyard.cli.waking import wake
 from batchyard.dispatch import PrefectApi
 from batchyard.steps.create import check_paths
 from batchyard.steps.retry import retry_batch
@@ -40,4 +40,4 @@ async def _retry(
             services, batch_id, completion_window=completion_window, output=output, error=error
         )
         typer.echo(new_id)
-        await wake(api, services, new_id)
+        await ensure_runner(api, services, new_id)

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from batchyard.cli import options
+from batchyard.cli.ensure_runner import ensure_runner
 from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.offline import offline_services
-from batchyard.cli.waking import wake
 from batchyard.dispatch import PrefectApi
 from batchyard.steps.create import BatchRequest, check_paths, create_batch
 
@@ -61,4 +61,4 @@ async def _submit(request: BatchRequest) -> None:
         batch_id = await create_batch(services, request)
         # Before anything else can fail: a user who has the id does not submit again.
         typer.echo(batch_id)
-        await wake(api, services, batch_id)
+        await ensure_runner(api, services, batch_id)

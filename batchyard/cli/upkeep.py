@@ -7,8 +7,8 @@ import asyncio
 import typer
 from rich.filesize import decimal
 
+from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
-from batchyard.cli.waking import wake_where_prefect_is_known
 from batchyard.control import reconcile as reconciler
 from batchyard.files import retention
 
@@ -38,7 +38,7 @@ async def _reconcile() -> None:
         lines.append(f"batches free      {found.free_batches:,}")
         typer.echo("\n".join(lines))
         if found.free_batches:
-            await wake_where_prefect_is_known(services, "What is free")
+            await ensure_runner_if_prefect_is_set(services, "What is free")
 
 
 async def _expire_files() -> None:

@@ -5,7 +5,7 @@ It uses HTTP, so that a process that only has to start a runner never imports Pr
 =================  ==========================================================================
 ``prefect_api``    the calls
 ``lost_runs``      ends flow runs that have no process any more
-``wake``           starts the runner of batches
+``batch_runner``   starts the runner of batches
 ``scheduler``      starts and drains the runners of chunks, with ``model_watch``
 ``run_states``     the names of final states that flows and the scheduler agree on
 ``status_events``  sends the statuses of batches to Prefect as events
@@ -13,7 +13,8 @@ It uses HTTP, so that a process that only has to start a runner never imports Pr
 =================  ==========================================================================
 """
 
-from batchyard.dispatch.lost_runs import bury_lost_runs
+from batchyard.dispatch.batch_runner import ensure_batch_runner
+from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.offered import OfferedModels, block_name
 from batchyard.dispatch.prefect_api import (
     PROCESS_BATCH,
@@ -26,7 +27,6 @@ from batchyard.dispatch.prefect_api import (
 )
 from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
 from batchyard.dispatch.status_events import batch_resource, tell_status_changes
-from batchyard.dispatch.wake import wake_batch_runner
 
 __all__ = [
     "PROCESS_BATCH",
@@ -41,7 +41,7 @@ __all__ = [
     "RunnerScheduler",
     "batch_resource",
     "block_name",
-    "bury_lost_runs",
+    "end_lost_runs",
+    "ensure_batch_runner",
     "tell_status_changes",
-    "wake_batch_runner",
 ]

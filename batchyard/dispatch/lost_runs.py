@@ -21,7 +21,7 @@ _CONTROL_FLOWS = (*(name.split("/")[0] for name in (RUN_BATCHES, PROCESS_BATCH))
 _MESSAGE = "The flow run has no heartbeat: its process is gone."
 
 
-async def bury_lost_runs(
+async def end_lost_runs(
     api: PrefectApi,
     store: Store,
     *,
@@ -42,15 +42,15 @@ async def bury_lost_runs(
     # Prefect first: a process that announces itself in between is then found alive.
     late = await _late(api, start_seconds)
     missed = late.keys() - await _living(store, silent_seconds) if late else set()
-    buried = sorted(missed & seen)
+    lost = sorted(missed & seen)
     seen.clear()
     seen.update(missed)
-    for flow_run_id in buried:
+    for flow_run_id in lost:
         end = api.mark_cancelled if late[flow_run_id].state == "CANCELLING" else api.mark_crashed
         await end(flow_run_id, _MESSAGE)
         seen.discard(flow_run_id)
         logger.warning("flow_run.lost flow_run=%s", flow_run_id)
-    return buried
+    return lost
 
 
 async def _late(api: PrefectApi, start_seconds: float) -> dict[str, FlowRun]:
@@ -68,8 +68,8 @@ async def _is_late(api: PrefectApi, run: FlowRun, start_seconds: float) -> bool:
 
 
 async def _living(store: Store, silent_seconds: float) -> set[str]:
-    living = await store.batch_leases.live_flow_runs()
+    alive = await store.batch_leases.live_flow_runs()
     for kind in RunnerKind:
         rows = await store.runners.live(kind=kind, within_seconds=silent_seconds)
-        living.update(row.flow_run_id for row in rows if row.flow_run_id)
-    return living
+        alive.update(row.flow_run_id for row in rows if row.flow_run_id)
+    return alive

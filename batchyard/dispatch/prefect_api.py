@@ -91,7 +91,7 @@ class _Missing(SettingsError):
     """There is nothing at this path, or it is not the API."""
 
 
-class _Answer(NamedTuple):
+class _Reply(NamedTuple):
     json: Any
     at: datetime | None
     """When, by the server's clock."""
@@ -308,7 +308,7 @@ class PrefectApi:
 
     # -- HTTP -------------------------------------------------------------------------------
 
-    async def _call(self, method: str, path: str, body: Any = None) -> _Answer:
+    async def _call(self, method: str, path: str, body: Any = None) -> _Reply:
         """One call; a server that is busy (its SQLite is locked) is asked again for a while."""
         async for attempt in stamina.retry_context(on=_Busy, attempts=8, timeout=_TIMEOUT_SECONDS):
             with attempt:
@@ -317,7 +317,7 @@ class PrefectApi:
 
     async def _call_once(
         self, method: str, path: str, body: Any, *, is_repeated: bool = False
-    ) -> _Answer:
+    ) -> _Reply:
         token = self._csrf.value
         try:
             async with self._session.request(
@@ -342,7 +342,7 @@ class PrefectApi:
                 if not response.ok:
                     raise DispatchFailed(f"Prefect answered {response.status} to {path}.")
                 found = None if response.status == 204 else await response.json()
-                return _Answer(found, _date(response.headers))
+                return _Reply(found, _date(response.headers))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise DispatchFailed(

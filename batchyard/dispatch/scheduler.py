@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.dispatch.lost_runs import bury_lost_runs
+from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _LEASE = "scheduler"
 _LEASE_SECONDS = 15.0
-_BURY_SECONDS = 10.0
+_END_LOST_SECONDS = 10.0
 """So long a flow run may take to end, once its runner has retired, before it counts as lost."""
 _NO_SLOT_SECONDS = 30.0
 """No runner is started in a pool for so long after one found every slot of its machine taken."""
@@ -72,7 +72,7 @@ class RunnerScheduler:
         self._watches: dict[str, ModelWatch] = {}
         self._troubles: dict[str, str] = {}
         self._suspects: set[str] = set()
-        self._buried_at = -math.inf
+        self._lost_ended_at = -math.inf
         self._no_slot_until: dict[str, float] = {}
         self.is_acting = False
         """Whether it was our turn at the last look."""
@@ -91,7 +91,7 @@ class RunnerScheduler:
             self._watches.clear()
             return ()
         demand = await self._store.chunks.demand()
-        await self._bury(await self._store.database.now())
+        await self._end_lost(await self._store.database.now())
         self._watch(demand)
         pools = await self._read_pools({self._settings.pool_of(entry.model) for entry in demand})
         if not pools:
@@ -126,7 +126,7 @@ class RunnerScheduler:
     @property
     def again_after_seconds(self) -> float | None:
         """When to call :meth:`look` again to end the runs that it missed; None: there are none."""
-        return _BURY_SECONDS if self._suspects else None
+        return _END_LOST_SECONDS if self._suspects else None
 
     @property
     def waits(self) -> dict[str, str]:
@@ -142,12 +142,12 @@ class RunnerScheduler:
 
     # -- what there is ----------------------------------------------------------------------
 
-    async def _bury(self, now: float) -> None:
-        if now - self._buried_at < _BURY_SECONDS:
+    async def _end_lost(self, now: float) -> None:
+        if now - self._lost_ended_at < _END_LOST_SECONDS:
             return
-        self._buried_at = now
+        self._lost_ended_at = now
         try:
-            await bury_lost_runs(
+            await end_lost_runs(
                 self._api,
                 self._store,
                 silent_seconds=self._settings.lease_seconds,

@@ -201,7 +201,7 @@ class ChunkRun:
         self._raise_failure()
         if self._is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
-        await patiently(self._settle, "finished lines")
+        await patiently(self._make_durable, "finished lines")
         await patiently(lambda: self.services.store.chunks.release(self.lease), "a chunk's release")
 
     async def _end(self, work: asyncio.Task[None]) -> None:
@@ -237,7 +237,7 @@ class ChunkRun:
         """Keep what is finished though the run is cut short; the next owner need not run it."""
         try:
             async with asyncio.timeout(_LAST_FLUSH_SECONDS):
-                await self._settle()
+                await self._make_durable()
         except LeaseLost:
             pass  # the chunk's new owner runs them
         except Exception as error:  # noqa: BLE001 - then they run again; the rest goes on
@@ -398,12 +398,12 @@ class ChunkRun:
             except TimeoutError:
                 pass
             self._wake.clear()
-            await patiently(self._settle, "finished lines")
+            await patiently(self._make_durable, "finished lines")
             self._flushed.set()
-        await patiently(self._settle, "finished lines")
+        await patiently(self._make_durable, "finished lines")
         self._flushed.set()
 
-    async def _settle(self) -> None:
+    async def _make_durable(self) -> None:
         """Write the lines of the copies whose answer is there, and make all of it durable."""
         if self._copies.count:
             if self.turn.locked():

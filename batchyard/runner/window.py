@@ -279,7 +279,7 @@ class Window:
         try:
             async with contextlib.aclosing(answers):
                 async for answer in answers:
-                    self._settle(answer)
+                    self._handle_answer(answer)
         except Exception as error:
             self._take_back(error)
             if self._is_closing:
@@ -337,7 +337,7 @@ class Window:
         self._queue.append(request)
         self._feed_wake.set()
 
-    def _settle(self, answer: EngineAnswer) -> None:
+    def _handle_answer(self, answer: EngineAnswer) -> None:
         request = self._in_flight.pop(answer.tag, None)
         if request is None:
             raise EngineLost(f"it answered request {answer.tag}, which it does not have")

@@ -134,7 +134,7 @@ def test_each_step_says_what_comes_next(alone: Run, home: Path) -> None:
     second = rotate(alone, 2)
     assert "1 values" in second
     assert "Restart every process" in second
-    assert "the old one is gone" in rotate(alone, 3)
+    assert "old key removed" in rotate(alone, 3)
 
 
 def test_no_step_is_taken_by_mistake(alone: Run, home: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_runner_that_was_not_restarted_stops_the_next_step(
     before = keys_in(home)
     ended = alone("secrets", "rotate", "--restarted")
     assert (ended.status, ended.stdout) == (1, "")
-    assert f"do not know its keys: {runner.id}. Restart every process" in ended.stderr
+    assert f"do not have its keys: {runner.id}. Restart every process" in ended.stderr
     assert keys_in(home) == before
     # As if the step had been long before the runner started.
     os.utime(home / "secret.next.key", (0, 0))

@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from batchyard.dispatch import PrefectApi, wake_batch_runner
+from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.services import Services, open_services
@@ -159,7 +159,7 @@ class Deployment:
         )
         batch = await self.services.store.batches.create(new)
         async with PrefectApi(self.server.api_url) as api:
-            await wake_batch_runner(api, self.services.store, silent_seconds=LEASE_SECONDS)
+            await ensure_batch_runner(api, self.services.store, silent_seconds=LEASE_SECONDS)
         return batch.id
 
     async def flow_run(self, flow_run_id: str) -> dict[str, Any]:

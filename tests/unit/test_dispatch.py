@@ -19,9 +19,9 @@ from batchyard.dispatch import (
     TAKEN_UP,
     PrefectApi,
     RunnerScheduler,
-    bury_lost_runs,
+    end_lost_runs,
+    ensure_batch_runner,
     scheduler,
-    wake_batch_runner,
 )
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
@@ -417,7 +417,7 @@ async def test_a_run_that_has_ended_or_gone_is_not_marked(
 
 
 async def wake(api: PrefectApi, store: Store) -> str | None:
-    run = await wake_batch_runner(api, store, silent_seconds=SILENT_SECONDS)
+    run = await ensure_batch_runner(api, store, silent_seconds=SILENT_SECONDS)
     return run.id if run else None
 
 
@@ -479,7 +479,7 @@ def worker(status: str, *, ago: float) -> dict[str, Any]:
 
 
 async def bury(api: PrefectApi, store: Store, seen: set[str]) -> list[str]:
-    return await bury_lost_runs(
+    return await end_lost_runs(
         api,
         store,
         silent_seconds=SILENT_SECONDS,
@@ -717,7 +717,7 @@ async def test_a_place_held_by_no_process_is_freed_and_taken(
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "_BURY_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "_END_LOST_SECONDS", 0.0)
     await begun_batch(store)
     looking = scheduler_of(api, store, settings)
     await looking.look()

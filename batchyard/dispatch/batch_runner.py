@@ -16,7 +16,7 @@ _BEGIN_SECONDS = 30.0
 """A process that has not begun by then may be gone. If it is not, there are two, which share."""
 
 
-async def wake_batch_runner(
+async def ensure_batch_runner(
     api: PrefectApi, store: Store, *, silent_seconds: float
 ) -> FlowRun | None:
     """Start a flow run that leases batches, and return its id.

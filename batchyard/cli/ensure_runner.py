@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from batchyard.dispatch import PrefectApi, wake_batch_runner
+from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.errors import BatchyardError
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
 
 
-async def wake(api: PrefectApi, services: Services, what: str) -> None:
+async def ensure_runner(api: PrefectApi, services: Services, what: str) -> None:
     """Start a runner for ``what``; if that fails, say on standard error that it has to wait."""
     try:
         silent_seconds = services.settings.batch_lease_seconds
-        await wake_batch_runner(api, services.store, silent_seconds=silent_seconds)
+        await ensure_batch_runner(api, services.store, silent_seconds=silent_seconds)
     except BatchyardError as error:
         typer.echo(
             f"batchyard: {error} {what} is saved and waits until Prefect is back and the "
@@ -30,8 +30,8 @@ async def wake(api: PrefectApi, services: Services, what: str) -> None:
         )
 
 
-async def wake_where_prefect_is_known(services: Services, what: str) -> None:
-    """As :func:`wake`, but do nothing if ``PREFECT_API_URL`` is not set."""
+async def ensure_runner_if_prefect_is_set(services: Services, what: str) -> None:
+    """As :func:`ensure_runner`, but do nothing if ``PREFECT_API_URL`` is not set."""
     if os.environ.get("PREFECT_API_URL"):
         async with PrefectApi.from_environment() as api:
-            await wake(api, services, what)
+            await ensure_runner(api, services, what)
