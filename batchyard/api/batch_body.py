@@ -141,9 +141,8 @@ class CreateBatch(RequestBody):
 
     def fingerprint(self) -> str:
         """A hash of the body that is the same however its keys are ordered and spaced."""
-        # Not by model_dump(), which fails for values that are nested more than 255 deep.
-        sent = msgspec.json.encode(self, order="deterministic", enc_hook=_as_sent)
-        return hashlib.sha256(sent).hexdigest()
+        sent = self.model_dump(exclude_unset=True)
+        return hashlib.sha256(msgspec.json.encode(sent, order="deterministic")).hexdigest()
 
     def _lifetime(self) -> int | None:
         if self.output_expires_after is None:
@@ -191,11 +190,6 @@ class DeliverResults(RequestBody):
         if self.error_url is not None:
             places["error"] = self.error_url
         return places
-
-
-def _as_sent(body: RequestBody) -> dict[str, Any]:
-    """The keys that were in the body, null or not."""
-    return {key: getattr(body, key) for key in body.model_fields_set}
 
 
 async def _check_url(key: str, url: str | None, settings: Settings) -> None:
