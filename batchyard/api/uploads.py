@@ -62,11 +62,11 @@ class CreateUpload(RequestBody):
 
     filename: Text
     purpose: Annotated[Text, described(enum=PURPOSES)]
+    expires_after: ExpiresAfter | None = None
     bytes: Annotated[Integer, Field(ge=1)]
     mime_type: Annotated[
         Text, AfterValidator(_checked_mime_type), described(maxLength=_MAX_MIME_TYPE_CHARS)
     ]
-    expires_after: ExpiresAfter | None = None
 
 
 class CompleteUpload(RequestBody):
