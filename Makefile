@@ -20,7 +20,7 @@ ENGINE := .venv-engine/.made-$(DEVICE)
 MODELS := .models/.made
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-mutations check bench up lock clean
+.PHONY: help setup demo test test-quick test-slow test-mutations check bench up lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -30,8 +30,11 @@ setup: $(INSTALLED) $(ENGINE) $(MODELS) ## both environments and the tiny models
 demo: setup ## three small batches through the whole product, on real vLLM
 	@.venv/bin/python examples/demo.py
 
-test: setup ## the tests
-	.venv/bin/pytest -m "not slow" $(ARGS)
+test: setup ## the tests, side by side
+	.venv/bin/pytest -n auto -m "not slow" $(ARGS)
+
+test-quick: setup ## those that start no server, in less than a minute
+	.venv/bin/pytest -n auto -m "not slow and not alone" tests/test_architecture.py tests/unit $(ARGS)
 
 test-slow: setup ## the long fault and scale tests
 	.venv/bin/pytest -m slow $(ARGS)
@@ -44,7 +47,7 @@ check: setup ## format, lint, types, import contracts, tests: what a change must
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/pytest -m "not slow" $(ARGS)
+	.venv/bin/pytest -n auto -m "not slow" $(ARGS)
 
 up: setup ## the API, Prefect's server and UI and both workers in the foreground, until Ctrl-C
 	@.venv/bin/batchyard up $(ARGS)

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.services.services import open_services
+from batchyard.settings import read_settings
 from batchyard.storage.bucket import S3Credentials
 from tests.services.swift import BUCKET, swift_for_session
+from tests.side_by_side import (  # noqa: F401 - hooks of pytest's
+    pytest_collection_modifyitems,
+    pytest_configure_node,
+    pytest_runtest_protocol,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prefect reads the profile and writes the files of a folder of this process's own."""
+    home = tempfile.mkdtemp(prefix="prefect-home-")
+    config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
+    os.environ["PREFECT_HOME"] = home
+
+
+@pytest.fixture(scope="session")
+def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose database has its tables, to be copied: making them takes ten times as long."""
+    home = tmp_path_factory.mktemp("empty") / "home"
+    asyncio.run(_make_tables(home))
+    return home
+
+
+async def _make_tables(home: Path) -> None:
+    async def nothing(*_: object) -> Any:
+        raise AssertionError
+
+    async with open_services(read_settings(home=home), engine_for=nothing, s3_credentials=nothing):
+        pass
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ def download(api: Api, file_id: str) -> int:
         return sum(len(block) for block in answer.iter_bytes())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("size_bytes", [64 * MIB, pytest.param(200 * MIB, marks=pytest.mark.slow)])
 def test_a_large_file_passes_through_with_flat_memory(
     server_process: ServerProcess, size_bytes: int
@@ -56,6 +57,7 @@ def test_a_large_file_passes_through_with_flat_memory(
     assert server_process.peak_bytes() - before <= ROOM_BYTES
 
 
+@pytest.mark.alone
 def test_parts_are_joined_with_flat_memory(server_process: ServerProcess) -> None:
     api = server_process.api
     download(api, upload(api, MIB))

@@ -122,6 +122,7 @@ def test_a_bad_purpose_is_answered_as_openai_does(api: Api) -> None:
     }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("path", ["/files", "/files/"])
 def test_a_body_that_announces_too_much_is_refused_unread(api: Api, path: str) -> None:
     head = api.head("POST", path, FORM, f"Content-Length: {2**40}", "Expect: 100-continue")

@@ -36,6 +36,7 @@ async def test_planning_is_timed_and_weighed() -> None:
     assert "| 200 lines, 0 MB |" in plan_speed.table([planned])
 
 
+@pytest.mark.alone
 def test_chunks_are_compared_with_one_window_and_with_barriers() -> None:
     size = no_barrier.Size(stub=300, stub_part=16)
     (shares,) = no_barrier.measure(size, with_vllm=False)
@@ -76,6 +77,7 @@ def big_parent(mebibytes: int) -> bytes:
     return b"x" * mebibytes * 1024**2
 
 
+@pytest.mark.alone
 def test_the_peak_of_a_process_does_not_begin_with_that_of_its_parent() -> None:
     held = big_parent(300)
     program = "from benchmarks.peak_memory import *; print(peak_mebibytes(), forget_peak())"

@@ -116,6 +116,7 @@ def test_a_batch_with_nothing_left_is_done_now() -> None:
     assert seconds_until_done([work("x", 0), work("y", 100, priority=1)]) == {"x": 0, "y": 10}
 
 
+@pytest.mark.alone
 def test_many_batches_take_no_longer_than_their_number_deserves() -> None:
     """Quadratic time would take minutes."""
     items = [

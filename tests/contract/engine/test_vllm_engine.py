@@ -156,6 +156,7 @@ async def test_the_request_id_is_the_engines_too(session_vllm: VllmEngine) -> No
     assert json.loads(answers[7].body)["id"] == f"chatcmpl-{one.request_id}"
 
 
+@pytest.mark.alone
 @in_session_loop
 async def test_a_busy_engine_lets_its_neighbours_run(session_vllm: VllmEngine) -> None:
     """Its runner lives on the same cores: a short sleep beside a long answer ends in time."""

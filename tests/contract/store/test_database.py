@@ -56,6 +56,7 @@ async def test_a_write_waits_for_a_busy_sqlite(sqlite_path: Path) -> None:
         await waiting
 
 
+@pytest.mark.alone
 async def test_a_sqlite_that_stays_busy_is_unavailable_after_the_patience(
     sqlite_path: Path,
 ) -> None:

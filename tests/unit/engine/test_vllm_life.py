@@ -255,6 +255,7 @@ async def test_the_guardians_own_death_takes_the_engine_down(make_engine: MakeEn
         await ask(engine, "/echo")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("paths", [(), ("/hang", "/hang")], ids=["idle", "busy"])
 async def test_the_servers_death_in_mid_stream_is_noticed_at_once(
     make_engine: MakeEngine, paths: tuple[str, ...]

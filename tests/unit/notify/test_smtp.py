@@ -173,6 +173,7 @@ async def test_a_host_that_cannot_exist_cannot_be_reached(host: str) -> None:
     assert answer.error == "the mail server cannot be reached: check its host and port"
 
 
+@pytest.mark.alone
 async def test_a_silent_server_has_a_limited_time() -> None:
     async with talking_server() as port:
         began = time.monotonic()

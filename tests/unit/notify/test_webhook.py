@@ -156,6 +156,7 @@ async def test_a_pause_is_a_day_at_most_and_nonsense_is_none(
     assert (await send(receiver)).retry_after_seconds == seconds
 
 
+@pytest.mark.alone
 async def test_a_receiver_that_does_not_answer_in_time_has_failed(receiver: Receiver) -> None:
     receiver.reply = Reply(delay_seconds=5)
     began = time.monotonic()
@@ -179,6 +180,7 @@ async def test_a_receiver_that_trickles_its_headers_has_the_same_time() -> None:
     assert answer.error == "the receiver did not answer within 0.3 seconds"
 
 
+@pytest.mark.alone
 async def test_a_status_counts_even_if_the_body_never_ends(receiver: Receiver) -> None:
     receiver.reply = Reply(200, body=b"." * 1000, pause_seconds=0.05)
     began = time.monotonic()
@@ -349,6 +351,7 @@ async def test_no_failure_repeats_the_url(receiver: Receiver) -> None:
     assert not any("canary" in str(answer) for answer in answers)
 
 
+@pytest.mark.alone
 async def test_many_slow_receivers_do_not_delay_a_fast_one(receiver: Receiver) -> None:
     with running_receiver(tls=False) as slow, running_receiver(tls=False) as fast:
         slow.reply = Reply(delay_seconds=2)
