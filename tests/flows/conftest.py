@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,11 @@ def _prefect() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_yard(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Services]]:
+def open_yard(
+    tmp_path: Path, empty_home: Path
+) -> Callable[..., AbstractAsyncContextManager[Services]]:
     """Services as a flow run finds them; a test opens them itself, in its own context."""
+    home = shutil.copytree(empty_home, tmp_path / "home")
 
     @asynccontextmanager
     async def opened(engine: StubEngine | None = None, **settings: Any) -> AsyncIterator[Services]:
@@ -41,7 +45,7 @@ def open_yard(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Servi
         async def s3_credentials() -> S3Credentials:
             return S3Credentials()
 
-        defaults = {"home": tmp_path / "home", "chunk_requests": 10, "retry_pause_seconds": 0.01}
+        defaults = {"home": home, "chunk_requests": 10, "retry_pause_seconds": 0.01}
         async with open_services(
             read_settings(**defaults | settings),
             engine_for=engine_for,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ class Yard:
 
 
 @pytest.fixture
-async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
+async def yard(tmp_path: Path, empty_home: Path) -> AsyncIterator[Yard]:
     engine = StubEngine(max_num_seqs=8)
 
     async def engine_for(_: str) -> StubEngine:
@@ -106,7 +107,7 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
         return S3Credentials()
 
     settings = read_settings(
-        home=tmp_path / "home",
+        home=shutil.copytree(empty_home, tmp_path / "home"),
         chunk_requests=10,
         flush_seconds=0.05,
         retry_pause_seconds=0.01,
