@@ -72,13 +72,20 @@ class Receiver:
     client_context: ssl.SSLContext
     """Trusts this server and no other."""
     scheme: str = "https"
+    only_path: str | None = None
+    """What goes to another path is not for this server: 410, and it is not noted."""
     answers: list[Reply] = field(default_factory=list)
     reply: Reply = field(default_factory=Reply)
     requests: list[Request] = field(default_factory=list)
 
-    def url(self, path_and_query: str = "/hook", *, host: str = "localhost") -> str:
+    @property
+    def path(self) -> str:
+        """Where webhooks go unless a test says otherwise."""
+        return self.only_path or "/hook"
+
+    def url(self, path_and_query: str | None = None, *, host: str = "localhost") -> str:
         """A URL on this server. The certificate is for ``localhost`` and ``127.0.0.1``."""
-        return f"{self.scheme}://{host}:{self.port}{path_and_query}"
+        return f"{self.scheme}://{host}:{self.port}{path_and_query or self.path}"
 
     async def wait_for(self, count: int, timeout_seconds: float = 10.0) -> list[Request]:
         """The requests, as soon as there are so many. Raises ``TimeoutError``."""
@@ -89,6 +96,8 @@ class Receiver:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Note the request and give the next answer."""
+        if self.only_path not in (None, request.path):
+            return web.Response(status=410)
         body = b"".join([piece async for piece in request.content.iter_any()])
         headers = {name.lower(): value for name, value in request.headers.items()}
         seen = Request(request.method, request.path_qs, headers, body, time.time())
@@ -118,6 +127,7 @@ def running_receiver(
     tls: bool = True,
     authority: trustme.CA | None = None,
     names: tuple[str, ...] = ("localhost", "127.0.0.1"),
+    only_path: str | None = None,
 ) -> Iterator[Receiver]:
     """Listen on a port of 127.0.0.1, a free one by default, for the time of the block.
 
@@ -130,7 +140,8 @@ def running_receiver(
         ca_file = Path(folder) / "ca.pem"
         authority.cert_pem.write_to_path(str(ca_file))
         client_context = ssl.create_default_context(cafile=str(ca_file))
-        receiver = Receiver(port, ca_file, client_context, "https" if tls else "http")
+        scheme = "https" if tls else "http"
+        receiver = Receiver(port, ca_file, client_context, scheme, only_path)
         context = _server_context(authority, names) if tls else None
         with _serving(receiver, context):
             yield receiver

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
+from tests.services.receiver import running_receiver
 from tests.up.programs import (
     bash,
     batch_of,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import trustme
     from openai.types.webhooks import UnwrapWebhookEvent
 
     from tests.services.receiver import Receiver, Request
@@ -54,14 +57,33 @@ CREATE_BY_CURL, SECRET, DELIVERIES, DELIVERY, REPLAY = blocks(PAGE, "bash")
 CLIENT = "from openai import OpenAI\nclient = OpenAI()\n"
 URL = "https://receiver.example:8443/batchyard"
 SECONDS = 240.0
+OVER = {"completed", "failed", "expired", "cancelled"}
 
 
 @pytest.fixture(autouse=True)
 def _no_endpoints(client: openai.OpenAI) -> Iterator[None]:
-    """Each test's own hear of no other test's batches."""
+    """Each test's own are notified of no other test's batches.
+
+    An endpoint is notified of every batch that ends while it is there: those that earlier tests
+    have cancelled, or have not waited for, end first.
+    """
+    deadline = time.monotonic() + SECONDS
+    while any(batch.status not in OVER for batch in client.batches.list()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     yield
     for endpoint in client.webhooks.list():
         client.webhooks.delete(endpoint.id)
+
+
+@pytest.fixture
+def receiver(authority: trustme.CA) -> Iterator[Receiver]:
+    """Takes its own webhooks, and no others.
+
+    A delivery of an earlier test is tried again for days, and its port may be this server's now.
+    """
+    with running_receiver(authority=authority, only_path=f"/{uuid.uuid4().hex}") as running:
+        yield running
 
 
 @pytest.fixture
@@ -88,7 +110,7 @@ async def test_a_batch_tells_its_own_url_and_address(
     batch_id = run_python(CLIENT + program, folder, yard.client_environment()).strip()
 
     (request,) = await receiver.wait_for(1, SECONDS)
-    assert request.path_and_query == "/hook?run=42"
+    assert request.path_and_query == f"{receiver.path}?run=42"
     event = unwrapped(client, request, secret)
     assert (event.type, event.object) == ("batch.completed", "event")
     batch = client.batches.retrieve(batch_id)
