@@ -378,7 +378,7 @@ def _wait_for_segments(home: Path) -> None:
 
 
 def _wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)

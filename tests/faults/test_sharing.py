@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
 from tests.faults.site import lines
@@ -48,6 +50,7 @@ async def test_a_model_that_nobody_serves_holds_up_no_other(site: Site) -> None:
         assert (await site.get(waits)).status is not BatchStatus.COMPLETED
 
 
+@pytest.mark.alone
 async def test_two_hundred_small_batches_at_once_all_complete(
     either_site: Site, nursery: Nursery
 ) -> None:

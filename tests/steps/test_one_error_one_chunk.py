@@ -517,6 +517,7 @@ async def test_a_chunk_that_could_not_be_given_back_at_once_is_given_back_later(
 # -- what runs beside the chunks ------------------------------------------------------------
 
 
+@pytest.mark.alone
 async def test_a_renewal_that_fails_in_an_unknown_way_is_followed_by_the_next(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
