@@ -300,6 +300,13 @@ class Settings(BaseSettings):
         return self.shared_paths or not is_in_s3
 
     @property
+    def database(self) -> str:
+        """The URL of the database, with its password."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.home_folder / 'batchyard.db'}"
+
+    @property
     def home_folder(self) -> Path:
         return self.home.expanduser().absolute()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -166,6 +166,25 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     request_counts: RequestCounts = RequestCounts()
     usage: BatchUsage = BatchUsage()
     metadata: dict[str, str] | None = None
+
+
+class _Ends(Protocol):
+    """A batch, as clients see it or as its row says."""
+
+    @property
+    def completed_at(self) -> int | None: ...
+    @property
+    def failed_at(self) -> int | None: ...
+    @property
+    def expired_at(self) -> int | None: ...
+    @property
+    def cancelled_at(self) -> int | None: ...
+
+
+def ended_at(batch: _Ends) -> int | None:
+    """When the batch ended, in Unix seconds; None for one that has not."""
+    ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
+    return next((end for end in ends if end is not None), None)
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
-from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -29,12 +28,7 @@ def stub_services(
     async def engine_for(_: str) -> Engine:
         return engine
 
-    async def s3_credentials() -> S3Credentials:
-        return S3Credentials()
-
-    return open_services(
-        read_settings(home=home, **settings), engine_for=engine_for, s3_credentials=s3_credentials
-    )
+    return open_services(read_settings(home=home, **settings), engine_for=engine_for)
 
 
 async def fetched_batch(services: Services, source: Path, *, output: Path | None = None) -> str:

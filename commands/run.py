@@ -18,7 +18,9 @@ from batchyard.errors import RequestRefused
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.location import LocalFile, parse_location
+from batchyard.storage.access import Access
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import parse_location
 from commands.engine_choice import EngineChoice
 from commands.foreground import how_to_resume, prepare_prefect, run_to_end
 
@@ -148,7 +150,7 @@ async def _run(
             async with open_services(
                 settings,
                 engine_for=engine_for,
-                s3_credentials=s3_credentials_from_block,
+                access=Access(s3=s3_credentials_from_block),
                 on_progress=display,
             ):
                 async with control_services() as services:

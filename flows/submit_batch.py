@@ -12,7 +12,9 @@ from pydantic import Field
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, check_paths, create_batch
-from batchyard.storage.location import LocalFile, WebUrl, parse_location
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import parse_location
+from batchyard.storage.web_url import WebUrl
 from flows.cancel import cancel_its_batch
 from flows.control import control_services
 from flows.process_batch import take_to_its_end

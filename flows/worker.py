@@ -16,6 +16,7 @@ from batchyard.dispatch import OfferedModels, block_name
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.services.services import Services, current_services, open_services
 from batchyard.settings import Settings, read_settings
+from batchyard.storage.access import Access
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def worker_services() -> AsyncIterator[Services]:
     async with open_services(
         settings,
         engine_for=engine_for,
-        s3_credentials=s3_credentials_from_block,
+        access=Access(s3=s3_credentials_from_block),
         why_not_offered=OfferedModels().why_not,
     ) as services:
         yield services

@@ -26,10 +26,8 @@ from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
 from batchyard.api.openapi import DescribedApi
 from batchyard.api.route import operation_id
-from batchyard.errors import SettingsError
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from batchyard.engine.base import Engine
     from batchyard.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -59,9 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_services(
-            settings, engine_for=_no_engine, s3_credentials=_s3_credentials
-        ) as services:
+        async with open_services(settings) as services:
             app.state.services = services
             yield
 
@@ -115,11 +110,3 @@ class RequestIds:
                 # The connection breaks off, so that the client sees that something is missing.
                 raise
             await server_failed().to_response()(scope, receive, send_with_id)
-
-
-async def _no_engine(model: str) -> Engine:
-    raise SettingsError(f"The API runs no engine, so none for {model}.")
-
-
-async def _s3_credentials() -> S3Credentials:
-    return S3Credentials()

@@ -37,7 +37,7 @@ from batchyard.steps.create import (
     WINDOW_PATTERN,
     BatchRequest,
 )
-from batchyard.storage.location import check_output, parse_location
+from batchyard.storage.location import parse_location
 from batchyard.storage.presigned import check_not_expired
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ async def _check_url(key: str, url: str | None, settings: Settings) -> None:
         if key == "input_url":
             check_not_expired(url)
         else:
-            await check_output(location)
+            await location.check_output()
     except StorageError as error:
         raise _invalid(key, f"'{key}' cannot be used: {error}.") from None
 

@@ -30,9 +30,3 @@ def status_words(batch: BatchRecord) -> str:
     if batch.wait_reason is not None and batch.status is BatchStatus.IN_PROGRESS:
         return f"{batch.status.value}, waiting"
     return batch.status.value
-
-
-def ended_at(batch: BatchRecord) -> int | None:
-    """When it ended; None for one that has not."""
-    ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
-    return next((end for end in ends if end is not None), None)

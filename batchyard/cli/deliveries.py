@@ -10,7 +10,7 @@ import typer
 
 from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
-from batchyard.cli.table import print_table, printable
+from batchyard.cli.table import print_table, user_text
 from batchyard.cli.time_words import relative
 from batchyard.delivery.webhooks import delivery_object, delivery_with_attempts
 from batchyard.store import DeliveryStatus  # noqa: TC001 - Typer reads it at run time
@@ -102,7 +102,7 @@ def _rows(deliveries: Iterable[Delivery], now: float) -> Iterator[tuple[str | Te
             each.id,
             each.event_type,
             each.batch_id,
-            printable(each.webhook_endpoint_id or each.recipient or _NOTHING),
+            user_text(each.webhook_endpoint_id or each.recipient or _NOTHING),
             each.status.value,
             str(each.attempt_count),
             relative(each.created_at - now),

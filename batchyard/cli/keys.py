@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchyard.cli.offline import offline_services
-from batchyard.cli.table import print_table, printable
+from batchyard.cli.table import print_table, user_text
 from batchyard.cli.time_words import relative
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def _rows(keys: Iterable[ApiKeyRecord], now: float) -> Iterator[tuple[str | Text
     for key in keys:
         yield (
             key.id,
-            printable(key.tenant),
-            printable(key.name),
+            user_text(key.tenant),
+            user_text(key.name),
             f"{key.prefix}…",
             relative(key.created_at - now),
             relative(key.last_used_at - now) if key.last_used_at else "never",

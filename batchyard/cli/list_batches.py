@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from batchyard.cli.batch_view import batch_object, ended_at, status_words
+from batchyard.cli.batch_view import batch_object, status_words
 from batchyard.cli.offline import offline_services
+from batchyard.cli.table import make_table, user_text, write_table
 from batchyard.cli.time_words import relative
+from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rich.table import Table
+
     from batchyard.store import BatchRecord
 
-_WIDTH = 10_000
-"""Wider than any table: what is cut off or wrapped can be neither copied nor read by a program."""
 _COLUMNS = ("id", "status", "model", "answered", "failed", "deadline", "done", "priority")
 _RIGHT = frozenset({"answered", "failed", "priority"})
 _NOTHING = "-"
@@ -44,7 +44,7 @@ def list_batches(
         for batch in shown:
             typer.echo(msgspec.json.encode(batch_object(batch)).decode())
     else:
-        Console(width=_WIDTH, highlight=False).print(table(shown, now), crop=False)
+        write_table(table(shown, now))
     if len(batches) > limit:
         typer.echo(f"batchyard: There are more than {limit:,}: give a larger --limit.", err=True)
 
@@ -62,28 +62,21 @@ async def _page(
 
 def table(batches: Iterable[BatchRecord], now: float) -> Table:
     """``now`` in Unix seconds; times are relative to it."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _COLUMNS:
-        made.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True)
-    for batch in batches:
-        counts = batch.counts
-        made.add_row(
-            batch.id,
-            status_words(batch),
-            _model(batch),
-            f"{counts.completed + counts.failed:,}/{counts.total:,}" if counts.total else _NOTHING,
-            f"{counts.failed:,}",
-            _NOTHING if ended_at(batch) else relative(batch.expires_at - now),
-            _done(batch, now),
-            str(batch.priority),
-        )
-    return made
+    return make_table(_COLUMNS, (_row(batch, now) for batch in batches), right=_RIGHT)
 
 
-def _model(batch: BatchRecord) -> Text:
-    """A user's words: no markup, no control characters."""
-    name = batch.model or ", ".join(batch.options.models) or _NOTHING
-    return Text("".join(each if each.isprintable() else "�" for each in name))
+def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
+    counts = batch.counts
+    return (
+        batch.id,
+        status_words(batch),
+        user_text(batch.model or ", ".join(batch.options.models) or _NOTHING),
+        f"{counts.completed + counts.failed:,}/{counts.total:,}" if counts.total else _NOTHING,
+        f"{counts.failed:,}",
+        _NOTHING if ended_at(batch) else relative(batch.expires_at - now),
+        _done(batch, now),
+        str(batch.priority),
+    )
 
 
 def _done(batch: BatchRecord, now: float) -> Text:

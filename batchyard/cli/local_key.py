@@ -51,8 +51,7 @@ def key_path(settings: Settings) -> Path:
 
 
 def _is_embedded(settings: Settings) -> bool:
-    url = settings.database_url
-    return url is None or url.get_secret_value().startswith("sqlite")
+    return settings.database.startswith("sqlite")
 
 
 def _read(path: Path) -> str:

@@ -12,7 +12,6 @@ from batchyard.cli import options
 from batchyard.cli.offline import offline_services
 from batchyard.delivery.redeliver import deliver_to, kept_file
 from batchyard.steps.create import check_destinations
-from batchyard.storage.bucket import S3Credentials
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def results(
 async def _results(batch_id: str, output: str | None, errors: str | None) -> int:
     """The exit status."""
     asked: dict[Kind, str | None] = {"output": output, "error": errors}
-    async with offline_services(s3_credentials=_s3_credentials) as services:
+    async with offline_services() as services:
         batch = await services.store.batches.get(batch_id)
         for kind, place in asked.items():
             if place is not None:
@@ -80,7 +79,3 @@ async def _print(services: Services, batch: BatchRecord, kind: Kind) -> None:
     async for part in services.storage.get(file.storage_key):
         await in_thread(sys.stdout.buffer.write, part)
     sys.stdout.buffer.flush()
-
-
-async def _s3_credentials() -> S3Credentials:
-    return S3Credentials()

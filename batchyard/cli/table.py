@@ -8,22 +8,35 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from batchyard.printable import printable
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 _WIDTH = 10_000
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """A line of names, then a line for each row. What users wrote must be :func:`printable`."""
+    """A line of names, then a line for each row."""
+    write_table(make_table(columns, rows))
+
+
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Collection[str] = ()
+) -> Table:
+    """``right``: the columns of numbers. What users wrote must be :func:`user_text`."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column, no_wrap=True)
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
         made.add_row(*row)
+    return made
+
+
+def write_table(made: Table) -> None:
     Console(width=_WIDTH, highlight=False).print(made, crop=False)
 
 
-def printable(text: str) -> Text:
-    """Somebody's words: no markup, no control characters."""
-    return Text("".join(each if each.isprintable() else "�" for each in text))
+def user_text(text: str) -> Text:
+    """A user's words: no markup, no control characters."""
+    return Text(printable(text))

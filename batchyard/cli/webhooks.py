@@ -13,7 +13,7 @@ import typer
 
 from batchyard.cli import options
 from batchyard.cli.offline import offline_services
-from batchyard.cli.table import print_table, printable
+from batchyard.cli.table import print_table, user_text
 from batchyard.cli.time_words import relative
 from batchyard.delivery.webhooks import send_test
 from batchyard.notify.event import EVENT_TYPES
@@ -222,13 +222,13 @@ def _rows(
     for endpoint in endpoints:
         yield (
             endpoint.id,
-            printable(endpoint.tenant),
-            printable(endpoint.name),
-            printable(shown(endpoint.url)),
+            user_text(endpoint.tenant),
+            user_text(endpoint.name),
+            user_text(shown(endpoint.url)),
             _event_words(endpoint.event_types),
             endpoint.secret_hint,
             relative(endpoint.created_at - now),
-            printable(f"disabled: {endpoint.disabled_reason}" if endpoint.disabled_at else "on"),
+            user_text(f"disabled: {endpoint.disabled_reason}" if endpoint.disabled_at else "on"),
         )
 
 

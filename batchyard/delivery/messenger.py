@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import urlsplit
 
@@ -105,7 +106,8 @@ class Messenger:
         web = WebAccess(guard=self._services.settings.address_guard, ssl_context=self._ssl_context)
         kind: Kind = "output" if delivery.event_type == FILE_EVENTS["output"] else "error"
         try:
-            await write_kept(self._services, batch, kind, url, web)
+            access = replace(self._services.access, web=web)
+            await write_kept(self._services, batch, kind, url, access)
         except _FINAL as error:
             return Answer(error=str(error), is_final=True)
         except (StorageError, OSError) as error:

@@ -8,12 +8,12 @@ from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.lifecycle import TERMINAL
 from batchyard.steps.publish import deliver_file
 from batchyard.storage.location import parse_location, write_location
-from batchyard.storage.web import WebAccess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchyard.services.services import Services
+    from batchyard.storage.access import Access
     from batchyard.store import BatchRecord, DeliveryRecord, FileRecord
 
 Kind: TypeAlias = Literal["output", "error"]
@@ -51,7 +51,7 @@ async def kept_file(services: Services, batch: BatchRecord, kind: Kind) -> FileR
 
 
 async def write_kept(
-    services: Services, batch: BatchRecord, kind: Kind, place: str, web: WebAccess
+    services: Services, batch: BatchRecord, kind: Kind, place: str, access: Access
 ) -> None:
     """Write a result file to this location, and note that it is there.
 
@@ -61,7 +61,7 @@ async def write_kept(
     location = parse_location(place)
     key = (await kept_file(services, batch, kind)).storage_key
     path = await services.storage.local_path(key, services.spool)
-    await write_location(location, path, s3=await services.s3_for(location), web=web)
+    await write_location(location, path, access)
     await services.store.batches.delivered(batch.id, kind, place)
 
 
@@ -89,7 +89,7 @@ async def redeliver(services: Services, batch: BatchRecord) -> tuple[str, ...]:
     missing = batch.undelivered or {}
     places = {"output": wanted.output, "error": wanted.error}
     again = {kind: place for kind in KINDS if (place := places[kind]) and kind in missing}
-    return await deliver_to(services, batch, again, web=services.web_for(batch.options))
+    return await deliver_to(services, batch, again, access=services.access_for(batch.options))
 
 
 async def deliver_to(
@@ -97,7 +97,7 @@ async def deliver_to(
     batch: BatchRecord,
     places: Mapping[Kind, str],
     *,
-    web: WebAccess | None = None,
+    access: Access | None = None,
 ) -> tuple[str, ...]:
     """Write result files to these locations; what could not be written, in a sentence each.
 
@@ -107,7 +107,7 @@ async def deliver_to(
     for kind, place in places.items():
         has_file = (batch.output_file_id if kind == "output" else batch.error_file_id) is not None
         key = (await kept_file(services, batch, kind)).storage_key if has_file else None
-        failure = await deliver_file(services, kind, key, place, web or WebAccess())
+        failure = await deliver_file(services, kind, key, place, access or services.access)
         if failure is None:
             await services.store.batches.delivered(batch.id, kind, place)
         else:

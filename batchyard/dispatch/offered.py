@@ -10,6 +10,7 @@ from typing import Final
 
 from batchyard.dispatch.prefect_api import ENGINE_BLOCKS, PrefectApi
 from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.printable import printable
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ async def _ask() -> frozenset[str] | None:
 
 
 def _missing(model: str) -> str:
-    shown = "".join(each if each.isprintable() else "?" for each in model[:_SHOWN_CHARS])
+    shown = printable(model[:_SHOWN_CHARS], "?")
     return (
         f"The model {shown} is not offered here: correct the name, or create a block named "
         f"{block_name(shown)} of the type {' or '.join(ENGINE_BLOCKS)}."

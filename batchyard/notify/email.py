@@ -15,7 +15,8 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.notify.event import ended_at
+from batchyard.printable import printable
+from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
     from batchyard.batch_error import BatchError
@@ -240,7 +241,7 @@ class _Content:
 
 def _one_line(text: str) -> str:
     """What a message or a model's name may show: no line ends, no invisible signs, no end of it."""
-    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    shown = printable(text)
     if len(shown) > _MAX_TEXT_CHARS:
         shown = shown[: _MAX_TEXT_CHARS - 1] + "\N{HORIZONTAL ELLIPSIS}"
     return shown

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from batchyard.lifecycle import TERMINAL
-from batchyard.wire import to_json
+from batchyard.wire import ended_at, to_json
 
 if TYPE_CHECKING:
     from batchyard.wire import Batch
@@ -48,9 +48,3 @@ def batch_data(batch: Batch, *, full: bool) -> dict[str, Any]:
         return {"id": batch.id}
     shown = msgspec.to_builtins(batch)
     return {**{name: shown[name] for name in _FULL}, "ended_at": ended_at(batch)}
-
-
-def ended_at(batch: Batch) -> int | None:
-    """When it ended, in Unix seconds; None for one that has not."""
-    ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
-    return next((end for end in ends if end is not None), None)

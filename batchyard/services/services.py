@@ -6,14 +6,15 @@ import shutil
 import tempfile
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
 from batchyard.services.secret_key import key_file, read_secret_keys
+from batchyard.storage.access import Access
 from batchyard.storage.local import LocalStorage
-from batchyard.storage.location import LocalFile, Location, S3Object
+from batchyard.storage.local_file import LocalFile
 from batchyard.storage.s3 import S3Storage
 from batchyard.storage.web import WebAccess
 from batchyard.store import open_store
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine
     from batchyard.services.held_batches import HeldBatches
     from batchyard.settings import Settings
+    from batchyard.storage.access import Location
     from batchyard.storage.base import Storage
-    from batchyard.storage.bucket import S3Credentials
     from batchyard.store import BatchOptions, Store
 
 _LEAST_ROOM_BYTES = 1024**2
@@ -48,6 +49,11 @@ def ignore_progress(_: Progress) -> None:
     """For those who do not watch."""
 
 
+async def no_engine(model: str) -> Engine:
+    """For those who run none."""
+    raise SettingsError(f"This process runs no engine, so none for {model}.")
+
+
 async def nothing_is_known(_: str) -> str | None:
     """For those who have an engine of their own, or none to ask."""
     return None
@@ -64,8 +70,8 @@ class Services:
     """Scratch space of this process; safe to lose."""
     engine_for: Callable[[str], Awaitable[Engine]]
     """The engine, not yet started, that serves a model."""
-    s3_credentials: Callable[[], Awaitable[S3Credentials]]
-    """For locations that users write as ``s3://bucket/key``."""
+    access: Access = field(default_factory=Access)
+    """To the places that users name, by their own right or with our credentials."""
     on_progress: Callable[[Progress], None] = ignore_progress
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known
     """Why no engine serves a model; None: one does, or it is not known."""
@@ -77,27 +83,25 @@ class Services:
         """The owner of what this process leases; None where it leases no batches."""
         return None if self.held is None else self.held.owner
 
-    async def s3_for(self, location: Location) -> S3Credentials | None:
-        """The credentials that reading or writing ``location`` needs; most need none."""
-        return await self.s3_credentials() if isinstance(location, S3Object) else None
-
     def where(self, location: Location) -> str:
         """For messages: on which machine a path was looked for, where that is not obvious."""
         if isinstance(location, LocalFile) and self.settings.runners == "pool":
             return f", on the machine {self.settings.this_machine}"
         return ""
 
-    def web_for(self, options: BatchOptions) -> WebAccess:
-        """How the URLs of a batch are reached: a client's own lead to public addresses alone."""
-        return WebAccess(guard=self.settings.address_guard if options.public_urls else None)
+    def access_for(self, options: BatchOptions) -> Access:
+        """To the places of a batch: a client's own URLs lead to public addresses only."""
+        if not options.public_urls:
+            return self.access
+        return replace(self.access, web=WebAccess(guard=self.settings.address_guard))
 
 
 @asynccontextmanager
 async def open_services(
     settings: Settings,
     *,
-    engine_for: Callable[[str], Awaitable[Engine]],
-    s3_credentials: Callable[[], Awaitable[S3Credentials]],
+    engine_for: Callable[[str], Awaitable[Engine]] = no_engine,
+    access: Access | None = None,
     on_progress: Callable[[Progress], None] = ignore_progress,
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known,
     checks_keys: bool = True,
@@ -108,16 +112,10 @@ async def open_services(
     :class:`~batchyard.errors.WrongSealingKey`, unless ``checks_keys`` is false, where this
     process could not open what others have sealed.
     """
-    home = settings.home_folder
-    database_url = (
-        settings.database_url.get_secret_value()
-        if settings.database_url
-        else f"sqlite:///{home / 'batchyard.db'}"
-    )
     storage = _open_storage(settings)
     spool, keys = _open_home(settings)
     try:
-        async with open_store(database_url, keys=keys, migrate=True) as store:
+        async with open_store(settings.database, keys=keys, migrate=True) as store:
             if checks_keys and not await store.sealing_proof.is_opened():
                 raise _wrong_key(settings)
             services = Services(
@@ -126,7 +124,7 @@ async def open_services(
                 storage,
                 spool,
                 engine_for,
-                s3_credentials,
+                access or Access(),
                 on_progress,
                 why_not_offered,
             )

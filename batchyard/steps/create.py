@@ -13,7 +13,8 @@ from batchyard.notify.email import check_address
 from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered
-from batchyard.storage.location import LocalFile, check_output, parse_location
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import parse_location
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, Quota
 from batchyard.threads import in_thread
 from batchyard.wire import new_file_id
@@ -231,7 +232,7 @@ async def check_destinations(
     wanted = {"output": output, "error": error}
     for destination in wanted.values():
         if destination is not None:
-            await check_output(parse_location(destination))
+            await parse_location(destination).check_output()
     await in_thread(_check_distinct, wanted, taken)
     return _absolute(output), _absolute(error)
 

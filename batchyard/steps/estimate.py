@@ -18,9 +18,10 @@ from batchyard.cache import CacheShape, Reuse, ceiling, prefix_tree, simulate
 from batchyard.errors import InputRefused
 from batchyard.lines import Rules, Validator
 from batchyard.plan import BYTES_PER_TOKEN, Planner, PlanSummary, read_records
-from batchyard.storage.bucket import S3Credentials
+from batchyard.storage.access import Access, Location
 from batchyard.storage.file import os_errors_as_ours, write_file
-from batchyard.storage.location import LocalFile, Location, S3Object, read_location
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import read_location
 from batchyard.store import open_store
 from batchyard.threads import in_thread
 
@@ -104,11 +105,7 @@ async def measured_rate(settings: Settings, model: str) -> RateRecord | None:
 
     Makes no database and changes none. Raises :class:`~batchyard.errors.StoreError`.
     """
-    url = (
-        settings.database_url.get_secret_value()
-        if settings.database_url
-        else f"sqlite:///{settings.home_folder / 'batchyard.db'}"
-    )
+    url = settings.database
     if url.startswith("sqlite:///") and not await in_thread(
         Path(url.removeprefix("sqlite:///")).exists
     ):
@@ -125,8 +122,7 @@ async def _local_path(settings: Settings, location: Location, folder: Path) -> P
                 return location.path
     # Whatever is wrong with it is said here, as for a batch.
     path = folder / "input"
-    s3 = S3Credentials() if isinstance(location, S3Object) else None
-    await write_file(path, read_location(location, limit_bytes=limit_bytes, s3=s3))
+    await write_file(path, read_location(location, limit_bytes=limit_bytes, access=Access()))
     return path
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused, ObjectNotFound, RecordNotFound
 from batchyard.services.keys import file_key
 from batchyard.services.services import Progress
-from batchyard.storage.location import (
-    LocalFile,
-    Location,
-    S3Object,
-    parse_location,
-    read_location,
-)
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import parse_location, read_location
 from batchyard.store import NewFile
 from batchyard.threads import in_thread
 
@@ -23,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.services.services import Services
+    from batchyard.storage.access import Location
     from batchyard.store import BatchRecord, FileRecord
 
 
@@ -46,15 +41,13 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         raise _no_file(batch)
     services.on_progress(Progress(batch_id, "fetching"))
     location = parse_location(wanted)
-    s3 = await services.s3_for(location)
 
     async def parts() -> AsyncIterator[bytes]:
         done = 0
         source = read_location(
             location,
             limit_bytes=services.settings.limits.max_bytes,
-            s3=s3,
-            web=services.web_for(batch.options),
+            access=services.access_for(batch.options),
         )
         async for part in source:
             done += len(part)
@@ -67,7 +60,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         NewFile(
             id=batch.input_file_id,
             purpose="batch",
-            filename=_filename(location),
+            filename=location.filename or "input.jsonl",
             size_bytes=stored.size_bytes,
             sha256=stored.sha256,
             storage_key=stored.key,
@@ -110,14 +103,3 @@ def _no_file(batch: BatchRecord) -> InputRefused:
 
 def _refused(message: str) -> InputRefused:
     return InputRefused([BatchError("invalid_request", message, param="file_id")])
-
-
-def _filename(location: Location) -> str:
-    """The last part of the path, as an upload would have named it."""
-    match location:
-        case LocalFile(path):
-            return path.name
-        case S3Object(_, key):
-            return PurePosixPath(key).name
-        case _:
-            return PurePosixPath(str(location)).name or "input.jsonl"

@@ -10,13 +10,14 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.services import Progress
-from batchyard.storage.location import LocalFile, parse_location, write_location
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import parse_location, write_location
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.steps.collect import Collected
-    from batchyard.storage.web import WebAccess
+    from batchyard.storage.access import Access
     from batchyard.store import BatchRecord
 
 
@@ -57,14 +58,14 @@ async def _deliver(services: Services, batch: BatchRecord, collected: Collected)
         # Nothing was run: what lies at these places may be all that the user has.
         return {}
     wanted = await services.store.batches.locations(batch.id)
-    web = services.web_for(batch.options)
+    access = services.access_for(batch.options)
     undelivered = {}
     for kind, file, place in (
         ("output", collected.output, wanted.output),
         ("error", collected.error, wanted.error),
     ):
         key = None if file is None else file.storage_key
-        failure = await deliver_file(services, kind, key, place, web)
+        failure = await deliver_file(services, kind, key, place, access)
         if failure is not None:
             undelivered[kind] = failure
     return undelivered
@@ -75,7 +76,7 @@ async def deliver_file(
     kind: str,
     storage_key: str | None,
     location_text: str | None,
-    web: WebAccess,
+    access: Access,
 ) -> str | None:
     """Write one result file to the user's location; what went wrong, if anything did.
 
@@ -92,7 +93,7 @@ async def deliver_file(
                 await in_thread(location.path.unlink, missing_ok=True)
             return None
         path = await services.storage.local_path(storage_key, services.spool)
-        await write_location(location, path, s3=await services.s3_for(location), web=web)
+        await write_location(location, path, access)
     except (BatchyardError, OSError) as error:
         where = services.where(location)
         return f"The {kind} file could not be written: {error}{where}"

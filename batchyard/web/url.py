@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from yarl import URL
 
 from batchyard.errors import LocationRefused
+from batchyard.printable import printable
 
 _PRINTABLE_ASCII: Final = re.compile(r"[!-~]+")
 
@@ -22,8 +23,7 @@ def shown(url: str) -> str:
     except ValueError:
         return "(an unreadable URL)"
     host = f"[{host}]" if ":" in host else host
-    text = f"{parts.scheme}://{host}{port}{parts.path}"
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    return printable(f"{parts.scheme}://{host}{port}{parts.path}")
 
 
 def checked_url(url: str) -> URL:

@@ -111,9 +111,7 @@ def keys(migrated_home: tuple[Path, str, str]) -> tuple[str, str]:
 @pytest.fixture
 async def services(settings: Settings) -> AsyncIterator[Services]:
     """The same database and objects as the server's, for a test to look at."""
-    async with open_services(
-        settings, engine_for=_no_engine, s3_credentials=_no_credentials
-    ) as opened:
+    async with open_services(settings, engine_for=_no_engine) as opened:
         yield opened
 
 
@@ -177,9 +175,7 @@ def server_process(settings: Settings, keys: tuple[str, str]) -> Iterator[Server
 
 
 async def make_keys(settings: Settings) -> tuple[str, str]:
-    async with open_services(
-        settings, engine_for=_no_engine, s3_credentials=_no_credentials
-    ) as opened:
+    async with open_services(settings, engine_for=_no_engine) as opened:
         keys = opened.store.api_keys
         one, other = await keys.create("one", "test"), await keys.create("other", "test")
         return one.secret, other.secret

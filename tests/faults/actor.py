@@ -32,7 +32,6 @@ from batchyard.errors import StoreError
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.storage.bucket import S3Credentials
 from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
@@ -86,10 +85,6 @@ async def _reconcile_regularly(services: Services) -> None:
         await asyncio.sleep(_RECONCILE_SECONDS)
 
 
-async def no_s3() -> S3Credentials:
-    return S3Credentials()
-
-
 async def _serve(role: str, parts: dict[str, Any]) -> None:
     async def engine_for(model: str) -> StubEngine:
         engine = parts["engine"]
@@ -104,7 +99,7 @@ async def _serve(role: str, parts: dict[str, Any]) -> None:
         )
 
     settings = read_settings(**parts["settings"])
-    async with open_services(settings, engine_for=engine_for, s3_credentials=no_s3) as services:
+    async with open_services(settings, engine_for=engine_for) as services:
         if role == "control":
             await control(services)
         else:

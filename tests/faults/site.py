@@ -16,7 +16,6 @@ from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.store import BatchLocations, BatchOptions, NewBatch
 from tests.faults import actor
-from tests.faults.actor import no_s3
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -292,7 +291,5 @@ async def open_site(
     async def no_engine(_: str) -> StubEngine:
         raise AssertionError("the test itself runs nothing")
 
-    async with open_services(
-        read_settings(**given), engine_for=no_engine, s3_credentials=no_s3
-    ) as services:
+    async with open_services(read_settings(**given), engine_for=no_engine) as services:
         yield Site(services, folder, given)

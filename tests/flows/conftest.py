@@ -14,7 +14,6 @@ from batchyard.engine.stub import StubEngine
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.bucket import S3Credentials
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -42,14 +41,10 @@ def open_yard(
         async def engine_for(_: str) -> StubEngine:
             return stub
 
-        async def s3_credentials() -> S3Credentials:
-            return S3Credentials()
-
         defaults = {"home": home, "chunk_requests": 10, "retry_pause_seconds": 0.01}
         async with open_services(
             read_settings(**defaults | settings),
             engine_for=engine_for,
-            s3_credentials=s3_credentials,
         ) as services:
             yield services
 

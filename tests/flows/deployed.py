@@ -288,7 +288,7 @@ async def new_deployment(server: PrefectServer, tmp_path: Path) -> AsyncIterator
 
     settings = read_settings(home=server.environment["BATCHYARD_HOME"])
     async with (
-        open_services(settings, engine_for=nothing, s3_credentials=nothing) as services,
+        open_services(settings, engine_for=nothing) as services,
         aiohttp.ClientSession(server.api_url.removesuffix("/api")) as api,
     ):
         deployed = Deployment(server, services, api, tmp_path)

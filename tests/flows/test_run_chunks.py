@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prefect.states import State
 
     from batchyard.engine.base import Engine
-    from batchyard.storage.bucket import S3Credentials
     from tests.flows.conftest import OpenYard
 
 MODEL = "stub-model"
@@ -64,11 +63,8 @@ async def test_what_keeps_an_engine_from_being_made_is_named(
     async def engine_for(_: str) -> Engine:
         raise error
 
-    async def s3_credentials() -> S3Credentials:
-        raise AssertionError("not asked for")
-
     settings = read_settings(home=tmp_path / "home", machine="gpu-c")
-    async with open_services(settings, engine_for=engine_for, s3_credentials=s3_credentials):
+    async with open_services(settings, engine_for=engine_for):
         state = await run()
     assert state.name == name
     assert "prompt" not in str(state.message)

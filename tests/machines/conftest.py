@@ -43,9 +43,7 @@ async def operator(
         raise AssertionError("the test runs no batch itself")
 
     async with (
-        open_services(
-            read_settings(home=tmp_path / "home"), engine_for=nothing, s3_credentials=nothing
-        ) as services,
+        open_services(read_settings(home=tmp_path / "home"), engine_for=nothing) as services,
         aiohttp.ClientSession() as http,
         PrefectApi(cluster.prefect.api_url) as prefect,
     ):

@@ -15,7 +15,6 @@ from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
-from batchyard.storage.bucket import S3Credentials
 from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
@@ -103,9 +102,6 @@ async def yard(tmp_path: Path, empty_home: Path) -> AsyncIterator[Yard]:
     async def engine_for(_: str) -> StubEngine:
         return engine
 
-    async def s3_credentials() -> S3Credentials:
-        return S3Credentials()
-
     settings = read_settings(
         home=shutil.copytree(empty_home, tmp_path / "home"),
         chunk_requests=10,
@@ -114,7 +110,5 @@ async def yard(tmp_path: Path, empty_home: Path) -> AsyncIterator[Yard]:
         poll_seconds=0.02,
         look_seconds=0.05,
     )
-    async with open_services(
-        settings, engine_for=engine_for, s3_credentials=s3_credentials
-    ) as services:
+    async with open_services(settings, engine_for=engine_for) as services:
         yield Yard(services, tmp_path, engine)

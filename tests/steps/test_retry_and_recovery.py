@@ -246,7 +246,7 @@ async def engine_for(model):
 
 async def main():
     settings = read_settings(home=Path(home), flush_seconds=0.05, lease_seconds=1)
-    async with open_services(settings, engine_for=engine_for, s3_credentials=None) as services:
+    async with open_services(settings, engine_for=engine_for) as services:
         await run_chunks(services, "stub-model", batch_id=batch_id)
 
 asyncio.run(main())

@@ -13,7 +13,7 @@ from batchyard.lines import Rules, Validator
 from batchyard.plan import BYTES_PER_TOKEN, Planner, read_records
 from batchyard.settings import read_settings
 from batchyard.steps.estimate import Assumptions, estimate_file
-from batchyard.storage.location import LocalFile
+from batchyard.storage.local_file import LocalFile
 from benchmarks.inputs import document_questions
 from tests.contract.engine.conftest import MODEL, require_vllm, vllm_engine
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import ObjectNotFound, ObjectTooLarge
+from batchyard.storage.access import Access
 from batchyard.storage.location import parse_location, read_location, write_location
 from tests.services.swift import BUCKET
 
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.storage.bucket import S3Credentials
+
+
+def access_with(credentials: S3Credentials) -> Access:
+    async def s3() -> S3Credentials:
+        return credentials
+
+    return Access(s3)
+
 
 CONTENT = random.Random(4).randbytes(9 * 1024 * 1024)  # more than one part
 
@@ -27,12 +36,17 @@ async def test_an_object_is_written_and_read_back(
     path.write_bytes(CONTENT)
     location = parse_location(f"s3://{BUCKET}/{prefix}/my results/../ü.jsonl")
 
-    await write_location(location, path, s3=s3)
+    await write_location(location, path, access_with(s3))
 
-    read = [block async for block in read_location(location, limit_bytes=len(CONTENT), s3=s3)]
+    read = [
+        block
+        async for block in read_location(location, limit_bytes=len(CONTENT), access=access_with(s3))
+    ]
     assert b"".join(read) == CONTENT
     with pytest.raises(ObjectTooLarge):
-        async for _ in read_location(location, limit_bytes=len(CONTENT) - 1, s3=s3):
+        async for _ in read_location(
+            location, limit_bytes=len(CONTENT) - 1, access=access_with(s3)
+        ):
             pass
 
 
@@ -41,4 +55,4 @@ async def test_an_absent_object_is_not_found(s3: S3Credentials, prefix: str) -> 
     location = parse_location(f"s3://{BUCKET}/{prefix}/in.jsonl")
 
     with pytest.raises(ObjectNotFound, match=f"s3://{BUCKET}/{prefix}/in.jsonl does not exist"):
-        await anext(read_location(location, limit_bytes=1, s3=s3))
+        await anext(read_location(location, limit_bytes=1, access=access_with(s3)))

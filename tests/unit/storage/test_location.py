@@ -14,16 +14,11 @@ from batchyard.errors import (
     ObjectNotFound,
     ObjectTooLarge,
 )
-from batchyard.storage.location import (
-    LocalFile,
-    Location,
-    S3Object,
-    WebUrl,
-    check_output,
-    parse_location,
-    read_location,
-    write_location,
-)
+from batchyard.storage.access import Access, Location
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import parse_location, read_location, write_location
+from batchyard.storage.s3_object import S3Object
+from batchyard.storage.web_url import WebUrl
 from tests.unit.storage.web_server import gives, says
 
 if TYPE_CHECKING:
@@ -38,7 +33,9 @@ def names_in(folder: Path) -> list[str]:
 async def read(
     location: Location, *, limit_bytes: int = 1000, web: WebAccess | None = None
 ) -> bytes:
-    stream = read_location(location, limit_bytes=limit_bytes, web=web)
+    stream = read_location(
+        location, limit_bytes=limit_bytes, access=Access(web=web) if web else Access()
+    )
     return b"".join([block async for block in stream])
 
 
@@ -116,7 +113,7 @@ async def test_a_local_target_is_replaced_at_once(tmp_path: Path) -> None:
     source.write_bytes(b"new")
     target.write_bytes(b"old")
 
-    await write_location(LocalFile(target), source)
+    await write_location(LocalFile(target), source, Access())
 
     assert target.read_bytes() == b"new"
     assert names_in(tmp_path) == ["out.jsonl", "results"]
@@ -128,7 +125,7 @@ async def test_a_symbolic_link_is_written_through(tmp_path: Path) -> None:
     source.write_bytes(b"new")
     link.symlink_to(real)
 
-    await write_location(LocalFile(link), source)
+    await write_location(LocalFile(link), source, Access())
 
     assert link.is_symlink()
     assert real.read_bytes() == b"new"
@@ -148,18 +145,18 @@ async def test_a_target_that_cannot_be_written_is_known_before_the_work(tmp_path
     ]
     for target, error, message in targets:
         with pytest.raises(error, match=message):
-            await check_output(target)
+            await target.check_output()
         with pytest.raises(error, match=message):
-            await write_location(target, source)
+            await write_location(target, source, Access())
 
 
 async def test_checking_an_output_creates_nothing(
     server: WebServer, web: WebAccess, tmp_path: Path
 ) -> None:
     """Neither a file nor a request: a probe would be an object."""
-    await check_output(LocalFile(tmp_path / "out"))
-    await check_output(WebUrl(server.url()))
-    await check_output(S3Object("bucket", "key"))
+    await LocalFile(tmp_path / "out").check_output()
+    await WebUrl(server.url()).check_output()
+    await S3Object("bucket", "key").check_output()
 
     assert names_in(tmp_path) == []
     assert server.requests == []
@@ -175,6 +172,6 @@ async def test_a_url_is_read_and_written(server: WebServer, web: WebAccess, tmp_
     assert await read(location, web=web) == b"x" * 1000
     with pytest.raises(ObjectTooLarge):
         await read(location, limit_bytes=999, web=web)
-    await write_location(location, source, web=web)
+    await write_location(location, source, Access(web=web))
 
     assert [(seen.method, seen.body) for seen in server.requests][-1] == ("PUT", b"results")

@@ -1,0 +1,66 @@
+"""A path on this machine, as a user's IN or OUT."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.errors import AccessDenied, LocationRefused, ObjectNotFound
+from batchyard.storage.file import os_errors_as_ours, read_file, write_file
+from batchyard.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from batchyard.storage.access import Access
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A path on this machine."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def filename(self) -> str:
+        return self.path.name
+
+    async def read(self, _: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
+        path = self.path
+        with os_errors_as_ours(str(path)):
+            if await in_thread(path.is_dir):
+                raise LocationRefused(f"{path} is a directory: give a file")
+            if await in_thread(path.exists) and not await in_thread(path.is_file):
+                raise LocationRefused(f"{path} is a pipe or a device: save it to a file first")
+        async with contextlib.aclosing(read_file(path)) as stream:
+            async for block in stream:
+                yield block
+
+    async def check_output(self) -> None:
+        """Raises for a missing folder, for what is no file, and where nothing may be written."""
+        await in_thread(_check_target, self.path)
+
+    async def write(self, path: Path, _: Access) -> None:
+        async with contextlib.aclosing(read_file(path)) as parts:
+            # Through a symbolic link, not in place of it.
+            await write_file(self.path.resolve(), parts, name=str(self))
+
+
+def _check_target(path: Path) -> None:
+    with os_errors_as_ours(str(path)):
+        folder = path.resolve().parent
+        if not folder.is_dir():
+            raise ObjectNotFound(f"the folder {folder} does not exist: create it first")
+        if path.is_dir():
+            raise LocationRefused(f"{path} is a directory: give a file")
+        if path.exists() and not path.is_file():
+            # Taking its name would replace the device itself.
+            raise LocationRefused(f"{path} is a pipe or a device: give a file")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise AccessDenied(f"not allowed to write into {folder}: check its owner and mode")

@@ -1,0 +1,67 @@
+"""``s3://bucket/key``, as a user's IN or OUT."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Self
+
+from batchyard.errors import LocationRefused
+from batchyard.storage.bucket import S3Bucket
+from batchyard.storage.file import read_file
+from batchyard.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+    from pathlib import Path
+
+    from batchyard.storage.access import Access
+
+
+@dataclass(frozen=True, slots=True)
+class S3Object:
+    """An object that is read and written with our credentials."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        bucket, _, key = text.partition("://")[2].partition("/")
+        if not bucket or not key:
+            raise LocationRefused(f"{text} names no object: write s3://bucket/key")
+        return cls(bucket, key)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+    @property
+    def filename(self) -> str:
+        return PurePosixPath(self.key).name
+
+    async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
+        async with (
+            self._connected(access) as connected,
+            contextlib.aclosing(connected.read(self.key)) as stream,
+        ):
+            async for block in stream:
+                yield block
+
+    async def check_output(self) -> None:
+        """Only a write tells."""
+
+    async def write(self, path: Path, access: Access) -> None:
+        async with (
+            self._connected(access) as connected,
+            contextlib.aclosing(read_file(path)) as parts,
+        ):
+            await connected.write(self.key, parts)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, access: Access) -> AsyncIterator[S3Bucket]:
+        connected = await in_thread(S3Bucket, self.bucket, await access.s3())
+        try:
+            yield connected
+        finally:
+            await connected.close()

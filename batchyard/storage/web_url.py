@@ -1,0 +1,49 @@
+"""An http(s) URL, as a user's IN or OUT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Self
+
+from batchyard.storage.download import download
+from batchyard.storage.presigned import check_not_expired, put_headers
+from batchyard.storage.upload import upload
+from batchyard.web.url import checked_url, shown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from batchyard.storage.access import Access
+
+
+@dataclass(frozen=True, slots=True)
+class WebUrl:
+    """A URL that needs nothing but itself, presigned or public."""
+
+    url: str = field(repr=False)
+    """The whole URL: a secret when presigned. ``str()`` of this object leaves its query out."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        checked_url(text)
+        return cls(text)
+
+    def __str__(self) -> str:
+        return shown(self.url)
+
+    @property
+    def filename(self) -> str:
+        return PurePosixPath(str(self)).name
+
+    def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
+        return download(self.url, limit_bytes=limit_bytes, web=access.web)
+
+    async def check_output(self) -> None:
+        """Raises for a signature that has expired or that covers what an upload cannot send."""
+        check_not_expired(self.url)
+        put_headers(self.url)
+
+    async def write(self, path: Path, access: Access) -> None:
+        await upload(self.url, path, web=access.web)

@@ -1,0 +1,61 @@
+"""A scheme that is nothing but a class and a row of the table: a batch reads and writes there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.storage.file import read_file
+from batchyard.storage.location import SCHEMES
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    import pytest
+
+    from batchyard.storage.access import Access
+
+SHELF: dict[str, bytes] = {}
+
+
+@dataclass(frozen=True)
+class OnShelf:
+    """A place in this process's memory."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def filename(self) -> str:
+        return self.text.rpartition("/")[2]
+
+    async def read(self, _: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
+        yield SHELF[self.text][: limit_bytes + 1]
+
+    async def check_output(self) -> None:
+        """There is always room."""
+
+    async def write(self, path: Path, _: Access) -> None:
+        SHELF[self.text] = b"".join([block async for block in read_file(path)])
+
+
+async def test_a_batch_reads_and_writes_where_a_new_scheme_says(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCHEMES, "shelf", OnShelf)
+    SHELF["shelf://a/in.jsonl"] = json.dumps(chat_line("one")).encode()
+
+    batch = await yard.run([], input="shelf://a/in.jsonl", output="shelf://a/out.jsonl")
+
+    assert batch.status is BatchStatus.COMPLETED
+    assert [
+        json.loads(line)["custom_id"] for line in SHELF["shelf://a/out.jsonl"].splitlines()
+    ] == ["one"]
+    file = await yard.services.store.files.get(batch.input_file_id)
+    assert file.filename == "in.jsonl"
