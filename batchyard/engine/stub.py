@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import math
 import os
-import random
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -269,13 +268,3 @@ class StubEngine:
 
     def _lost(self) -> EngineLost:
         return EngineLost(f"the engine for model {self.model!r} is not running")
-
-
-def heavy_tailed_latency(median_seconds: float, sigma: float = 1.0) -> Callable[[bytes], float]:
-    """Log-normal latencies, each decided by its request's bytes."""
-
-    def latency(body: bytes) -> float:
-        noise = random.Random(body).gauss(0, 1)  # noqa: S311 - reproducible noise, not a secret
-        return median_seconds * math.exp(sigma * noise)
-
-    return latency

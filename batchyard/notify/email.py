@@ -53,18 +53,10 @@ def check_address(text: str) -> str:
     return text
 
 
-def batch_email(
-    batch: Batch,
-    *,
-    to: str,
-    sender: str,
-    delivery_id: str,
-    base_url: str | None = None,
-) -> EmailMessage:
+def batch_email(batch: Batch, *, to: str, sender: str, delivery_id: str) -> EmailMessage:
     """What became of a batch that has ended, and how to get its files.
 
-    ``base_url``: the API's, up to ``/v1``, for the command that is shown. Raises ``ValueError``
-    for an address that is not one.
+    Raises ``ValueError`` for an address that is not one.
     """
     counts = batch.request_counts
     # Short enough for one line: a longer one would begin with a line end.
@@ -82,7 +74,7 @@ def batch_email(
     if there:
         content.heading("Get the files")
         content.code([_python_line(name, file_id) for name, file_id in there])
-        content.code([_curl_line(name, file_id, base_url) for name, file_id in there])
+        content.code([_curl_line(name, file_id) for name, file_id in there])
     content.heading("See everything")
     content.code([f"batchyard show {batch.id}"])
     return _message(subject, content, to, sender, delivery_id)
@@ -173,8 +165,8 @@ def _python_line(name: str, file_id: str) -> str:
     return f'client.files.content("{file_id}").write_to_file("{name}.jsonl")'
 
 
-def _curl_line(name: str, file_id: str, base_url: str | None) -> str:
-    url = f"{base_url or '$OPENAI_BASE_URL'}/files/{file_id}/content"
+def _curl_line(name: str, file_id: str) -> str:
+    url = f"$OPENAI_BASE_URL/files/{file_id}/content"
     return f'curl -H "Authorization: Bearer $OPENAI_API_KEY" -o {name}.jsonl "{url}"'
 
 

@@ -17,10 +17,6 @@ class FileRoom:
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
 
-    @property
-    def free_bytes(self) -> int:
-        return self._free_bytes
-
     async def take(self, size_bytes: int) -> None:
         """Wait until ``size_bytes`` are free, and reserve them."""
         async with self._turn:

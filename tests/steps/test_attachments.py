@@ -66,7 +66,7 @@ class Results:
 
 async def until_all_is_free(window: Window) -> None:
     async with asyncio.timeout(5):
-        while window.file_room.free_bytes != ROOM_BYTES:  # noqa: ASYNC110 - nobody tells of it
+        while window.file_room._free_bytes != ROOM_BYTES:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
 
@@ -87,7 +87,7 @@ async def test_a_request_in_the_engine_holds_room_for_its_file_and_no_more(
     async with Attachments(window, WEB) as one:
         await one.submit(results.request(1, server.url(), prompt="slow"))
 
-    assert 1000 < ROOM_BYTES - window.file_room.free_bytes < 2000
+    assert 1000 < ROOM_BYTES - window.file_room._free_bytes < 2000
     await window.withdraw("test", abort=True)
     await until_all_is_free(window)
 
@@ -127,7 +127,7 @@ async def test_an_early_end_breaks_off_the_fetches(window: Window, server: WebSe
     admission.cancel()
     await asyncio.wait([admission])
 
-    assert window.file_room.free_bytes == ROOM_BYTES
+    assert window.file_room._free_bytes == ROOM_BYTES
     assert results.lines == {}
 
 
@@ -228,7 +228,7 @@ async def test_there_is_room_for_so_much_and_first_come_is_first_served() -> Non
     room.give_back(8)
     await asyncio.wait(waiting)
     assert order == ["a", "b", "c"]
-    assert room.free_bytes == 4
+    assert room._free_bytes == 4
 
 
 def test_at_least_one_file_fits() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
-from batchyard.engine.stub import Fault, FaultKind, StubEngine, heavy_tailed_latency
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed
 
 if TYPE_CHECKING:
@@ -320,13 +320,3 @@ async def test_a_start_can_fail() -> None:
         await engine.start()
     await engine.start()
     assert engine.is_alive
-
-
-def test_heavy_tailed_latencies_belong_to_the_bytes() -> None:
-    """Reproducible, around the median, with a tail."""
-    latency = heavy_tailed_latency(0.1)
-    seconds = sorted(latency(str(n).encode()) for n in range(1001))
-
-    assert seconds == sorted(latency(str(n).encode()) for n in range(1001))
-    assert 0.08 < seconds[500] < 0.12
-    assert seconds[-1] > 1.0

@@ -189,13 +189,6 @@ def test_an_error_of_the_whole_file_has_no_line() -> None:
     assert "\n- empty_file: The file has no request lines.\n" in text
 
 
-def test_the_apis_address_stands_in_the_command_if_it_is_known() -> None:
-    message = email_of(ended_batch(), base_url="https://batches.example.com/v1")
-
-    url = '"https://batches.example.com/v1/files/file-output/content"'
-    assert url in part(message, "plain")
-
-
 def test_metadata_is_the_users_and_stays_out() -> None:
     message = batch_email(
         ended_batch(metadata={"canary": "canary"}),
