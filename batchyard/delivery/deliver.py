@@ -15,7 +15,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from batchyard.delivery.messenger import TIMEOUT_SECONDS, Messenger
+from batchyard.delivery.channel import TIMEOUT_SECONDS
+from batchyard.delivery.messenger import Messenger
 from batchyard.delivery.schedule import SCHEDULE_SECONDS, Verdict, verdict
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
 from batchyard.notify.answer import Answer

@@ -2,7 +2,8 @@
 
 =============  ==================================================================
 ``base``       the Storage Protocol; ``local``, ``s3`` and ``memory`` implement it
-``location``   a user's location: a path, ``s3://bucket/key``, an http(s) URL
+``location``   a user's location: ``local_file``, ``s3_object``, ``web_url``
+``access``     what such a location can do, and the credentials that it needs
 ``bucket``     one S3 bucket: streams, multipart, resuming
 ``download``   GET of a URL that survives broken connections; ``upload``: its PUT
 ``web``        time limits, retries and errors of both

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from standardwebhooks import Webhook
 
 from batchyard.batch_error import BatchError
-from batchyard.delivery import messenger
+from batchyard.delivery import file_channel, messenger
 from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.delivery.redeliver import ask_for_delivery
 from batchyard.errors import TransitionConflict
@@ -404,7 +404,7 @@ async def test_a_store_that_is_away_gets_a_result_file_later(
     yard: Yard, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by another process: what is to be delivered is in the database."""
-    monkeypatch.setattr(messenger, "WebAccess", partial(WebAccess, backoff=Backoff(attempts=1)))
+    monkeypatch.setattr(file_channel, "WebAccess", partial(WebAccess, backoff=Backoff(attempts=1)))
     receiver.answers += [Reply(503), Reply(200)]
     delivery = await asked_for(yard, await ended_with_results(yard), receiver.url())
     assert await deliver_due(yard, receiver) == Delivered(put_off=1)

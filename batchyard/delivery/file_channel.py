@@ -1,0 +1,57 @@
+"""Result files that are written to a URL once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from batchyard.delivery.redeliver import write_kept
+from batchyard.errors import (
+    AccessDenied,
+    LocationRefused,
+    ObjectNotFound,
+    ObjectTooLarge,
+    RequestRefused,
+    StorageError,
+)
+from batchyard.notify.answer import Answer
+from batchyard.storage.web import WebAccess
+from batchyard.store import FILE_EVENTS
+
+if TYPE_CHECKING:
+    import ssl
+
+    from batchyard.delivery.redeliver import Kind
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord, DeliveryClaim
+
+_FILE_SECONDS: Final = 6 * 3600.0
+"""A file of 5 GiB at 250 kB a second takes as long."""
+_FINAL = (AccessDenied, LocationRefused, ObjectNotFound, ObjectTooLarge, RequestRefused)
+"""A URL or a file with which no later attempt would go better."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileChannel:
+    services: Services
+    ssl_context: ssl.SSLContext | None
+    at_most_seconds: float = _FILE_SECONDS
+
+    async def compose(self, claim: DeliveryClaim) -> BatchRecord | Answer:
+        if claim.url is None:
+            return Answer(error="no key opens its URL any more", is_final=True)
+        return await self.services.store.batches.get(claim.delivery.batch_id)
+
+    async def send(self, claim: DeliveryClaim, message: BatchRecord) -> Answer:
+        assert claim.url is not None  # noqa: S101 - composed
+        # A client's, whoever made the batch.
+        web = WebAccess(guard=self.services.settings.address_guard, ssl_context=self.ssl_context)
+        access = replace(self.services.access, web=web)
+        kind: Kind = "output" if claim.delivery.event_type == FILE_EVENTS["output"] else "error"
+        try:
+            await write_kept(self.services, message, kind, claim.url, access)
+        except _FINAL as error:
+            return Answer(error=str(error), is_final=True)
+        except (StorageError, OSError) as error:
+            return Answer(error=str(error))
+        return Answer()

@@ -1,0 +1,41 @@
+"""Webhooks: an event, signed and posted to an endpoint or to the batch's own URL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.delivery.channel import AT_MOST_SECONDS
+from batchyard.notify.answer import Answer
+from batchyard.notify.event import batch_data, event_body
+
+if TYPE_CHECKING:
+    from batchyard.notify.webhook import WebhookSender
+    from batchyard.services.services import Services
+    from batchyard.store import DeliveryClaim
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookChannel:
+    services: Services
+    sender: WebhookSender
+    at_most_seconds: float = AT_MOST_SECONDS
+
+    async def compose(self, claim: DeliveryClaim) -> bytes | Answer:
+        delivery = claim.delivery
+        if claim.url is None:
+            return Answer(error="its URL is gone, or no key opens it any more", is_final=True)
+        batch = await self.services.store.batches.get(delivery.batch_id)
+        is_full = self.services.settings.webhook_data == "full"
+        return event_body(
+            event_id=delivery.event_id,
+            event_type=delivery.event_type,
+            created_at=delivery.event_at,
+            data=batch_data(batch.to_wire(), full=is_full),
+        )
+
+    async def send(self, claim: DeliveryClaim, message: bytes) -> Answer:
+        assert claim.url is not None  # noqa: S101 - composed
+        return await self.sender.send(
+            claim.url, message, delivery_id=claim.delivery.id, secrets=claim.secrets
+        )
