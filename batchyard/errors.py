@@ -5,17 +5,17 @@
     BatchyardError
     ├── SettingsError                 a setting has no usable value
     │   └── WrongSealingKey           no key of this process is one of the database's
-    ├── RequestRefused                what was asked cannot be done; names the parameter
+    ├── RequestRefused                the request cannot be accepted; names the parameter
     │   ├── QuotaExceeded             the tenant would have too many requests or tokens enqueued
     │   │   └── BatchLimitExceeded    the tenant would have too many active batches
     │   ├── BatchRateExceeded         the tenant creates batches faster than it may
-    │   └── WindowUnattainable        it would probably not be done in its completion window
+    │   └── WindowUnattainable        by forecast it cannot be done in its completion window
     ├── InputRefused                  the batch's input breaks the format; carries every entry
-    ├── UnexpectedError               a defect of Batchyard's, met in one batch
+    ├── UnexpectedError               a defect of Batchyard that occurred in one batch
     ├── IllegalTransition             the lifecycle does not allow this change of status
     ├── StoreError                    the database
     │   ├── RecordNotFound
-    │   ├── TransitionConflict        somebody else changed the row first
+    │   ├── TransitionConflict        another process changed the row first
     │   ├── IdempotencyConflict       the key was used for another request
     │   ├── LeaseLost                 this epoch no longer owns the batch, chunk or delivery
     │   └── StoreUnavailable          *retriable*
@@ -23,19 +23,19 @@
     │   ├── ObjectNotFound
     │   ├── ObjectChanged             the remote object is not the one that we began to read
     │   ├── AccessDenied              401 or 403, an expired signature, a file mode
-    │   ├── LocationRefused           a URL, path or redirect that we do not follow
+    │   ├── LocationRefused           a URL, path or redirect that is not allowed
     │   ├── ObjectTooLarge
     │   ├── BrokenLine                of an input that passed validation
-    │   ├── StorageFull               no room on the device
+    │   ├── StorageFull               no space left on the device
     │   └── StorageUnavailable        *retriable*: time-outs, 5xx, unreachable hosts
-    ├── DispatchFailed                *retriable*: Prefect's API did not do as asked
+    ├── DispatchFailed                *retriable*: a call of Prefect's API failed
     └── EngineError                   inference
         ├── EngineStartFailed         carries the end of the engine's own log
         ├── ModelNotFound             no engine is set up for it
-        └── EngineLost                *retriable*: the engine died with requests in flight
+        └── EngineLost                *retriable*: the engine crashed with requests in flight
 
-A message names the thing that failed and says what to do. It never holds a secret: URLs
-appear without their query, request bodies not at all.
+A message names the thing that failed and says what to do. It never contains a secret: URLs are
+shown without their query, and request bodies are not shown.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class SettingsError(BatchyardError):
 
 
 class WrongSealingKey(SettingsError):
-    """None of this process's sealing keys is one of the database's: it must not work on it."""
+    """This process has none of the database's keys, so it must not use the database."""
 
 
 class RequestRefused(BatchyardError):
-    """What was asked cannot be done. ``param`` is the parameter that is wrong."""
+    """The request cannot be accepted. ``param`` is the parameter that is wrong."""
 
     def __init__(self, message: str, *, param: str | None, code: str) -> None:
         self.param = param
@@ -84,13 +84,13 @@ class QuotaExceeded(RequestRefused):
 
 
 class BatchLimitExceeded(QuotaExceeded):
-    """As many batches of the tenant are active as its quota allows."""
+    """The tenant already has as many active batches as its quota allows."""
 
     code = "batch_limit_exceeded"
 
 
 class BatchRateExceeded(RequestRefused):
-    """The tenant has created as many batches lately as it may."""
+    """The tenant has created as many batches in the last hour as its quota allows."""
 
     code = "rate_limit_exceeded"
 
@@ -121,7 +121,7 @@ class InputRefused(BatchyardError):
 
 
 class UnexpectedError(BatchyardError):
-    """A defect of Batchyard's. The message says where it is, and nothing of what it met there."""
+    """A defect of Batchyard. The message says where it occurred, without data of the batch."""
 
 
 class IllegalTransition(BatchyardError):
@@ -149,7 +149,7 @@ class IdempotencyConflict(StoreError):
 
 
 class LeaseLost(StoreError):
-    """A later epoch owns it; whatever this owner still has of it is void."""
+    """A later epoch owns it, so this owner's unsaved work is discarded."""
 
 
 class StoreUnavailable(StoreError):
@@ -172,13 +172,13 @@ class ObjectNotFound(StorageError):
 
 
 class ObjectChanged(StorageError):
-    """The object changed while it was read; nothing of it may be used."""
+    """The object changed while it was read, so what was read must not be used."""
 
     code = "object_changed"
 
 
 class AccessDenied(StorageError):
-    """Not allowed: 401, 403, an expired presigned URL, a file mode."""
+    """Access was refused: 401, 403, an expired presigned URL, a file mode."""
 
     code = "access_denied"
 
@@ -200,7 +200,7 @@ class BrokenLine(StorageError):
 
 
 class StorageFull(StorageError):
-    """The device has no room."""
+    """There is no space left on the device."""
 
     code = "storage_full"
 
@@ -238,7 +238,7 @@ class ModelNotFound(EngineError):
 
 
 class EngineLost(EngineError):
-    """The engine went away with requests in flight."""
+    """The engine was lost with requests in flight."""
 
     code = "engine_lost"
     is_retriable = True

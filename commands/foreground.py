@@ -109,8 +109,8 @@ async def _check_prefect(url: str) -> None:
             await client.raise_for_api_version_mismatch()
     except Exception as error:  # RuntimeError, httpx's and Prefect's own
         raise DispatchFailed(
-            f"Prefect's API at {url} does not answer ({type(error).__name__}): see that the server "
-            "runs, or unset PREFECT_API_URL to use one that lives as long as this command."
+            f"Prefect's API at {url} does not answer ({type(error).__name__}): check that the "
+            "server runs, or unset PREFECT_API_URL to use one that lives as long as this command."
         ) from error
 
 

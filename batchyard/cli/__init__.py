@@ -1,8 +1,8 @@
 """The ``batchyard`` command.
 
-The commands here need the database, and of Prefect its REST API at most. Those that run flows are
-registered from outside, under the entry point group ``batchyard.commands``: this package does not
-know Prefect.
+The commands here use the database and, some of them, Prefect's REST API. Commands that run flows
+are registered from outside, under the entry point group ``batchyard.commands``, because this
+package does not import Prefect.
 """
 
 from __future__ import annotations

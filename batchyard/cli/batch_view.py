@@ -1,4 +1,4 @@
-"""A batch as operators see it: what clients see, and what is ours beside it."""
+"""A batch as operators see it: the client's view and further fields of Batchyard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS = (
 
 
 def batch_object(batch: BatchRecord) -> dict[str, Any]:
-    """OpenAI's Batch object, and under the key ``batchyard`` what that has no place for."""
+    """OpenAI's Batch object, with the fields that it lacks under the key ``batchyard``."""
     ours = {name: getattr(batch, name) for name in _OURS}
     return {**msgspec.to_builtins(batch.to_wire()), "batchyard": ours}
 

@@ -1,4 +1,4 @@
-"""``batchyard cancel``: what is finished is kept, the rest is not run."""
+"""``batchyard cancel``: stop a batch and keep its finished lines."""
 
 from __future__ import annotations
 

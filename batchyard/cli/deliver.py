@@ -1,4 +1,4 @@
-"""``batchyard deliver``: by hand, what run-batches does as long as it runs."""
+"""``batchyard deliver``: send due notifications by hand, as run-batches does while it runs."""
 
 from __future__ import annotations
 

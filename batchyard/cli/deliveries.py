@@ -1,4 +1,4 @@
-"""``batchyard deliveries``: who was told of what, each attempt, and once more from the start."""
+"""``batchyard deliveries``: list, show and resend notifications and their attempts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which words of a ``batchyard run`` command line are the engine's, and what they tell us.
+"""The options of a ``batchyard run`` command line that are for the engine.
 
-vLLM has some two hundred options and new ones with every release. So we know our own alone, and
-hand over all other words as they are.
+vLLM has some two hundred options, and new ones with every release. So we know only our own, and
+pass all other words on unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RUN_BATCH_ALONE = frozenset({"--output-tmp-dir", "--enable-metrics", "--url"})
 
 
 class PassThroughCommand(TyperCommand):
-    """Hands words that are not ours to the engine, in their order, whatever they look like.
+    """Passes words that are not ours to the engine, unchanged and in their order.
 
     Click's own way of ignoring unknown options would read ``-ep`` as ``-e p``.
     """

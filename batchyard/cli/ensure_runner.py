@@ -1,6 +1,6 @@
-"""Waking a runner of batches, where what it is for is in the database already.
+"""Start a runner of batches, after its work was written to the database.
 
-So nothing is lost when Prefect is away: the reconciler wakes one too, once a minute.
+So nothing is lost if Prefect cannot be reached: the reconciler starts one too, every 30 seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``batchyard estimate``: what a file would be to run, before any engine has seen it."""
+"""``batchyard estimate``: what to expect of a file, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that do not send a request are closed: uvicorn would keep them, key or no key.
+"""Close connections that do not send a request: uvicorn would keep them, with or without a key.
 
 Its own keep-alive limit begins after the first answer and ends with the first byte after it.
 """

@@ -1,4 +1,4 @@
-"""``batchyard keys``: who may use the API. A key's secret is shown once, as it is made."""
+"""``batchyard keys``: the keys of the API. A key is shown only once, when it is created."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The key of an installation on one machine: made at its first start, kept in its home.
 
-With a database of its own, nobody else is to be kept out than by the file's permissions. Whoever
-brings a server for the database, or makes or revokes keys, looks after them from then on.
+With a local database, the permissions of the file are enough to keep others out. An operator who
+uses a database server, or creates or revokes keys, manages the keys from then on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NAME = "local"
 
 
 async def local_key_file(services: Services) -> Path | None:
-    """The file with the local key, made where there is no key yet.
+    """The file with the local key, which is created if there is no key yet.
 
-    None where there is none: the keys are somebody's business.
+    None if an operator manages the keys.
     """
     path = key_path(services.settings)
     keys = services.store.api_keys

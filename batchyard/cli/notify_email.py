@@ -1,4 +1,4 @@
-"""``batchyard email``: whom a tenant's batches are reported to where they name nobody."""
+"""``batchyard email``: the address for a tenant's batches that have no address of their own."""
 
 from __future__ import annotations
 

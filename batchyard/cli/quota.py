@@ -1,4 +1,4 @@
-"""``batchyard quota``: what a tenant has in the yard, and how much it may have."""
+"""``batchyard quota``: what a tenant has enqueued, and its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``batchyard results``: the result files of a batch that has ended, written wherever you like."""
+"""``batchyard results``: write the result files of a batch that has ended to any destination."""
 
 from __future__ import annotations
 

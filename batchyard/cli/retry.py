@@ -1,4 +1,4 @@
-"""``batchyard retry``: what a batch left without a good answer, as a new batch."""
+"""``batchyard retry``: a new batch from the lines of another one that did not succeed."""
 
 from __future__ import annotations
 

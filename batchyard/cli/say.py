@@ -1,4 +1,4 @@
-"""Words for a person who may have closed the terminal meanwhile."""
+"""Output for users who may have closed the terminal meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``batchyard secrets``: the keys that URLs and signing secrets are sealed with in the database."""
+"""``batchyard secrets``: the keys that encrypt URLs and signing secrets in the database."""
 
 from __future__ import annotations
 

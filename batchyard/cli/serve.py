@@ -1,4 +1,4 @@
-"""``batchyard serve``: the HTTP API, and nothing else of the product."""
+"""``batchyard serve``: only the HTTP API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PORT_VARIABLE: Final = "BATCHYARD_API_PORT"
 _APPLICATION = "batchyard.api.app:create_app"
 _BACKLOG = 2048
 _GRACE_SECONDS = 15
-"""What is being uploaded or downloaded has so long to come to its end."""
+"""How long uploads and downloads have to finish after a stop."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep an idle connection, or they would send into one that just closed."""
 _LOG: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""``batchyard show``: a batch as clients of the API see it, and what is ours beside it."""
+"""``batchyard show``: a batch as clients of the API see it, and further fields of Batchyard."""
 
 from __future__ import annotations
 

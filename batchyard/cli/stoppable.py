@@ -1,4 +1,4 @@
-"""Work that Ctrl-C and SIGTERM stop in good order, and an exit that they cut short in silence."""
+"""Work that Ctrl-C and SIGTERM stop cleanly, and an exit that they end without a traceback."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def exit_without_waiting_on_signals() -> None:
     """From here on a signal ends the process at once, without a traceback.
 
     For its exit, at which Prefect's client sends what it still has to send and the servers of
-    this command are stopped. Whoever presses Ctrl-C then does not want to wait for them.
+    this command are stopped. A user who presses Ctrl-C then does not want to wait for them.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # no signal arrives there

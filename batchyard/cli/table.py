@@ -38,5 +38,5 @@ def write_table(made: Table) -> None:
 
 
 def user_text(text: str) -> Text:
-    """A user's words: no markup, no control characters."""
+    """The user's text without markup and control characters."""
     return Text(printable(text))

@@ -1,4 +1,4 @@
-"""``batchyard reconcile`` and ``expire-files``: by hand, what deployments do by the clock."""
+"""``batchyard reconcile`` and ``expire-files``: run by hand what deployments run on a schedule."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``batchyard webhooks``: who is told of the ends of a tenant's batches, and tries of it.
+"""``batchyard webhooks``: the endpoints that are notified when a tenant's batches end.
 
-A secret is shown once, as it is made, and is all that goes to standard output.
+A secret is shown only once, when it is created, and is the only text on standard output.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ class PrefectApi:
                 if response.status == 404:
                     raise _Missing(
                         f"The Prefect server at {self._url} has no {path}: run "
-                        "`prefect --no-prompt deploy --all`, and see that PREFECT_API_URL "
+                        "`prefect --no-prompt deploy --all`, and check that PREFECT_API_URL "
                         "ends in /api."
                     )
                 if response.status in {429, 503}:

@@ -77,7 +77,7 @@ class StartProgress:
 
 
 class Gate(Protocol):
-    """Whether an engine that others use has room for a request of ours."""
+    """Says whether an engine that others use has room for one more request."""
 
     @property
     def is_open(self) -> bool:
@@ -93,7 +93,7 @@ class Gate(Protocol):
 
 
 class Engine(Protocol):
-    """One inference server, ours to start and stop or somebody else's to talk to."""
+    """One inference server: a process that we start and stop, or a remote server."""
 
     model: str
     """The model name that request bodies carry."""

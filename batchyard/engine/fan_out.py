@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TURN_REQUESTS = 64
-"""After so many admissions the others get their turn, whether or not the caller ever waits."""
+"""After this many admissions other tasks get their turn, even if the caller never waits."""
 
 
 async def answer_concurrently(

@@ -1,4 +1,4 @@
-"""Starts a command and sees to it that nothing of it outlives whoever asked for it.
+"""Starts a command and ensures that all its processes end with the process that asked for it.
 
 Run as a script (``python -I -S guardian.py PARENT_PID FOLDER COMMAND...``), never imported; the
 standard library only. A parent-death signal alone would not do: it is tied to the *thread* that

@@ -1,4 +1,4 @@
-"""An engine that somebody else runs: any OpenAI-compatible server, one POST per request."""
+"""A remote engine: any OpenAI-compatible server, one POST per request."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class RemoteEngine:
             detail = str(error) or type(error).__name__
             raise EngineStartFailed(
                 f"cannot reach the engine for model {self.model!r} at {self._where}: {detail};"
-                " see that the server runs and that the URL is right"
+                " check that the server runs and that the URL is right"
             ) from error
         if status in {401, 403}:
             raise EngineStartFailed(

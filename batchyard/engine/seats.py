@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 SHARE: Final = 4
-"""On a server that others use a batch takes one place of so many."""
+"""On a server that others use, a batch takes one place of this many."""
 UNKNOWN: Final = 32
 """For a server that others use and that does not tell: fewer than vLLM has by default."""
 UNKNOWN_EXCLUSIVE: Final = 256

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class WarmEngine:
-    """Wraps an engine: ``start`` starts it where it is cold, ``stop`` leaves it running.
+    """Wraps an engine: ``start`` starts it unless it runs, ``stop`` leaves it running.
 
-    Whoever made it calls ``close`` at the end. An engine that was lost is started anew.
+    Its creator calls ``close`` at the end. An engine that was lost is started again.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -14,7 +14,7 @@ class Answer:
     error: str | None = None
     """In our words, without the URL or the address; None: it was accepted."""
     retry_after_seconds: float | None = None
-    """How long the receiver asks to be left alone: at most a day."""
+    """How long the receiver asks us to wait before the next attempt: at most a day."""
     is_final: bool = False
     """Whether it will never be accepted: the receiver is gone (410), or a mail server refuses the
     recipient or the message for good."""

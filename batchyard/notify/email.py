@@ -82,7 +82,7 @@ def batch_email(batch: Batch, *, to: str, sender: str, delivery_id: str) -> Emai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """A webhook that nobody will try again by itself."""
+    """A webhook that is not tried again automatically."""
 
     delivery_id: str
     """Of the webhook, not of the e-mail about it."""

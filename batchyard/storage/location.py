@@ -33,7 +33,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def parse_location(text: str) -> Location:
-    """Say what kind of place ``text`` names; whether it exists, nobody looks yet.
+    """Say what kind of location ``text`` names, without checking whether it exists.
 
     Raises :class:`~batchyard.errors.LocationRefused`.
     """

@@ -1,6 +1,6 @@
 """Objects in this process's memory: for tests and for trying things out.
 
-It keeps the same promises as the others, and fails when told to.
+It has the same guarantees as the others, and can be made to fail.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def test_a_server_that_is_not_there(run: Run, assert_failed: Check) -> None:
     """Its address is in the message."""
     ended = run("-i", "in.jsonl", engine="http://127.0.0.1:9/v1")
     assert_failed(ended, "engine_start_failed", "at http://127.0.0.1:9")
-    assert "see that the server runs" in ended.stderr
+    assert "check that the server runs" in ended.stderr
 
 
 def test_a_key_that_the_server_refuses(
