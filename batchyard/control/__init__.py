@@ -1,0 +1,1 @@
+"""The process that takes batches to their ends: leases, the next step, the reconciler."""

@@ -1,0 +1,1 @@
+"""The outbox's workers: notifications and result files, sent until they have arrived."""

@@ -1,0 +1,1 @@
+"""Clients' files: uploaded whole or in parts, deleted, expired."""

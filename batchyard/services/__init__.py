@@ -1,0 +1,1 @@
+"""What steps, runners, files and deliveries work with. It knows none of them."""

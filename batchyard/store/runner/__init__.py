@@ -1,0 +1,1 @@
+"""Runners: which processes lease batches or chunks, and how fast they were."""

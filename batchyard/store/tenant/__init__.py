@@ -1,0 +1,1 @@
+"""Tenants: their quotas, API keys, cache salts and idempotency keys."""

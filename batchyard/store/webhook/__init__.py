@@ -1,0 +1,1 @@
+"""Webhook endpoints, and the secrets that their events are signed with."""
