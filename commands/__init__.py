@@ -1,4 +1,4 @@
-"""PROCESSES: `batchyard run` and `batchyard up`, and the servers and workers that they start and stop.
+"""PROCESSES: `batchyard run` and `batchyard up`, and the servers and workers that they start.
 
 What happens in which order to a batch is in ``flows``.
 """

@@ -1,1 +1,1 @@
-"""The steps of a batch: create, fetch, prepare, collect, publish, retry. One file each, no Prefect."""
+"""The steps of a batch: create, fetch, prepare, collect, publish, retry. No Prefect here."""

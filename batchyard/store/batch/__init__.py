@@ -1,1 +1,1 @@
-"""Batches: their rows, every change of one, their leases, and the statuses that they have entered."""
+"""Batches: their rows, every change of one, their leases, and their history of statuses."""
