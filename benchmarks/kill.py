@@ -91,10 +91,10 @@ async def _killed_at_half(size: Size, seed: int) -> Loss:
             finally:
                 if victim.returncode is None:
                     victim.kill()
-            published = await publish_results(
+            ended = await publish_results(
                 services, batch_id, await collect_results(services, batch_id, 0)
             )
-            assert published.batch.counts.completed == size.requests
+            assert ended.counts.completed == size.requests
         executed = (home / "witness.log").read_text().splitlines()
         answers = Counter(json.loads(line)["custom_id"] for line in output.open())
         assert set(answers.values()) == {1}

@@ -59,9 +59,9 @@ async def _run(requests: int) -> None:
             await prepare_batch(services, batch_id)
             await run_chunks(services, MODEL, batch_id=batch_id)
             collected = await collect_results(services, batch_id, 0)
-            published = await publish_results(services, batch_id, collected)
-    if published.batch.counts.completed != requests:
-        sys.exit(f"only {published.batch.counts.completed} of {requests} requests completed")
+            ended = await publish_results(services, batch_id, collected)
+    if ended.counts.completed != requests:
+        sys.exit(f"only {ended.counts.completed} of {requests} requests completed")
 
 
 def table(found: list[Peak]) -> str:

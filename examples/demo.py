@@ -32,6 +32,7 @@ from batchyard.engine.warm import WarmEngine  # noqa: E402
 from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
+from batchyard.storage.access import Access  # noqa: E402
 from flows.worker import engine_log, engine_python, s3_credentials_from_block  # noqa: E402
 
 CHAT_NAMES = ("meta-llama/Meta-Llama-3-8B-Instruct", "tiny-chat")
@@ -73,7 +74,7 @@ async def main() -> int:
                 async with open_services(
                     settings,
                     engine_for=engine_for,
-                    s3_credentials=s3_credentials_from_block,
+                    access=Access(s3=s3_credentials_from_block),
                     on_progress=display,
                 ) as services:
                     request = BatchRequest(

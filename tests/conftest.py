@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -43,10 +43,7 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def _make_tables(home: Path) -> None:
-    async def nothing(*_: object) -> Any:
-        raise AssertionError
-
-    async with open_services(read_settings(home=home), engine_for=nothing, s3_credentials=nothing):
+    async with open_services(read_settings(home=home)):
         pass
 
 

@@ -290,11 +290,11 @@ async def test_a_chunk_that_prefect_cannot_record_runs_all_the_same(
     """Prefect's client fails before the task's own code is called, after it, or says nothing."""
     recorded = run_chunks.run_chunk
 
-    async def unrecorded(batch_id: str, index: int) -> int:
+    async def unrecorded(batch_id: str, index: int, work: asyncio.Task[Any]) -> int:
         if index == 0:
             raise httpx.ConnectError("Prefect is away")
         if index == 1:
-            await recorded(batch_id, index)
+            await recorded(batch_id, index, work)
             raise PrefectException("Prefect is away")
         await asyncio.Event().wait()
         return 0

@@ -39,7 +39,7 @@ async def write_segment(yard: Yard, batch_id: str, epoch: int, *entries: bytes) 
 
 async def end(yard: Yard, batch_id: str) -> BatchRecord:
     collected = await collect_results(yard.services, batch_id, 0)
-    return (await publish_results(yard.services, batch_id, collected)).batch
+    return await publish_results(yard.services, batch_id, collected)
 
 
 async def test_a_cancelled_batch_keeps_what_is_finished_and_names_the_rest(yard: Yard) -> None:

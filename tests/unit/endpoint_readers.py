@@ -151,9 +151,9 @@ def a_batch_may_name_it() -> bool:
 
 
 def the_apis_description_lists_it() -> bool:
-    from batchyard.api.openapi import document  # noqa: PLC0415 - see above
+    from batchyard.api.app import create_app  # noqa: PLC0415 - see above
 
-    return NEW in json.dumps(document())
+    return NEW in json.dumps(create_app().openapi())
 
 
 def the_deployments_form_lists_it() -> bool:
