@@ -46,6 +46,7 @@ class Reuse:
 
     @property
     def hit_rate(self) -> float:
+        """The cached part of the prompt tokens, from 0 to 1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -71,6 +72,7 @@ class PrefixTree:
         return path
 
     def add_node(self, parent: int, blocks: int) -> int:
+        """Append a node of ``blocks`` blocks below ``parent`` (-1: the root); its number."""
         self.parent.append(parent)
         self.blocks.append(blocks)
         return len(self.parent) - 1
@@ -161,6 +163,7 @@ class SimulatedEngine:
 
     @property
     def reuse(self) -> Reuse:
+        """How much of the prompts so far came from the cache."""
         return Reuse(self._prompt_tokens, self._cached_tokens)
 
     @property

@@ -36,6 +36,7 @@ class ExternalSort:
         self._runs: list[IO[bytes]] = []
 
     def add(self, key: bytes, record: bytes) -> None:
+        """Take one pair; write a sorted run to disk when memory is full. Raises ``OSError``."""
         self._pairs.append((key, record))
         self._pairs_bytes += len(key) + 200  # what the objects around the bytes weigh
         if self._pairs_bytes >= self._memory_bytes:

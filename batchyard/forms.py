@@ -53,6 +53,7 @@ def is_file_url(value: Any) -> bool:
 
 
 def is_data_url(url: str) -> bool:
+    """Whether the URL holds its file itself, as ``data:`` URLs do."""
     return url[:5].lower() == "data:"
 
 

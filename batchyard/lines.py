@@ -101,6 +101,7 @@ class Validator:
 
     @property
     def has_errors(self) -> bool:
+        """Whether any line so far, or the file as a whole, is refused."""
         return self._error_count > 0
 
     def lines(self, file: BinaryIO) -> Iterator[RequestLine]:

@@ -112,6 +112,7 @@ class Planner:
         self._tokens = 0
 
     def add(self, line: RequestLine) -> None:
+        """Take the file's next request. Raises ``OSError`` if the disk is full."""
         key, prompt_bytes = prompt_key(line.url, line.body)
         if not self._sorts_by_prefix:
             key = b""

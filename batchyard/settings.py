@@ -45,6 +45,7 @@ class LimitSettings(BaseSettings):
     max_embedding_inputs: int = Field(default=Limits().max_embedding_inputs, ge=1)
 
     def to_limits(self) -> Limits:
+        """The limits as the validator takes them."""
         return Limits(**self.model_dump())
 
 
@@ -92,6 +93,7 @@ class BodySettings(BaseSettings):
         return [name.lower() for name in names]
 
     def to_policy(self) -> BodyPolicy:
+        """The policy as the validator takes it."""
         values = self.model_dump()
         for name in ("allowed_fields", "media_domains"):
             values[name] = frozenset(values[name])
@@ -123,6 +125,7 @@ class SmtpSettings(BaseSettings):
 
     @property
     def from_address(self) -> str:
+        """The address that messages are sent from."""
         return self.sender or f"batchyard@{socket.gethostname()}"
 
     @model_validator(mode="after")
@@ -308,6 +311,7 @@ class Settings(BaseSettings):
 
     @property
     def home_folder(self) -> Path:
+        """``home``, absolute, with ``~`` replaced."""
         return self.home.expanduser().absolute()
 
 

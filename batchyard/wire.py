@@ -126,9 +126,11 @@ class TokenUsage(NamedTuple):
     total_tokens: int = 0
 
     def plus(self, other: TokenUsage) -> TokenUsage:
+        """The sum of both, count by count."""
         return TokenUsage(*map(sum, zip(self, other, strict=True)))
 
     def to_wire(self) -> BatchUsage:
+        """The counts in the shape of OpenAI's ``usage`` of a batch."""
         return BatchUsage(
             input_tokens=self.input_tokens,
             input_tokens_details=InputTokensDetails(self.cached_tokens),

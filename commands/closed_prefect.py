@@ -46,6 +46,7 @@ def login_file(home: Path) -> Path:
 
 
 def read_login(path: Path) -> str:
+    """``user:password`` from the file. Raises SettingsError."""
     try:
         login = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

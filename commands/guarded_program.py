@@ -52,6 +52,7 @@ class GuardedProgram:
 
     @property
     def is_running(self) -> bool:
+        """Whether the command, or anything that it started, still runs."""
         return self._guardian.poll() is None
 
     def wait(self) -> int:

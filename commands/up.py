@@ -140,6 +140,7 @@ class Everything:
         }
 
     def start(self) -> None:
+        """Start the server, the API and the workers, in this order; return when they answer."""
         for name in ("logs", "prefect"):
             (self._home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         # The first to touch the database, so that nobody else has to make its tables.
@@ -166,6 +167,7 @@ class Everything:
         self._wait_until_it_answers("api", f"{self._api_url}/models")
 
     def welcome(self) -> str:
+        """What to print when everything runs: addresses, the key, and a batch to try."""
         key = self._key_file.read_text().strip() if self._key_file else "YOUR_KEY"
         lines = [
             "",

@@ -34,6 +34,7 @@ def make_table(
 
 
 def write_table(made: Table) -> None:
+    """Print the table to standard output, without cutting off long lines."""
     Console(width=_WIDTH, highlight=False).print(made, crop=False)
 
 

@@ -71,6 +71,7 @@ class LeasedBatch:
 
     @property
     def id(self) -> str:
+        """The batch's id."""
         return self._batch.lease.batch_id
 
     @property

@@ -197,9 +197,11 @@ class FirstLine:
 
     @property
     def is_blank(self) -> bool:
+        """Whether nothing but blank lines has arrived."""
         return not self._text()
 
     def is_json(self) -> bool:
+        """Whether the first line is JSON; of a very long one, whether it begins like an object."""
         if len(self._line) > _SNIFFED_BYTES:
             # Too long to keep. A request begins so; the batch's own check reads all of it.
             return self._text().startswith(b"{")

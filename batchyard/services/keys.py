@@ -19,6 +19,7 @@ UPLOADS: Final = "uploads/"
 
 
 def file_key(file_id: str) -> str:
+    """Where a file's bytes are."""
     return f"{FILES}{file_id}"
 
 
@@ -28,14 +29,17 @@ def result_key(file_id: str, epoch: int) -> str:
 
 
 def plan_key(batch_id: str) -> str:
+    """Where the plan of a batch is."""
     return f"{BATCHES}{batch_id}/plan"
 
 
 def segments_prefix(batch_id: str) -> str:
+    """What the keys of all segments of a batch begin with."""
     return f"{BATCHES}{batch_id}/segments/"
 
 
 def chunk_prefix(batch_id: str, chunk_index: int) -> str:
+    """What the keys of a chunk's segments begin with."""
     return f"{segments_prefix(batch_id)}{chunk_index:06d}-"
 
 
@@ -45,6 +49,7 @@ def segment_key(batch_id: str, chunk_index: int, epoch: int, sequence: int) -> s
 
 
 def part_key(upload_id: str, part_id: str) -> str:
+    """Where a part of an upload is."""
     return f"{UPLOADS}{upload_id}/{part_id}"
 
 

@@ -73,6 +73,7 @@ class Rotation:
 
     @property
     def step(self) -> RotationStep:
+        """The step that is to be made next, from what the key files hold."""
         if _read(self._next_path):
             return RotationStep.SEAL
         return RotationStep.DROP if len(_read(self._path)) > 1 else RotationStep.ANNOUNCE

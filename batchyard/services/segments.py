@@ -49,11 +49,13 @@ def storable(result: ResultLine) -> ResultLine:
 
 
 def encode_entry(ordinal: int, result: ResultLine) -> bytes:
+    """One result as an entry of a segment: a fixed header, and the line."""
     outcome = result.outcome | (_IS_COPY if result.is_copy else 0)
     return _HEADER.pack(ordinal, outcome, *result.usage, len(result.line)) + result.line
 
 
 def decode_entries(segment: bytes) -> Iterator[SegmentEntry]:
+    """The entries of a segment in its order. Raises ``struct.error`` for a damaged one."""
     position = 0
     while position < len(segment):
         ordinal, outcome, *usage, length = _HEADER.unpack_from(segment, position)
@@ -77,6 +79,8 @@ async def read_object(
 
 
 async def put_bytes(storage: Storage, key: str, parts: Iterable[bytes]) -> None:
+    """Store the pieces, one after the other, as one object. Raises StorageError."""
+
     async def stream() -> AsyncIterator[bytes]:
         yield b"".join(parts)
 

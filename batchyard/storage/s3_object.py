@@ -28,6 +28,7 @@ class S3Object:
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """The object that ``s3://bucket/key`` names; raises LocationRefused for anything else."""
         bucket, _, key = text.partition("://")[2].partition("/")
         if not bucket or not key:
             raise LocationRefused(f"{text} names no object: write s3://bucket/key")

@@ -27,6 +27,7 @@ class WebUrl:
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """The http(s) URL that the text is; raises LocationRefused for anything else."""
         checked_url(text)
         return cls(text)
 

@@ -66,6 +66,7 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
+        """Whether it is SQLite, and not PostgreSQL."""
         return self._engine.dialect.name == "sqlite"
 
     async def close(self) -> None:

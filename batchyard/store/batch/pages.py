@@ -90,4 +90,5 @@ async def _place(connection: AsyncConnection, batch_id: str, tenant: str | None)
 
 
 def batch_not_found(batch_id: str) -> RecordNotFound:
+    """The error for an id that no batch of the tenant has."""
     return RecordNotFound(f"No batch found with id '{batch_id}'.")

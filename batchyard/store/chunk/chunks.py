@@ -308,6 +308,7 @@ def _urgency() -> ColumnElement[int]:
 def batches_with_free_chunks(
     model: str, batch_id: str | None, without: Collection[str] = ()
 ) -> Select[Any]:
+    """The batches of a model that have a chunk to lease, those whose turn it is first."""
     free = select(CHUNKS.c.index).where(
         CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, IS_FREE, is_due()
     )
