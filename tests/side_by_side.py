@@ -3,6 +3,7 @@
 A file's tests run in one process. So do those of several files that use something which takes
 long to start: it is started once. What is heavy begins first, so that it is not waited for at the
 end. Tests marked ``alone`` measure seconds or memory: they come last, while nothing else runs.
+Of those marked ``vllm`` one runs at a time: a real engine takes both cores while it starts.
 Without ``-n`` everything runs in the order of the folders, in one process.
 """
 
@@ -119,7 +120,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Outermost, so that waiting for a turn is no part of a test's time."""
     shared = _shared_folder(item.config)
-    with contextlib.nullcontext() if shared is None else _turn(shared, _is_alone(item)):
+    with contextlib.ExitStack() as stack:
+        if shared is not None:
+            if item.get_closest_marker("vllm"):
+                stack.enter_context(_locked(shared / "engine", fcntl.LOCK_EX))
+            stack.enter_context(_turn(shared, _is_alone(item)))
         return (yield)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 LEASE_SECONDS = 6
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 OVER = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
