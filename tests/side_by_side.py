@@ -20,22 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
 GROUPS = {
-    "tests/contract/engine/test_cache": "engine",
-    "tests/contract/engine/test_media": "engine",
-    "tests/contract/engine/test_vllm": "engine",
-    "tests/contract/engine/test_engine": "engine",
+    "tests/contract/engine/": "engine",
     "tests/up/": "engine",
     "tests/test_readme": "engine",
     "tests/machines/": "machines",
     "tests/flows/test_deployed": "deployed",
     "tests/flows/": "flows",
     "tests/contract/storage/": "storage",
+    "tests/api/test_postgres_and_s3": "storage",
 }
 """By the beginning of a file's path: which other files its tests stay together with."""
 
