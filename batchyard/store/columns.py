@@ -63,7 +63,12 @@ class Record(SQLModel):
     inherits them, with ``table=True``, and adds what no record shows.
     """
 
-    model_config = {"frozen": True, "arbitrary_types_allowed": True}
+    # A wrong value may be a secret, and errors end up in logs.
+    model_config = {
+        "frozen": True,
+        "arbitrary_types_allowed": True,
+        "hide_input_in_errors": True,
+    }
 
     @classmethod
     def read(cls, row: Mapping[str, Any] | RowMapping) -> Self:

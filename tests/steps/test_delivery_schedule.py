@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from batchyard.delivery.schedule import SCHEDULE_SECONDS, verdict
@@ -39,7 +37,7 @@ def test_what_is_accepted_is_delivered() -> None:
 
 @pytest.mark.parametrize("attempts", range(len(SCHEDULE_SECONDS)))
 def test_what_fails_is_tried_again_by_the_schedule(attempts: int) -> None:
-    end = verdict(replace(DELIVERY, attempts=attempts), BROKEN)
+    end = verdict(DELIVERY.model_copy(update={"attempts": attempts}), BROKEN)
     pause = SCHEDULE_SECONDS[attempts]
     assert end.status is DeliveryStatus.PENDING
     assert end.again_after_seconds is not None
@@ -55,7 +53,7 @@ def test_the_schedule_lasts_for_three_days() -> None:
 
 
 def test_the_tenth_attempt_is_the_last_and_its_owner_is_told() -> None:
-    end = verdict(replace(DELIVERY, attempts=9), BROKEN)
+    end = verdict(DELIVERY.model_copy(update={"attempts": 9}), BROKEN)
     assert end.status is DeliveryStatus.FAILED
     assert end.tell_owner
     assert not end.disables_endpoint
@@ -68,7 +66,7 @@ def test_a_receiver_may_ask_to_be_left_alone_for_longer() -> None:
 
 def test_a_receiver_cannot_ask_to_be_tried_sooner() -> None:
     eager = Answer(status_code=503, error="busy", retry_after_seconds=1.0)
-    again = verdict(replace(DELIVERY, attempts=1), eager).again_after_seconds
+    again = verdict(DELIVERY.model_copy(update={"attempts": 1}), eager).again_after_seconds
     assert again is not None
     assert again >= SCHEDULE_SECONDS[1]
 
@@ -83,7 +81,7 @@ def test_an_endpoint_that_is_gone_is_disabled_and_its_owner_told() -> None:
 
 
 def test_a_batch_has_no_endpoint_to_disable() -> None:
-    end = verdict(replace(DELIVERY, endpoint_id=None), GONE)
+    end = verdict(DELIVERY.model_copy(update={"endpoint_id": None}), GONE)
     assert (end.status, end.disables_endpoint) == (DeliveryStatus.FAILED, False)
 
 

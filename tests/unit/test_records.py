@@ -40,3 +40,10 @@ def test_the_repr_of_a_record_has_no_address_and_no_url() -> None:
     for record, name in hidden.items():
         assert name in record.model_fields
         assert not record.model_fields[name].repr
+
+
+def test_an_error_does_not_quote_a_wrong_value() -> None:
+    """It may be a presigned URL, and errors end up in logs."""
+    with pytest.raises(ValidationError) as refused:
+        NewBatch(endpoint=["https://bucket.example/?signature=secret"])  # type: ignore[arg-type]
+    assert "bucket.example" not in str(refused.value)
