@@ -99,9 +99,10 @@ async def test_a_runner_that_is_killed_is_replaced(deployment: Deployment) -> No
     batch = await deployment.ended_batch(batch_id)
     assert batch.status == "completed"
     assert Counter(ids_in(output)) == {f"id-{number}": 1 for number in range(60)}
-    first, second = await deployment.runners("slow-model")
+    # On a busy machine the next one may come while the slot is still leased: then one more does.
+    first, *later = await deployment.runners("slow-model")
     assert first["state"]["type"] == "CRASHED"
-    assert second["name"] == "slow-model"
+    assert {run["name"] for run in later} == {"slow-model"}
     # What was durable is not run again: no more than the window, and what came after a flush.
     assert engine.executed < 60 + 4 * engine.max_num_seqs
 
