@@ -1,6 +1,6 @@
 """The bodies of ``/batches``: OpenAI's parameters and ours.
 
-What holds for every way in (endpoint, window, metadata, priority, who is told) is checked in
+What holds for every way in (endpoint, window, metadata, priority, receivers) is checked in
 ``steps.create``; here it is described.
 """
 
@@ -87,14 +87,14 @@ class CreateBatch(RequestBody):
     output_url: Url | None = Field(
         default=None, description="A presigned URL that the output file is PUT to as well."
     )
-    error_url: Url | None = Field(default=None, description="Likewise for the error file.")
+    error_url: Url | None = Field(default=None, description="The same for the error file.")
     webhook_url: Url | None = Field(
-        default=None, description="An https URL that is told of the batch's end."
+        default=None, description="An https URL that gets an event when the batch ends."
     )
     notify_email: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)] | None = (
         Field(
             default=None,
-            description="Who gets a message at the batch's end, where the server sends e-mail.",
+            description="The address of an e-mail when the batch ends, if the server sends any.",
         )
     )
     priority: Annotated[Integer, described(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] | None = (
@@ -174,7 +174,7 @@ class DeliverResults(RequestBody):
     output_url: Url | None = Field(
         default=None, description="A presigned URL that the output file is PUT to."
     )
-    error_url: Url | None = Field(default=None, description="Likewise for the error file.")
+    error_url: Url | None = Field(default=None, description="The same for the error file.")
 
     async def places(self, settings: Settings) -> dict[Kind, str]:
         """The URLs that are given, which are usable as far as one can see now. Raises 400."""

@@ -131,7 +131,7 @@ class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
         return f"WebhookSecret({self.signing_secret_hint})"
 
 
-@router.post("/webhook_endpoints", summary="Have a URL told of batches' ends")
+@router.post("/webhook_endpoints", summary="Send events to a URL when batches end")
 async def create_webhook_endpoint(
     caller: Authenticated,
     asked: Annotated[CreateWebhookEndpoint, Depends(JsonBody(CreateWebhookEndpoint))],
