@@ -28,7 +28,12 @@ class Interruption:
         return self._scope.expired()
 
     def now(self) -> None:
-        """End the block. Before it begins: it ends at its first ``await``. After it: no effect."""
+        """End the block. Before it begins: it ends at its first ``await``. After it: no effect.
+
+        A second call has no effect either: the block may be cleaning up already.
+        """
+        if self._is_wanted:
+            return
         self._is_wanted = True
         if self._is_open:
             self._interrupt()
