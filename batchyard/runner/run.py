@@ -332,7 +332,8 @@ class Runner:
     async def _renew(self) -> None:
         """Renew every lease that is held, in one statement."""
         lease_seconds = self.services.settings.lease_seconds
-        await self.services.store.chunks.renew(self._owner, lease_seconds)
+        keys = [lease.key for lease in self._held.values()]
+        await self.services.store.chunks.renew(self._owner, lease_seconds, keys)
 
     async def _keep_looking(self) -> None:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""

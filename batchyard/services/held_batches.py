@@ -225,7 +225,8 @@ class HeldBatches:
             await self._store.batch_leases.release(held.lease, after_seconds=after_seconds)
 
     async def _renew(self) -> None:
-        await self._store.batch_leases.renew(self.owner, self._settings.batch_lease_seconds)
+        leases = [held.lease for held in self._held.values() if not held.is_lost]
+        await self._store.batch_leases.renew(leases, self._settings.batch_lease_seconds)
 
     async def _keep_looking(self) -> None:
         while True:

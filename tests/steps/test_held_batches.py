@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.errors import LeaseLost
+from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.held_batches import HeldBatches
 from tests.steps.conftest import Yard, chat_line
@@ -103,6 +103,30 @@ async def test_no_work_begins_on_a_batch_that_was_lost_before(yard: Yard, batch_
         with pytest.raises(LeaseLost):
             await work()
     assert not has_begun
+
+
+async def test_a_batch_whose_claim_got_no_answer_is_free_when_its_lease_has_run_out(
+    yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has it in the database does not know, so it must not renew it."""
+    leases = yard.services.store.batch_leases
+    claim = leases.claim
+
+    async def lose_the_answer(**wanted: Any) -> Any:
+        await claim(**wanted)
+        raise StoreUnavailable("The connection was lost after the commit.")
+
+    monkeypatch.setattr(leases, "claim", lose_the_answer)
+    yard.set(lease_seconds=0.3)
+    async with (
+        HeldBatches(yard.services.store, yard.services.settings) as held,
+        asyncio.timeout(SOON_SECONDS),
+    ):
+        with pytest.raises(StoreUnavailable):
+            await held.claim(1)
+        monkeypatch.setattr(leases, "claim", claim)
+        while not await held.claim(1):  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.05)
 
 
 async def test_after_an_error_a_batch_is_left_alone_for_a_while(yard: Yard, batch_id: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreUnavailable
 from batchyard.runner.run import Runner
+from batchyard.services import patience
 from batchyard.store import RunnerKind
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
@@ -143,6 +144,30 @@ async def test_one_renewal_that_fails_is_not_the_last(
     yard.set(lease_seconds=0.6)
     pool.start()
     await until(lambda: tried >= 3)
+
+
+async def test_a_chunk_whose_claim_got_no_answer_is_run_when_its_lease_has_run_out(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner that has it in the database does not know, so it must not renew it."""
+    chunks = yard.services.store.chunks
+    claim = chunks.claim
+    claims = 0
+
+    async def answer_but_once(**wanted: Any) -> Any:
+        nonlocal claims
+        leases = await claim(**wanted)
+        claims += bool(leases)
+        if claims == 2 and leases:
+            raise StoreUnavailable("The connection was lost after the commit.")
+        return leases
+
+    monkeypatch.setattr(chunks, "claim", answer_but_once)
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
+    yard.set(lease_seconds=0.6, look_seconds=0.05)
+    batch_id = await yard.prepared(lines(20))
+    pool.start()
+    await done(yard, batch_id, 2)
 
 
 async def test_a_chunk_that_is_stopped_before_it_is_admitted_lets_the_next_in(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, case, func, or_, select, update
+from sqlalchemy import and_, case, func, or_, select, tuple_, update
 
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
@@ -96,12 +96,15 @@ class BatchLeases(Aggregate):
 
     @writes
     async def renew(
-        self, connection: AsyncConnection, owner: str, lease_seconds: float
+        self, connection: AsyncConnection, leases: Collection[BatchLease], lease_seconds: float
     ) -> set[BatchLease]:
-        """Extend every lease of ``owner`` on a batch that has not ended, and say which."""
+        """Extend those leases whose batch is still theirs and has not ended, and say which."""
+        # Never whatever an owner has: a claim whose answer was lost has leased what nobody runs.
+        claim = tuple_(BATCHES.c.id, BATCHES.c.epoch, BATCHES.c.owner)
+        wanted = [(lease.batch_id, lease.epoch, lease.owner) for lease in leases]
         extended = await connection.execute(
             update(BATCHES)
-            .where(in_one_order(BATCHES, BATCHES.c.owner == owner, _IS_UNFINISHED))
+            .where(in_one_order(BATCHES, claim.in_(wanted), _IS_UNFINISHED))
             .values(renewed(lease_seconds))
             .returning(*_LEASE)
         )

@@ -109,20 +109,27 @@ class Chunks(Aggregate):
 
     @writes
     async def renew(
-        self, connection: AsyncConnection, owner: str, lease_seconds: float
+        self,
+        connection: AsyncConnection,
+        owner: str,
+        lease_seconds: float,
+        keys: Collection[LeaseKey],
     ) -> set[LeaseKey]:
-        """Extend every lease of ``owner`` that is still wanted, and say which those are.
+        """Extend those leases of ``owner`` that are still wanted, and say which those are.
 
         A lease that is missing from the answer is to be dropped: somebody else has the chunk,
         or its batch is no longer in progress (cancelled, overdue, failed). What a dropped lease
         has finished may still be recorded until somebody else claims the chunk.
         """
+        # Never whatever the owner has: a claim whose answer was lost has leased what nobody runs.
         in_progress = select(BATCHES.c.id).where(
             BATCHES.c.id == CHUNKS.c.batch_id, BATCHES.c.status == BatchStatus.IN_PROGRESS
         )
+        claim = tuple_(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch)
+        wanted = [(key.batch_id, key.index, key.epoch) for key in keys]
         statement = (
             update(CHUNKS)
-            .where(CHUNKS.c.owner == owner, IS_LEASED, in_progress.exists())
+            .where(CHUNKS.c.owner == owner, IS_LEASED, claim.in_(wanted), in_progress.exists())
             .values(renewed(lease_seconds))
             .returning(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch)
         )

@@ -219,7 +219,7 @@ async def test_the_end_of_a_batch_ends_its_lease(store: Store, end: BatchStatus)
         await store.batches.cancel(batch.id)
         ended = await finish(store, batch.id, S.CANCELLED, epoch=lease.epoch)
     assert (ended.owner, ended.lease_expires_at, ended.epoch) == (None, None, 1)
-    assert await store.batch_leases.renew("a", 60) == set()
+    assert await store.batch_leases.renew([lease], 60) == set()
     assert not await store.batch_leases.release(lease)
 
 
@@ -227,27 +227,28 @@ async def test_a_batch_may_be_leased_as_it_is_made(store: Store) -> None:
     batch = await store.batches.create(new_batch(), owner="maker", lease_seconds=60)
     assert (batch.owner, batch.epoch) == ("maker", 1)
     assert await claim(store, batch_id=batch.id) == []
-    assert await store.batch_leases.renew("maker", NOW_OVER) == {BatchLease(batch.id, 1, "maker")}
+    made = BatchLease(batch.id, 1, "maker")
+    assert await store.batch_leases.renew([made], NOW_OVER) == {made}
     assert await claim(store, "b") == [BatchLease(batch.id, 2, "b")]
 
 
 # -- renewing and giving back ---------------------------------------------------------------
 
 
-async def test_renewing_keeps_every_lease_of_the_owner_and_no_other(store: Store) -> None:
+async def test_renewing_keeps_the_leases_that_it_names(store: Store) -> None:
+    """And no other of the same owner, which may not know that it has one."""
     for _ in range(3):
         await created(store)
-    held = await claim(store, "a", limit=2, lease_seconds=NOW_OVER)
-    assert await store.batch_leases.renew("a", 60) == set(held)
-    assert len(await claim(store, "b", limit=5)) == 1
+    held = await claim(store, "a", limit=3, lease_seconds=NOW_OVER)
+    assert await store.batch_leases.renew(held[:2], 60) == set(held[:2])
+    assert [lease.batch_id for lease in await claim(store, "b", limit=5)] == [held[2].batch_id]
 
 
 async def test_renewing_does_not_bring_back_a_lost_lease(store: Store) -> None:
     await created(store)
-    await claim(store, "a", lease_seconds=NOW_OVER)
+    [lost] = await claim(store, "a", lease_seconds=NOW_OVER)
     [lease] = await claim(store, "b")
-    assert await store.batch_leases.renew("a", 60) == set()
-    assert await store.batch_leases.renew("b", 60) == {lease}
+    assert await store.batch_leases.renew([lost, lease], 60) == {lease}
 
 
 async def test_a_released_batch_is_free_at_once(store: Store) -> None:

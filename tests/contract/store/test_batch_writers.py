@@ -44,7 +44,7 @@ async def test_leases_write_the_lease_of_a_batch_only(store: Store, updated: set
     await begun_batch(store)
     updated.clear()
     (lease,) = await store.batch_leases.claim(owner="a", lease_seconds=60)
-    await store.batch_leases.renew("a", 60)
+    await store.batch_leases.renew([lease], 60)
     await store.batch_leases.release(lease, after_seconds=5)
     assert updated == LEASE
 

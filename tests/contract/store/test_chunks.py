@@ -195,35 +195,43 @@ async def test_a_released_chunk_is_free_at_once_and_keeps_its_progress(store: St
     assert (await store.batches.get(batch.id)).counts.completed == 4
 
 
-async def test_renewing_keeps_every_lease_of_the_owner(store: Store) -> None:
+async def test_renewing_keeps_the_leases_that_it_names(store: Store) -> None:
+    """And no other of the same owner, which may not know that it has one."""
     await begun_batch(store, chunks=3)
-    held = await claim(store, "a", lease_seconds=NOW_OVER, limit=2)
-    assert await store.chunks.renew("a", 60) == {lease.key for lease in held}
+    held = [lease.key for lease in await claim(store, "a", lease_seconds=NOW_OVER, limit=3)]
+    assert await store.chunks.renew("a", 60, held[:2]) == set(held[:2])
     assert [lease.index for lease in await claim(store, "b", limit=5)] == [2]
+
+
+async def test_renewing_nothing_renews_nothing(store: Store) -> None:
+    await begun_batch(store)
+    await claim(store, "a", lease_seconds=NOW_OVER)
+    assert await store.chunks.renew("a", 60, []) == set()
+    assert len(await claim(store, "b")) == 1
 
 
 async def test_renewing_does_not_bring_back_a_lost_lease(store: Store) -> None:
     await begun_batch(store)
-    await claim(store, "a", lease_seconds=NOW_OVER)
+    [lost] = await claim(store, "a", lease_seconds=NOW_OVER)
     [lease] = await claim(store, "b")
-    assert await store.chunks.renew("a", 60) == set()
-    assert await store.chunks.renew("b", 60) == {lease.key}
+    assert await store.chunks.renew("a", 60, [lost.key, lease.key]) == set()
+    assert await store.chunks.renew("b", 60, [lost.key, lease.key]) == {lease.key}
 
 
 async def test_renewing_leaves_out_what_is_done(store: Store) -> None:
     await begun_batch(store, chunks=2)
     first, second = await claim(store, limit=2)
     await complete(store, first)
-    assert await store.chunks.renew("a", 60) == {second.key}
+    assert await store.chunks.renew("a", 60, [first.key, second.key]) == {second.key}
 
 
 async def test_renewing_leaves_out_a_cancelled_batch(store: Store) -> None:
     """Which is how a runner learns of a cancellation or a deadline."""
     batch = await begun_batch(store)
     other = await begun_batch(store)
-    await claim(store, limit=2)
+    held = [lease.key for lease in await claim(store, limit=2)]
     await store.batches.advance(batch.id, S.IN_PROGRESS, S.CANCELLING)
-    assert [key.batch_id for key in await store.chunks.renew("a", 60)] == [other.id]
+    assert [key.batch_id for key in await store.chunks.renew("a", 60, held)] == [other.id]
 
 
 async def test_what_a_cancelled_batch_has_finished_is_still_recorded(store: Store) -> None:
@@ -336,7 +344,7 @@ async def test_a_runner_learns_what_to_do_with_each_of_its_leases(store: Store) 
     await store.batch_schedule.pause(batches["paused"])
     await store.batches.cancel(batches["cancelled"])
     await store.batches.advance(batches["finalizing"], S.IN_PROGRESS, S.FINALIZING)
-    await store.chunks.renew("a", NOW_OVER)
+    await store.chunks.renew("a", NOW_OVER, [leases[batches["ran out"]]])
     standings = await store.chunks.held("a")
     assert {name: standings[leases[batch_id]] for name, batch_id in batches.items()} == {
         "runs": Standing.RUN,

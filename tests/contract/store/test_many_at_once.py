@@ -99,21 +99,23 @@ async def test_renewals_and_forecasts_do_not_wait_for_each_other(
     """Both write to many batches in one transaction."""
     async with open_store(database_url) as one, open_store(database_url) as other:
         batches = [await begun_batch(one) for _ in range(40)]
-        for owner in ("a", "b"):
+        held = [
             await one.batch_leases.claim(owner=owner, lease_seconds=60, limit=20)
+            for owner in ("a", "b")
+        ]
 
         async def forecast(store: Store, seconds: int) -> None:
             for n in range(ROUNDS):
                 etas = {batch.id: batch.created_at + seconds + n for batch in batches}
                 await store.batch_schedule.record_forecast(etas)
 
-        async def renew(store: Store, owner: str) -> None:
+        async def renew(store: Store, leases: list[BatchLease]) -> None:
             for _ in range(ROUNDS):
-                assert len(await store.batch_leases.renew(owner, 60)) == 20
+                assert len(await store.batch_leases.renew(leases, 60)) == 20
 
         await asyncio.gather(
             *(forecast(store, seconds) for store, seconds in ((one, 5), (other, 99))),
-            *(renew(store, owner) for store in (one, other) for owner in ("a", "b")),
+            *(renew(store, leases) for store in (one, other) for leases in held),
         )
     assert retries == []
 
@@ -126,9 +128,10 @@ async def test_rescuing_chunks_and_renewing_them_do_not_wait_for_each_other(
         await begun_batch(one, chunks=60)
 
         async def renew(store: Store, owner: str) -> None:
-            await store.chunks.claim(model=MODEL, owner=owner, lease_seconds=60, limit=20)
+            held = await store.chunks.claim(model=MODEL, owner=owner, lease_seconds=60, limit=20)
+            keys = [lease.key for lease in held]
             for _ in range(ROUNDS):
-                await store.chunks.renew(owner, NOW_OVER)
+                await store.chunks.renew(owner, NOW_OVER, keys)
 
         async def put_back(store: Store) -> None:
             for _ in range(ROUNDS):
