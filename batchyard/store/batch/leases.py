@@ -99,7 +99,7 @@ class BatchLeases(Aggregate):
         self, connection: AsyncConnection, leases: Collection[BatchLease], lease_seconds: float
     ) -> set[BatchLease]:
         """Extend those leases whose batch is still theirs and has not ended, and say which."""
-        # Never whatever an owner has: a claim whose answer was lost has leased what nobody runs.
+        # Not all leases of an owner: after a claim whose answer was lost, it has some unknowingly.
         claim = tuple_(BATCHES.c.id, BATCHES.c.epoch, BATCHES.c.owner)
         wanted = [(lease.batch_id, lease.epoch, lease.owner) for lease in leases]
         extended = await connection.execute(

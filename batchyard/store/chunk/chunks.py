@@ -121,7 +121,7 @@ class Chunks(Aggregate):
         or its batch is no longer in progress (cancelled, overdue, failed). What a dropped lease
         has finished may still be recorded until somebody else claims the chunk.
         """
-        # Never whatever the owner has: a claim whose answer was lost has leased what nobody runs.
+        # Not all leases of the owner: after a claim whose answer was lost, it has some unknowingly.
         in_progress = select(BATCHES.c.id).where(
             BATCHES.c.id == CHUNKS.c.batch_id, BATCHES.c.status == BatchStatus.IN_PROGRESS
         )
