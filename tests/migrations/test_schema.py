@@ -12,13 +12,15 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from batchyard.errors import StoreError
 from batchyard.store import open_store
 from batchyard.store.columns import Row
 from batchyard.store.database import Database
-from batchyard.store.schema import _config
+from batchyard.store.migrate import migrations_config
+from batchyard.store.schema import _our_revisions
 from tests.contract.store.samples import new_batch
 from tests.services.postgres import postgres_for_session
 
@@ -101,6 +103,12 @@ async def test_batches_of_before_share_no_answers(empty_url: str) -> None:
     assert found.deduplicated_requests == 0
 
 
+def test_the_revisions_are_those_of_alembic() -> None:
+    """We read their files' names, because Alembic takes long to import."""
+    scripts = ScriptDirectory.from_config(migrations_config())
+    assert _our_revisions() == tuple(script.revision for script in scripts.walk_revisions())
+
+
 async def test_many_who_start_at_once_migrate_once(empty_url: str) -> None:
     async def start() -> None:
         async with open_store(empty_url, migrate=True) as store:
@@ -145,7 +153,7 @@ async def _migrated_to(url: str, revision: str, statement: str) -> None:
     """An older version's database, after one ``statement``."""
 
     def migrate(connection: Connection) -> None:
-        config = _config()
+        config = migrations_config()
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
 
