@@ -26,12 +26,23 @@ from tests.side_by_side import (  # noqa: F401 - hooks of pytest's
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_START = Path(__file__).parent / "services" / "start"
+"""What it says is in its ``sitecustomize.py``."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prefect reads the profile and writes the files of a folder of this process's own."""
     home = tempfile.mkdtemp(prefix="prefect-home-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["PREFECT_HOME"] = home
+    _start_processes_quickly()
+
+
+def _start_processes_quickly() -> None:
+    """Tests start hundreds of processes, each of which imports the product and Prefect."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    paths = [str(_START), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
 
 
 @pytest.fixture(scope="session")
