@@ -14,6 +14,7 @@ import pytest
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.storage.bucket import S3Credentials
+from tests.services.prefect_tables import SESSION
 from tests.services.swift import BUCKET, swift_for_session
 from tests.side_by_side import (  # noqa: F401 - hooks of pytest's
     pytest_collection_modifyitems,
@@ -35,6 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
     home = tempfile.mkdtemp(prefix="prefect-home-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["PREFECT_HOME"] = home
+    if SESSION not in os.environ:
+        # The first process of a session is the one whose children inherit it.
+        shared = tempfile.mkdtemp(prefix="session-")
+        config.add_cleanup(lambda: shutil.rmtree(shared, ignore_errors=True))
+        os.environ[SESSION] = shared
     _start_processes_quickly()
 
 

@@ -26,6 +26,7 @@ from batchyard.cli.offline import offline_services
 from batchyard.engine.stub import StubEngine
 from commands.own_prefect import Access, OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
+from tests.services.prefect_tables import put_tables
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -55,6 +56,7 @@ def prefect_home() -> Iterator[Path]:
 @pytest.fixture(scope="package")
 def prefect_access(prefect_home: Path) -> Iterator[Access]:
     """One API for all: each command alone would need seconds to start its own."""
+    put_tables(prefect_home)
     server = OwnPrefect()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(prefect_home))

@@ -27,7 +27,7 @@ SECONDS = 30.0
 
 @pytest.fixture(scope="module", name="yard")
 def yard_without_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with running_yard(tmp_path_factory.mktemp("yard")) as running:
+    with running_yard(tmp_path_factory.mktemp("yard"), first=True) as running:
         yield running
 
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.services.prefect_tables import put_tables
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -178,6 +180,8 @@ def prefect_server(folder: Path, more: Mapping[str, str]) -> Iterator[PrefectSer
     api_url = f"http://127.0.0.1:{free_port()}/api"
     environment = clean_environment() | _QUICK_AND_QUIET | dict(more)
     environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": api_url}
+    if "PREFECT_API_DATABASE_CONNECTION_URL" not in environment:
+        put_tables(folder / "prefect")
     server = PrefectServer(folder, api_url, environment)
     try:
         server.start_server()

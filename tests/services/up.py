@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.services.prefect_tables import put_tables
 from tests.services.window import terminal_of
 
 if TYPE_CHECKING:
@@ -110,8 +111,14 @@ def start_yard(folder: Path, *, output: int | None = None, **more: str) -> Yard:
 
 
 @contextlib.contextmanager
-def running_yard(folder: Path, **more: str) -> Iterator[Yard]:
-    """Ready to take batches; all of it is gone afterwards, whatever happened in between."""
+def running_yard(folder: Path, *, first: bool = False, **more: str) -> Iterator[Yard]:
+    """Ready to take batches; all of it is gone afterwards, whatever happened in between.
+
+    ``first``: nothing has ever run in its home. Otherwise Prefect's server finds its tables there.
+    """
+    if not first:
+        (folder / "home").mkdir(mode=0o700, exist_ok=True)
+        put_tables(folder / "home" / "prefect")
     yard = start_yard(folder, **more)
     try:
         deadline = time.monotonic() + _START_SECONDS
