@@ -152,7 +152,7 @@ def terminal(tmp_path: Path, prefect_access: Access, prefect_home: Path) -> Term
         if not name.startswith(("PREFECT_", "BATCHYARD_", "AWS_"))
     }
     ours = {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{os.environ['PYTHONPATH']}",
         "BATCHYARD_HOME": str(tmp_path / "home"),
         "BATCHYARD_ENGINE_API_KEY": API_KEY,
         "BATCHYARD_RETRY_PAUSE_SECONDS": "0.01",
