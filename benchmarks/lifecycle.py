@@ -28,6 +28,7 @@ from batchyard.cli.serve import PORT_VARIABLE
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.storage.local_file import LocalFile
 from tests.services.receiver import Receiver, running_receiver
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ async def _run(
     batch_ids = []
     for _ in range(count):
         batch_ids.append(
-            await create_batch(services, BatchRequest(input=str(source), webhook=webhook))
+            await create_batch(services, BatchRequest(input=LocalFile(source), webhook=webhook))
         )
         await ensure_batch_runner(api, services.store, silent_seconds=60.0)
     async with asyncio.timeout(limit_seconds):

@@ -30,11 +30,12 @@ from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
 from batchyard.storage.access import Access  # noqa: E402
+from batchyard.storage.location import parse_location  # noqa: E402
 from benchmarks import timed  # noqa: E402
 from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
 from benchmarks.open_engine import OpenEngine  # noqa: E402
 from flows.process_batch import process_batch  # noqa: E402
-from flows.worker import engine_python, s3_credentials_from_block  # noqa: E402
+from flows.worker import credentials_from_block, engine_python  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -74,9 +75,11 @@ async def _pipeline(engine: WarmEngine, way: str, file: str, output: str, home: 
     async with open_services(
         read_settings(home=home, order=order),
         engine_for=engine_for,
-        access=Access(s3=s3_credentials_from_block),
+        access=Access(credentials_from_block),
     ) as services:
-        batch_id = await create_batch(services, BatchRequest(input=file, output=output))
+        batch_id = await create_batch(
+            services, BatchRequest(input=parse_location(file), output=parse_location(output))
+        )
         began = time.perf_counter()
         state = await process_batch(batch_id, return_state=True)
         seconds = time.perf_counter() - began

@@ -9,6 +9,7 @@ from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
+from batchyard.storage.local_file import LocalFile
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -33,7 +34,7 @@ def stub_services(
 
 async def fetched_batch(services: Services, source: Path, *, output: Path | None = None) -> str:
     """A batch of the file, which is in the object store already; its id."""
-    request = BatchRequest(input=str(source), output=str(output) if output else None)
+    request = BatchRequest(input=LocalFile(source), output=LocalFile(output) if output else None)
     batch_id = await create_batch(services, request)
     await fetch_input(services, batch_id)
     return batch_id

@@ -3,7 +3,11 @@
 A block here is its fields and a ``build()`` that makes the product's object. No logic, no I/O.
 """
 
+from batchyard.storage.bucket import S3Credentials
 from blocks.engines import RemoteEngineBlock, VllmEngineBlock
 from blocks.s3 import S3CredentialsBlock
 
-__all__ = ["RemoteEngineBlock", "S3CredentialsBlock", "VllmEngineBlock"]
+__all__ = ["CREDENTIALS", "RemoteEngineBlock", "S3CredentialsBlock", "VllmEngineBlock"]
+
+CREDENTIALS = {S3Credentials: S3CredentialsBlock}
+"""The credentials of users' locations, and the block that makes each."""

@@ -18,7 +18,7 @@ from batchyard.errors import RequestRefused
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.access import Access
+from batchyard.storage.access import Access, Location
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location
 from commands.engine_choice import EngineChoice
@@ -38,11 +38,16 @@ def register(app: typer.Typer) -> None:
 
 def run(
     ctx: typer.Context,
-    input_file: Annotated[str | None, options.INPUT_FILE] = None,
-    output_file: Annotated[str | None, options.OUTPUT_FILE] = None,
+    input_file: Annotated[Location | None, options.INPUT_FILE] = None,
+    output_file: Annotated[Location | None, options.OUTPUT_FILE] = None,
     errors: Annotated[
-        str | None,
-        typer.Option("--errors", "-e", help="Where failed lines go. Default: beside a local -o."),
+        Location | None,
+        typer.Option(
+            *("--errors", "-e"),
+            parser=parse_location,
+            metavar="<str>",
+            help="Where failed lines go. Default: beside a local -o.",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The model to load, as for `vllm serve`.")
@@ -122,13 +127,12 @@ def run(
     sys.exit(run_stoppable(lambda: _run(settings, choice, own_prefect, what)))
 
 
-def errors_beside(output: str) -> str | None:
+def errors_beside(output: Location) -> Location | None:
     """``results.jsonl`` has its errors in ``results.errors.jsonl``; None for remote outputs."""
-    location = parse_location(output)
-    if not isinstance(location, LocalFile):
+    if not isinstance(output, LocalFile):
         return None
-    path = location.path
-    return str(path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}"))
+    path = output.path
+    return LocalFile(path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}"))
 
 
 async def _run(
@@ -139,7 +143,7 @@ async def _run(
     What there is to say is said when the display is gone, which would draw over it.
     """
     from flows.control import control_services  # noqa: PLC0415 - it imports Prefect
-    from flows.worker import s3_credentials_from_block  # noqa: PLC0415
+    from flows.worker import credentials_from_block  # noqa: PLC0415
 
     async def engine_for(model: str) -> Engine:
         return choice.make(settings, model)
@@ -150,7 +154,7 @@ async def _run(
             async with open_services(
                 settings,
                 engine_for=engine_for,
-                access=Access(s3=s3_credentials_from_block),
+                access=Access(credentials_from_block),
                 on_progress=display,
             ):
                 async with control_services() as services:

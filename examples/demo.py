@@ -33,7 +33,8 @@ from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
 from batchyard.storage.access import Access  # noqa: E402
-from flows.worker import engine_log, engine_python, s3_credentials_from_block  # noqa: E402
+from batchyard.storage.local_file import LocalFile  # noqa: E402
+from flows.worker import credentials_from_block, engine_log, engine_python  # noqa: E402
 
 CHAT_NAMES = ("meta-llama/Meta-Llama-3-8B-Instruct", "tiny-chat")
 INPUTS = ("two-requests", "mixed", "embeddings")
@@ -74,13 +75,13 @@ async def main() -> int:
                 async with open_services(
                     settings,
                     engine_for=engine_for,
-                    access=Access(s3=s3_credentials_from_block),
+                    access=Access(credentials_from_block),
                     on_progress=display,
                 ) as services:
                     request = BatchRequest(
-                        input=str(ROOT / "examples" / f"{name}.jsonl"),
-                        output=str(RESULTS / f"{name}.jsonl"),
-                        error=str(RESULTS / f"{name}.errors.jsonl"),
+                        input=LocalFile(ROOT / "examples" / f"{name}.jsonl"),
+                        output=LocalFile(RESULTS / f"{name}.jsonl"),
+                        error=LocalFile(RESULTS / f"{name}.errors.jsonl"),
                         metadata={"example": name},
                     )
                     batch_id = await create_batch(services, request)

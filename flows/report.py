@@ -21,7 +21,7 @@ from prefect.exceptions import PrefectException
 
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
-from batchyard.storage.location import parse_location
+from batchyard.services.places import places_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -175,7 +175,7 @@ def _speed(batch: BatchRecord) -> list[tuple[str, str]]:
 
 
 async def _files(services: Services, batch: BatchRecord) -> list[str]:
-    wanted = await services.store.batches.locations(batch.id)
+    wanted = await places_of(services, batch.id)
     rows = []
     for name, file_id, location in (
         ("Input", batch.input_file_id, wanted.input),
@@ -184,7 +184,7 @@ async def _files(services: Services, batch: BatchRecord) -> list[str]:
     ):
         if file_id is not None:
             # As text, a location leaves out what makes a presigned URL a secret.
-            where = _cell(str(parse_location(location))) if location else "Batchyard's store"
+            where = _cell(str(location)) if location else "Batchyard's store"
             rows.append(f"| {name} | {file_id} | {where} |")
     return rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from prefect import flow
@@ -14,13 +13,13 @@ from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, check_paths, create_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location
-from batchyard.storage.web_url import WebUrl
 from flows.cancel import cancel_its_batch
 from flows.control import control_services
 from flows.process_batch import take_to_its_end
 
 if TYPE_CHECKING:
     from batchyard.settings import Settings
+    from batchyard.storage.access import Location
 
 # The server checks these before it records a flow run, the UI while the form is filled in.
 _NO_SECRET = {"pattern": r"^(?![Hh]\w+://(.*\?|[^/]*@))"}
@@ -67,16 +66,17 @@ async def submit_batch(
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
     try:
-        for name, text in (("input", input), ("output", output), ("errors", errors)):
-            _check_recordable(name, text)
+        source = _recordable("input", input)
+        results = _recordable("output", output) if output else None
+        failed = _recordable("errors", errors) if errors else None
         async with control_services() as services:
-            check_paths(services.settings, output=output, errors=errors)
+            check_paths(services.settings, output=results, errors=failed)
             batch_id = await create_batch(
                 services,
                 BatchRequest(
-                    input=input,
-                    output=output or None,
-                    error=errors or None,
+                    input=source,
+                    output=results,
+                    error=failed,
                     endpoint=endpoint or None,
                     models=(model,) if model else (),
                     completion_window=completion_window,
@@ -104,21 +104,20 @@ def _tenant(settings: Settings, asked: str) -> str:
     return settings.tenant or asked or DEFAULT_TENANT
 
 
-def _check_recordable(name: str, text: str) -> None:
+def _recordable(name: str, text: str) -> Location:
     """Prefect records parameters: a presigned URL would stay there, a relative path mislead."""
-    if not text and name != "input":
-        return
     location = parse_location(text)
-    if isinstance(location, WebUrl) and str(location) != text:
+    if str(location) != location.text:
         raise RequestRefused(
             f"{name} is a URL with a query or a password, which Prefect would record. "
             "Use `batchyard submit`, which keeps it encrypted, or s3://bucket/key.",
             param=name,
             code="invalid_value",
         )
-    if isinstance(location, LocalFile) and not Path(text).is_absolute():
+    if isinstance(location, LocalFile) and not location.path.is_absolute():
         raise RequestRefused(
             f"{name} must be an absolute path, because workers run in another folder.",
             param=name,
             code="invalid_value",
         )
+    return location

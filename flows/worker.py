@@ -17,16 +17,18 @@ from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.services.services import Services, current_services, open_services
 from batchyard.settings import Settings, read_settings
 from batchyard.storage.access import Access
-from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
+from blocks import CREDENTIALS, RemoteEngineBlock, VllmEngineBlock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from prefect.blocks.core import Block
+
     from batchyard.engine.base import Engine
-    from batchyard.storage.bucket import S3Credentials
 
 
-B = TypeVar("B", VllmEngineBlock, RemoteEngineBlock, S3CredentialsBlock)
+B = TypeVar("B", bound="Block")
+C = TypeVar("C")
 
 
 @asynccontextmanager
@@ -49,7 +51,7 @@ async def worker_services() -> AsyncIterator[Services]:
     async with open_services(
         settings,
         engine_for=engine_for,
-        access=Access(s3=s3_credentials_from_block),
+        access=Access(credentials_from_block),
         why_not_offered=OfferedModels().why_not,
     ) as services:
         yield services
@@ -98,10 +100,10 @@ def _check_weights(name: str, weights: str) -> None:
         )
 
 
-async def s3_credentials_from_block() -> S3Credentials:
-    """Those of the block document ``default``; without one, boto3 looks for its own."""
-    block = await _load(S3CredentialsBlock, "default")
-    return (block or S3CredentialsBlock()).build()
+async def credentials_from_block(kind: type[C], /) -> C:
+    """Those of the block document ``default``; without one, the scheme's library finds its own."""
+    block = await _load(CREDENTIALS[kind], "default")
+    return kind() if block is None else block.build()
 
 
 def engine_python(settings: Settings) -> Path:

@@ -43,6 +43,7 @@ from batchyard.storage.presigned import check_not_expired
 if TYPE_CHECKING:
     from batchyard.delivery.redeliver import Kind
     from batchyard.settings import Settings
+    from batchyard.storage.access import Location
 
 _MAX_ID_CHARS: Final = 256
 
@@ -116,22 +117,22 @@ class CreateBatch(RequestBody):
 
     async def to_request(self, tenant: str, settings: Settings) -> BatchRequest:
         """What the client asks for. Raises 400, and ``RequestRefused`` for its lifetime."""
-        await _check_url("input_url", self.input_url, settings)
+        source = await _place("input_url", self.input_url, settings)
         if self.input_file_id is not None and self.input_url is not None:
             raise _invalid("input_url", "Give 'input_file_id' or 'input_url', not both.")
         lifetime = self._lifetime()
-        await _check_url("output_url", self.output_url, settings)
-        await _check_url("error_url", self.error_url, settings)
+        output = await _place("output_url", self.output_url, settings)
+        error = await _place("error_url", self.error_url, settings)
         return BatchRequest(
             tenant=tenant,
             input_file_id=self.input_file_id,
-            input=self.input_url,
+            input=source,
             endpoint=self.endpoint,
             completion_window=self.completion_window,
             metadata=self.metadata,
             output_lifetime_seconds=lifetime,
-            output=self.output_url,
-            error=self.error_url,
+            output=output,
+            error=error,
             webhook=self.webhook_url,
             notify_email=self.notify_email,
             priority=self.priority or 0,
@@ -176,26 +177,22 @@ class DeliverResults(RequestBody):
     )
     error_url: Url | None = Field(default=None, description="The same for the error file.")
 
-    async def places(self, settings: Settings) -> dict[Kind, str]:
+    async def places(self, settings: Settings) -> dict[Kind, Location]:
         """The URLs that are given, which are usable as far as one can see now. Raises 400."""
-        await _check_url("output_url", self.output_url, settings)
-        await _check_url("error_url", self.error_url, settings)
-        if self.output_url is None and self.error_url is None:
+        output = await _place("output_url", self.output_url, settings)
+        error = await _place("error_url", self.error_url, settings)
+        if output is None and error is None:
             raise missing("output_url")
-        if self.output_url == self.error_url:
+        if output == error:
             raise _invalid("error_url", "'output_url' and 'error_url' must be two URLs.")
-        places: dict[Kind, str] = {}
-        if self.output_url is not None:
-            places["output"] = self.output_url
-        if self.error_url is not None:
-            places["error"] = self.error_url
-        return places
+        asked: dict[Kind, Location | None] = {"output": output, "error": error}
+        return {kind: place for kind, place in asked.items() if place is not None}
 
 
-async def _check_url(key: str, url: str | None, settings: Settings) -> None:
+async def _place(key: str, url: str | None, settings: Settings) -> Location | None:
     """An https URL, which is a secret from here on; http where the operator allows it."""
     if url is None:
-        return
+        return None
     schemes = "https?" if settings.allow_private_urls else "https"
     # Never a path or an s3:// of this machine's.
     if not re.match(rf"{schemes}://", url, re.IGNORECASE):
@@ -208,6 +205,7 @@ async def _check_url(key: str, url: str | None, settings: Settings) -> None:
             await location.check_output()
     except StorageError as error:
         raise _invalid(key, f"'{key}' cannot be used: {error}.") from None
+    return location
 
 
 def _invalid(key: str, message: str) -> ApiError:

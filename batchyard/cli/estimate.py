@@ -17,6 +17,7 @@ from batchyard.steps.estimate import Assumptions, Estimate, estimate_file, measu
 from batchyard.storage.location import parse_location
 
 if TYPE_CHECKING:
+    from batchyard.storage.access import Location
     from batchyard.store import RateRecord
 
 _WIDTH = 16
@@ -56,7 +57,7 @@ def estimate(
         bytes_per_token=bytes_per_token,
         shape=CacheShape(max(1, cache_tokens // block_size), block_size, sequences),
     )
-    found, rate, why_not = asyncio.run(_estimate(input_file, assumptions))
+    found, rate, why_not = asyncio.run(_estimate(parse_location(input_file), assumptions))
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(_object(found, rate)), indent=2))
     else:
@@ -66,11 +67,11 @@ def estimate(
 
 
 async def _estimate(
-    input_file: str, assumptions: Assumptions
+    location: Location, assumptions: Assumptions
 ) -> tuple[Estimate, RateRecord | None, str | None]:
     """The estimate, the model's rate, and why there is none."""
     settings = read_settings()
-    found = await estimate_file(settings, parse_location(input_file), assumptions)
+    found = await estimate_file(settings, location, assumptions)
     if found.model is None:
         return found, None, "no line names a model"
     try:

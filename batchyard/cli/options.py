@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import typer
 
+from batchyard.storage.location import parse_location
+
 BATCH = typer.Argument(metavar="BATCH", help="A batch's id, for example batch_0123….")
 INPUT_FILE = typer.Option(
-    "--input-file", "-i", help="The input: path, s3://bucket/key or http(s) URL."
+    *("--input-file", "-i"),
+    parser=parse_location,
+    metavar="<str>",
+    help="The input: path, s3://bucket/key or http(s) URL.",
 )
 OUTPUT_FILE = typer.Option(
-    "--output-file", "-o", help="Where results go: path, s3://bucket/key or presigned PUT URL."
+    *("--output-file", "-o"),
+    parser=parse_location,
+    metavar="<str>",
+    help="Where results go: path, s3://bucket/key or presigned PUT URL.",
 )
 ERRORS = typer.Option(
-    "--errors", "-e", help="Where failed lines go: path, s3://bucket/key or presigned PUT URL."
+    *("--errors", "-e"),
+    parser=parse_location,
+    metavar="<str>",
+    help="Where failed lines go: path, s3://bucket/key or presigned PUT URL.",
 )
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any endpoint.")
 COMPLETION_WINDOW = typer.Option(help="Time limit: a number and m, h or d, at most 30d.")

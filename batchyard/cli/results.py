@@ -10,13 +10,17 @@ import typer
 
 from batchyard.cli import options
 from batchyard.cli.offline import offline_services
-from batchyard.delivery.redeliver import deliver_to, kept_file
+from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file
 from batchyard.steps.create import check_destinations
+from batchyard.storage.location import parse_location
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from batchyard.delivery.redeliver import Kind
     from batchyard.services.services import Services
+    from batchyard.storage.access import Location
     from batchyard.store import BatchRecord
 
 _STDOUT = "-"
@@ -44,28 +48,30 @@ def results(
     """
     if output is None and errors is None:
         output = _STDOUT
-    sys.exit(asyncio.run(_results(batch_id, output, errors)))
-
-
-async def _results(batch_id: str, output: str | None, errors: str | None) -> int:
-    """The exit status."""
     asked: dict[Kind, str | None] = {"output": output, "error": errors}
+    places = {
+        kind: None if place == _STDOUT else parse_location(place)
+        for kind, place in asked.items()
+        if place is not None
+    }
+    sys.exit(asyncio.run(_results(batch_id, places)))
+
+
+async def _results(batch_id: str, asked: Mapping[Kind, Location | None]) -> int:
+    """The exit status. A place that is None is standard output."""
     async with offline_services() as services:
         batch = await services.store.batches.get(batch_id)
-        for kind, place in asked.items():
-            if place is not None:
-                await kept_file(services, batch, kind)
-        places = await check_destinations(
-            *(None if place == _STDOUT else place for place in asked.values()), taken={}
-        )
-        wanted = {kind: place for kind, place in zip(asked, places, strict=True) if place}
+        for kind in asked:
+            await kept_file(services, batch, kind)
+        places = await check_destinations(asked.get("output"), asked.get("error"), taken={})
+        wanted = {kind: place for kind, place in zip(KINDS, places, strict=True) if place}
         failures = await deliver_to(services, batch, wanted)
         for kind, place in asked.items():
-            if place == _STDOUT:
+            if place is None:
                 await _print(services, batch, kind)
     for failure in failures:
         typer.echo(f"batchyard: {failure}", err=True)
-    if errors is None and batch.error_file_id is not None:
+    if "error" not in asked and batch.error_file_id is not None:
         typer.echo(
             f"batchyard: Lines without a good answer are in the error file: "
             f"batchyard results {batch.id} --errors FILE",

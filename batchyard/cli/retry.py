@@ -13,12 +13,13 @@ from batchyard.cli.offline import offline_services
 from batchyard.dispatch import PrefectApi
 from batchyard.steps.create import check_paths
 from batchyard.steps.retry import retry_batch
+from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
 
 
 def retry(
     batch_id: Annotated[str, options.BATCH],
-    output_file: Annotated[str | None, options.OUTPUT_FILE] = None,
-    errors: Annotated[str | None, options.ERRORS] = None,
+    output_file: Annotated[Location | None, options.OUTPUT_FILE] = None,
+    errors: Annotated[Location | None, options.ERRORS] = None,
     completion_window: Annotated[
         str | None,
         typer.Option(help="A number and m, h or d. Default: the window of the old batch."),
@@ -32,7 +33,7 @@ def retry(
 
 
 async def _retry(
-    batch_id: str, output: str | None, error: str | None, completion_window: str | None
+    batch_id: str, output: Location | None, error: Location | None, completion_window: str | None
 ) -> None:
     async with PrefectApi.from_environment() as api, offline_services() as services:
         check_paths(services.settings, output=output, errors=error)

@@ -13,12 +13,13 @@ from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.offline import offline_services
 from batchyard.dispatch import PrefectApi
 from batchyard.steps.create import BatchRequest, check_paths, create_batch
+from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
 
 
 def submit(
-    input_file: Annotated[str, options.INPUT_FILE],
-    output_file: Annotated[str | None, options.OUTPUT_FILE] = None,
-    errors: Annotated[str | None, options.ERRORS] = None,
+    input_file: Annotated[Location, options.INPUT_FILE],
+    output_file: Annotated[Location | None, options.OUTPUT_FILE] = None,
+    errors: Annotated[Location | None, options.ERRORS] = None,
     model: Annotated[str | None, typer.Option(help="The model that every line must name.")] = None,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchyard.lifecycle import BatchStatus
+from batchyard.services.places import places_of
 from batchyard.storage.local import LocalStorage
-from batchyard.storage.location import parse_location
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
+    from batchyard.storage.access import Location
     from batchyard.store import BatchRecord
 
 _ERRORS_SHOWN = 20
@@ -42,7 +43,7 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
             f"({usage.input_tokens_details.cached_tokens:,} from cache), "
             f"{usage.output_tokens:,} out"
         )
-    wanted = await services.store.batches.locations(batch.id)
+    wanted = await places_of(services, batch.id)
     undelivered = batch.undelivered or {}
     for name, kind, file_id, location in (
         ("output", "output", batch.output_file_id, wanted.output),
@@ -79,9 +80,9 @@ def _errors(batch: BatchRecord) -> list[str]:
     return lines + [f"  {hint}" for hint in hints]
 
 
-async def _place(services: Services, file_id: str, location: str | None) -> str:
+async def _place(services: Services, file_id: str, location: Location | None) -> str:
     if location is not None:
-        return str(parse_location(location))
+        return str(location)
     if isinstance(services.storage, LocalStorage):
         key = (await services.store.files.get(file_id)).storage_key
         return str(await services.storage.local_path(key, services.spool))

@@ -15,6 +15,7 @@ from batchyard.errors import (
     StorageError,
 )
 from batchyard.notify.answer import Answer
+from batchyard.storage.location import parse_location
 from batchyard.storage.web import WebAccess
 from batchyard.store import FILE_EVENTS
 
@@ -49,7 +50,7 @@ class FileChannel:
         access = replace(self.services.access, web=web)
         kind: Kind = "output" if claim.delivery.event_type == FILE_EVENTS["output"] else "error"
         try:
-            await write_kept(self.services, message, kind, claim.url, access)
+            await write_kept(self.services, message, kind, parse_location(claim.url), access)
         except _FINAL as error:
             return Answer(error=str(error), is_final=True)
         except (StorageError, OSError) as error:

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.lifecycle import TERMINAL
+from batchyard.services.places import places_of
 from batchyard.steps.publish import deliver_file
-from batchyard.storage.location import parse_location, write_location
+from batchyard.storage.location import write_location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batchyard.services.services import Services
-    from batchyard.storage.access import Access
+    from batchyard.storage.access import Access, Location
     from batchyard.store import BatchRecord, DeliveryRecord, FileRecord
 
 Kind: TypeAlias = Literal["output", "error"]
@@ -51,22 +52,21 @@ async def kept_file(services: Services, batch: BatchRecord, kind: Kind) -> FileR
 
 
 async def write_kept(
-    services: Services, batch: BatchRecord, kind: Kind, place: str, access: Access
+    services: Services, batch: BatchRecord, kind: Kind, place: Location, access: Access
 ) -> None:
     """Write a result file to this location, and note that it is there.
 
     Raises :class:`~batchyard.errors.RequestRefused` as :func:`kept_file` does, and
     :class:`~batchyard.errors.StorageError`.
     """
-    location = parse_location(place)
     key = (await kept_file(services, batch, kind)).storage_key
     path = await services.storage.local_path(key, services.spool)
-    await write_location(location, path, access)
-    await services.store.batches.delivered(batch.id, kind, place)
+    await write_location(place, path, access)
+    await services.store.batches.delivered(batch.id, kind, place.text)
 
 
 async def ask_for_delivery(
-    services: Services, batch: BatchRecord, places: Mapping[Kind, str]
+    services: Services, batch: BatchRecord, places: Mapping[Kind, Location]
 ) -> list[DeliveryRecord]:
     """Have result files delivered to a client's URLs, by whichever process delivers.
 
@@ -76,7 +76,7 @@ async def ask_for_delivery(
     for kind in places:
         await kept_file(services, batch, kind)
     return await services.store.deliveries.give_files(
-        batch, {str(kind): url for kind, url in places.items()}, most_pending=_MOST_PENDING
+        batch, {str(kind): place.text for kind, place in places.items()}, most_pending=_MOST_PENDING
     )
 
 
@@ -85,7 +85,7 @@ async def redeliver(services: Services, batch: BatchRecord) -> tuple[str, ...]:
 
     What still cannot be written, in a sentence each; nothing to do, nothing to say.
     """
-    wanted = await services.store.batches.locations(batch.id)
+    wanted = await places_of(services, batch.id)
     missing = batch.undelivered or {}
     places = {"output": wanted.output, "error": wanted.error}
     again = {kind: place for kind in KINDS if (place := places[kind]) and kind in missing}
@@ -95,7 +95,7 @@ async def redeliver(services: Services, batch: BatchRecord) -> tuple[str, ...]:
 async def deliver_to(
     services: Services,
     batch: BatchRecord,
-    places: Mapping[Kind, str],
+    places: Mapping[Kind, Location],
     *,
     access: Access | None = None,
 ) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ async def deliver_to(
         key = (await kept_file(services, batch, kind)).storage_key if has_file else None
         failure = await deliver_file(services, kind, key, place, access or services.access)
         if failure is None:
-            await services.store.batches.delivered(batch.id, kind, place)
+            await services.store.batches.delivered(batch.id, kind, place.text)
         else:
             failures.append(failure)
     return tuple(failures)

@@ -10,12 +10,12 @@ from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import ModelNotFound, RequestRefused
 from batchyard.forecast import OpenWork
 from batchyard.notify.email import check_address
+from batchyard.services.places import Places
 from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered
 from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import parse_location
-from batchyard.store import BatchLocations, BatchOptions, NewBatch, Quota
+from batchyard.store import BatchOptions, NewBatch, Quota
 from batchyard.threads import in_thread
 from batchyard.wire import new_file_id
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from batchyard.services.services import Services
     from batchyard.settings import Settings
+    from batchyard.storage.access import Location
     from batchyard.store import BatchRecord, IdempotencyKey
 
 DEFAULT_TENANT = "default"
@@ -43,7 +44,7 @@ MAX_METADATA_VALUE = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """What somebody asks for. Locations are paths, ``s3://bucket/key`` or http(s) URLs.
+    """What somebody asks for.
 
     The input is at a location, or was uploaded as ``input_file_id``: one of the two, and whether
     it is there is found out when the batch runs. ``endpoint`` None: each line names its own.
@@ -55,10 +56,10 @@ class BatchRequest:
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     """
 
-    input: str | None = None
+    input: Location | None = None
     input_file_id: str | None = None
-    output: str | None = None
-    error: str | None = None
+    output: Location | None = None
+    error: Location | None = None
     endpoint: str | None = None
     models: tuple[str, ...] = ()
     mixed_models: bool = False
@@ -135,7 +136,9 @@ async def accept_batch(
             deduplicate=request.deduplicate,
             any_body=request.any_body,
         ),
-        locations=BatchLocations(_absolute(request.input), output, error, request.webhook),
+        locations=Places(input=_absolute(request.input), output=output, error=error).to_row(
+            webhook=request.webhook
+        ),
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
     )
@@ -221,8 +224,8 @@ def parse_window(text: str) -> int:
 
 
 async def check_destinations(
-    output: str | None, error: str | None, *, taken: Mapping[str, str | None]
-) -> tuple[str | None, str | None]:
+    output: Location | None, error: Location | None, *, taken: Mapping[str, Location | None]
+) -> tuple[Location | None, Location | None]:
     """Where results go, each as a location that means the same to whichever process uses it.
 
     ``taken`` are the places of what must not be replaced, each under its name in a refusal.
@@ -232,12 +235,12 @@ async def check_destinations(
     wanted = {"output": output, "error": error}
     for destination in wanted.values():
         if destination is not None:
-            await parse_location(destination).check_output()
+            await destination.check_output()
     await in_thread(_check_distinct, wanted, taken)
     return _absolute(output), _absolute(error)
 
 
-def check_paths(settings: Settings, *, output: str | None, errors: str | None) -> None:
+def check_paths(settings: Settings, *, output: Location | None, errors: Location | None) -> None:
     """Whether a batch that is handed over may write to these places.
 
     To be asked by those who do not run it themselves. Raises
@@ -245,10 +248,10 @@ def check_paths(settings: Settings, *, output: str | None, errors: str | None) -
     """
     if settings.knows_its_machine:
         return
-    for name, text in (("output", output), ("errors", errors)):
-        if text and isinstance(parse_location(text), LocalFile):
+    for name, location in (("output", output), ("errors", errors)):
+        if isinstance(location, LocalFile):
             raise RequestRefused(
-                f"{name} is the path {text}, and the batch may be run on another machine than "
+                f"{name} is the path {location}, and the batch may be run on another machine than "
                 f"{settings.this_machine}: give s3://bucket/key or a URL, or leave it out and "
                 "fetch the results with `batchyard results`. Where a path means the same on every "
                 "machine, set BATCHYARD_SHARED_PATHS=true.",
@@ -257,34 +260,32 @@ def check_paths(settings: Settings, *, output: str | None, errors: str | None) -
             )
 
 
-def _check_distinct(wanted: Mapping[str, str | None], taken: Mapping[str, str | None]) -> None:
+def _check_distinct(
+    wanted: Mapping[str, Location | None], taken: Mapping[str, Location | None]
+) -> None:
     """Results must replace nothing that counts, nor the error file the results."""
-    names = {_place(text): name for name, text in taken.items() if text is not None}
-    for name, text in wanted.items():
-        if text is None:
+    names = {_resolved(place): name for name, place in taken.items() if place is not None}
+    for name, location in wanted.items():
+        if location is None:
             continue
-        place = _place(text)
+        place = _resolved(location)
         if place in names:
             raise RequestRefused(
-                f"{names[place]} and {name} are the same place, {parse_location(text)}: "
-                "give another one.",
+                f"{names[place]} and {name} are the same place, {location}: give another one.",
                 param=name,
                 code="invalid_value",
             )
         names[place] = name
 
 
-def _place(text: str) -> str:
-    location = parse_location(text)
-    return str(location.path.resolve()) if isinstance(location, LocalFile) else text
+def _resolved(location: Location) -> Location:
+    """The same for every path that leads to one file."""
+    return LocalFile(location.path.resolve()) if isinstance(location, LocalFile) else location
 
 
-def _absolute(text: str | None) -> str | None:
+def _absolute(location: Location | None) -> Location | None:
     """A path that means the same to whichever process comes to use it."""
-    if text is None:
-        return None
-    location = parse_location(text)
-    return str(location.path.absolute()) if isinstance(location, LocalFile) else text
+    return location.absolute() if isinstance(location, LocalFile) else location
 
 
 def _check_metadata(metadata: Mapping[str, str] | None) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused, ObjectNotFound, RecordNotFound
 from batchyard.services.keys import file_key
+from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import parse_location, read_location
+from batchyard.storage.location import read_location
 from batchyard.store import NewFile
 from batchyard.threads import in_thread
 
@@ -36,11 +37,10 @@ async def fetch_input(services: Services, batch_id: str) -> int:
     else:
         _check_file(batch, file)
         return file.size_bytes
-    wanted = (await services.store.batches.locations(batch_id)).input
-    if wanted is None:
+    location = (await places_of(services, batch_id)).input
+    if location is None:
         raise _no_file(batch)
     services.on_progress(Progress(batch_id, "fetching"))
-    location = parse_location(wanted)
 
     async def parts() -> AsyncIterator[bytes]:
         done = 0

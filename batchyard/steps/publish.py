@@ -9,15 +9,16 @@ from batchyard.errors import (
     LeaseLost,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import parse_location, write_location
+from batchyard.storage.location import write_location
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.steps.collect import Collected
-    from batchyard.storage.access import Access
+    from batchyard.storage.access import Access, Location
     from batchyard.store import BatchRecord
 
 
@@ -57,7 +58,7 @@ async def _deliver(services: Services, batch: BatchRecord, collected: Collected)
     if collected.target is BatchStatus.FAILED and not (collected.output or collected.error):
         # Nothing was run: what lies at these places may be all that the user has.
         return {}
-    wanted = await services.store.batches.locations(batch.id)
+    wanted = await places_of(services, batch.id)
     access = services.access_for(batch.options)
     undelivered = {}
     for kind, file, place in (
@@ -75,7 +76,7 @@ async def deliver_file(
     services: Services,
     kind: str,
     storage_key: str | None,
-    location_text: str | None,
+    location: Location | None,
     access: Access,
 ) -> str | None:
     """Write one result file to the user's location; what went wrong, if anything did.
@@ -83,9 +84,8 @@ async def deliver_file(
     Whatever it was: the file is in the object store, and the batch must not wait for this copy.
     ``storage_key`` None: the batch has no such file, and an older one must not stay there.
     """
-    if location_text is None:
+    if location is None:
         return None
-    location = parse_location(location_text)
     try:
         if storage_key is None:
             if isinstance(location, LocalFile):

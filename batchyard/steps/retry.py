@@ -13,9 +13,10 @@ from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused, Sto
 from batchyard.framing import custom_id_of, joined, read_lines
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.keys import file_key
+from batchyard.services.places import Places, places_of
 from batchyard.steps.create import check_destinations, default_quota, parse_window
 from batchyard.storage.file import os_errors_as_ours
-from batchyard.store import BatchLocations, NewBatch, NewFile
+from batchyard.store import NewBatch, NewFile
 from batchyard.threads import from_thread, in_thread
 from batchyard.wire import new_file_id
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from batchyard.services.services import Services
+    from batchyard.storage.access import Location
     from batchyard.store import BatchRecord, FileRecord
 
 
@@ -38,8 +40,8 @@ async def retry_batch(
     batch_id: str,
     *,
     completion_window: str | None = None,
-    output: str | None = None,
-    error: str | None = None,
+    output: Location | None = None,
+    error: Location | None = None,
 ) -> str:
     """Create a batch of the lines in ``batch_id``'s error file; the new batch's id.
 
@@ -54,7 +56,7 @@ async def retry_batch(
     batch = await services.store.batches.get(batch_id)
     window = completion_window or batch.completion_window
     window_seconds = parse_window(window)
-    locations = await _destinations(services, batch, output, error)
+    places = await _destinations(services, batch, output, error)
     source, errors = await _files_of(services, batch)
     file = await _copy_lines(services, batch, source, errors)
     await services.store.files.create(file)
@@ -65,7 +67,7 @@ async def retry_batch(
         input_file_id=file.id,
         metadata=batch.metadata,
         options=batch.options,
-        locations=locations,
+        locations=places.to_row(),
         priority=batch.priority,
         tenant=batch.tenant,
         output_lifetime_seconds=batch.output_lifetime_seconds,
@@ -189,13 +191,14 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 async def _destinations(
-    services: Services, batch: BatchRecord, output: str | None, error: str | None
-) -> BatchLocations:
+    services: Services, batch: BatchRecord, output: Location | None, error: Location | None
+) -> Places:
     """Checked, and nowhere that a file of the first batch would be replaced."""
-    old = await services.store.batches.locations(batch.id)
+    old = await places_of(services, batch.id)
     kinds = {"input": old.input, "output": old.output, "error": old.error}
     taken = {f"the {kind} file of {batch.id}": location for kind, location in kinds.items()}
-    return BatchLocations(None, *await check_destinations(output, error, taken=taken))
+    output, error = await check_destinations(output, error, taken=taken)
+    return Places(output=output, error=error)
 
 
 def _file_gone(batch: BatchRecord, kind: str) -> RequestRefused:

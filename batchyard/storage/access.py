@@ -1,37 +1,53 @@
 """How the places that users name for IN and OUT are reached, and what such a place can do.
 
-A new scheme is a module like :mod:`~batchyard.storage.s3_object`, a row in
-``location.SCHEMES``, and, where it needs credentials, a field of :class:`Access`.
+A new scheme is a module like :mod:`~batchyard.storage.s3_object` and a row in
+``location.SCHEMES``. Where it needs credentials, these are a class of their own, and operators
+give them with a block in ``blocks``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from batchyard.storage.bucket import S3Credentials
 from batchyard.storage.web import WebAccess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
+C = TypeVar("C")
 
-async def credentials_of_environment() -> S3Credentials:
-    """Those that boto3 finds by itself."""
-    return S3Credentials()
+
+class FindCredentials(Protocol):
+    """Finds the credentials of one scheme by their class, for example ``S3Credentials``."""
+
+    async def __call__(self, kind: type[C], /) -> C: ...
+
+
+async def credentials_of_environment(kind: type[C], /) -> C:
+    """Empty ones: the scheme's library looks for its own."""
+    return kind()
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Credentials, which are asked for when a place needs them, and the way into the web."""
 
-    s3: Callable[[], Awaitable[S3Credentials]] = credentials_of_environment
+    credentials: FindCredentials = credentials_of_environment
     web: WebAccess = field(default_factory=WebAccess)
 
 
 class Location(Protocol):
-    """A place that a user names. ``str()`` of it may be shown to anybody who sees the batch."""
+    """A place that a user names. ``str()`` of it may be shown to anybody who sees the batch.
+
+    Two that are equal are the same place.
+    """
+
+    @property
+    def text(self) -> str:
+        """What ``parse_location`` makes an equal one of: to be stored sealed, never shown."""
+        ...
 
     @property
     def filename(self) -> str:

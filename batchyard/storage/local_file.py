@@ -28,6 +28,14 @@ class LocalFile:
         return str(self.path)
 
     @property
+    def text(self) -> str:
+        return str(self)
+
+    def absolute(self) -> LocalFile:
+        """The same file for a process in another folder."""
+        return LocalFile(self.path.absolute())
+
+    @property
     def filename(self) -> str:
         return self.path.name
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Self
 
 from batchyard.errors import LocationRefused
-from batchyard.storage.bucket import S3Bucket
+from batchyard.storage.bucket import S3Bucket, S3Credentials
 from batchyard.storage.file import read_file
 from batchyard.threads import in_thread
 
@@ -38,6 +38,10 @@ class S3Object:
         return f"s3://{self.bucket}/{self.key}"
 
     @property
+    def text(self) -> str:
+        return str(self)
+
+    @property
     def filename(self) -> str:
         return PurePosixPath(self.key).name
 
@@ -61,7 +65,7 @@ class S3Object:
 
     @contextlib.asynccontextmanager
     async def _connected(self, access: Access) -> AsyncIterator[S3Bucket]:
-        connected = await in_thread(S3Bucket, self.bucket, await access.s3())
+        connected = await in_thread(S3Bucket, self.bucket, await access.credentials(S3Credentials))
         try:
             yield connected
         finally:

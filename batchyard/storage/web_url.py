@@ -35,6 +35,10 @@ class WebUrl:
         return shown(self.url)
 
     @property
+    def text(self) -> str:
+        return self.url
+
+    @property
     def filename(self) -> str:
         return PurePosixPath(str(self)).name
 

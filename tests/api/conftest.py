@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from batchyard.engine.base import Engine
-    from batchyard.storage.bucket import S3Credentials
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m"}}\n'
@@ -183,7 +182,3 @@ async def make_keys(settings: Settings) -> tuple[str, str]:
 
 async def _no_engine(model: str) -> Engine:
     raise AssertionError(model)
-
-
-async def _no_credentials() -> S3Credentials:
-    raise AssertionError

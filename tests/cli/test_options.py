@@ -8,6 +8,7 @@ import pytest
 
 from batchyard.cli.metadata import parse_metadata
 from batchyard.errors import RequestRefused
+from batchyard.storage.location import parse_location
 from commands.engine_choice import EngineChoice
 from commands.run import errors_beside
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 )
 def test_the_error_file_lies_beside_a_local_output(output: str, errors: str | None) -> None:
     """What is remote has none: its file is kept in the object store."""
-    assert errors_beside(output) == errors
+    beside = errors_beside(parse_location(output))
+    assert (beside and str(beside)) == errors
 
 
 def test_metadata_is_pairs() -> None:

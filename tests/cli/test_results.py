@@ -9,6 +9,7 @@ import pytest
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.storage.local_file import LocalFile
 from batchyard.store import NewBatch
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.steps.conftest import Yard, chat_line
@@ -35,7 +36,7 @@ def ran(alone: Run, tmp_path: Path) -> Callable[..., str]:
             refused = Fault(FaultKind.ANSWER, lambda body: b"refused" in body, status=400)
             yard.use(StubEngine(faults=[refused]))
             path = yard.write_input([chat_line(f"id-{n}", text) for n, text in enumerate(asked)])
-            batch_id = await create_batch(yard.services, BatchRequest(input=str(path)))
+            batch_id = await create_batch(yard.services, BatchRequest(input=LocalFile(path)))
             return (await yard.finish(batch_id)).id
 
         return with_services(work)

@@ -14,6 +14,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.storage.local_file import LocalFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -66,4 +67,4 @@ def request_lines(count: int) -> list[dict[str, Any]]:
 async def create(services: Services, folder: Path, lines: list[dict[str, Any]]) -> str:
     path = folder / "in.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return await create_batch(services, BatchRequest(input=str(path)))
+    return await create_batch(services, BatchRequest(input=LocalFile(path)))

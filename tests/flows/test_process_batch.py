@@ -27,6 +27,7 @@ from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
+from batchyard.storage.local_file import LocalFile
 from batchyard.store import ChunkStatus, Quota
 from flows import run_chunks
 from flows.process_batch import process_batch
@@ -221,7 +222,7 @@ async def test_results_that_cannot_be_delivered_show_in_the_final_state(
         path.write_text("".join(json.dumps(line) + "\n" for line in request_lines(2)))
 
         batch_id = await create_batch(
-            services, BatchRequest(input=str(path), output=str(folder / "out.jsonl"))
+            services, BatchRequest(input=LocalFile(path), output=LocalFile(folder / "out.jsonl"))
         )
         folder.rmdir()
         state = await process_batch(batch_id, return_state=True)

@@ -15,6 +15,7 @@ from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
+from batchyard.storage.location import parse_location
 from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Yard:
 
     async def create(self, lines: list[dict[str, Any]], **request: Any) -> str:
         request.setdefault("input", str(self.write_input(lines)))
+        for name in {"input", "output", "error"} & request.keys():
+            request[name] = parse_location(request[name])
         return await create_batch(self.services, BatchRequest(**request))
 
     async def prepared(self, lines: list[dict[str, Any]], **request: Any) -> str:

@@ -21,6 +21,7 @@ from batchyard.errors import TransitionConflict
 from batchyard.files.retention import expire_files
 from batchyard.settings import SmtpSettings
 from batchyard.storage.backoff import Backoff
+from batchyard.storage.location import parse_location
 from batchyard.storage.web import WebAccess
 from batchyard.store import (
     BatchLocations,
@@ -337,7 +338,7 @@ async def ended_with_results(yard: Yard) -> BatchRecord:
 
 
 async def asked_for(yard: Yard, batch: BatchRecord, url: str) -> DeliveryRecord:
-    (delivery,) = await ask_for_delivery(yard.services, batch, {"output": url})
+    (delivery,) = await ask_for_delivery(yard.services, batch, {"output": parse_location(url)})
     return delivery
 
 

@@ -16,6 +16,7 @@ from batchyard.runner import run
 from batchyard.runner.pace import Pace
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.forecast import update_forecasts
+from batchyard.storage.local_file import LocalFile
 from batchyard.store import RunnerKind
 from batchyard.store.batch.rows import BATCHES
 from tests.lifecycle import run_chunks
@@ -115,7 +116,9 @@ async def test_what_waits_already_may_be_too_much_for_another_batch(yard: Yard) 
     yard.set(admission="refuse")
     await measured(yard, 0.01)
     request = BatchRequest(
-        input=str(yard.write_input([chat_line("one")])), models=(MODEL,), completion_window="1m"
+        input=LocalFile(yard.write_input([chat_line("one")])),
+        models=(MODEL,),
+        completion_window="1m",
     )
     with pytest.raises(WindowUnattainable, match="completion window of 1m"):
         await create_batch(yard.services, request)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from batchyard.lifecycle import BatchStatus
+from batchyard.storage.access import Access
 from batchyard.storage.file import read_file
 from batchyard.storage.location import SCHEMES
 from tests.steps.conftest import Yard, chat_line
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from batchyard.storage.access import Access
-
 SHELF: dict[str, bytes] = {}
+
+
+@dataclass(frozen=True)
+class ShelfKey:
+    """What opens the shelf."""
+
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,15 @@ class OnShelf:
     def filename(self) -> str:
         return self.text.rpartition("/")[2]
 
-    async def read(self, _: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
+    async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
+        await access.credentials(ShelfKey)
         yield SHELF[self.text][: limit_bytes + 1]
 
     async def check_output(self) -> None:
         """There is always room."""
 
-    async def write(self, path: Path, _: Access) -> None:
+    async def write(self, path: Path, access: Access) -> None:
+        await access.credentials(ShelfKey)
         SHELF[self.text] = b"".join([block async for block in read_file(path)])
 
 
@@ -59,3 +67,22 @@ async def test_a_batch_reads_and_writes_where_a_new_scheme_says(
     ] == ["one"]
     file = await yard.services.store.files.get(batch.input_file_id)
     assert file.filename == "in.jsonl"
+
+
+async def test_a_new_scheme_gets_its_credentials_by_their_class(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who read and those who write ask whoever opened the services, and name the class."""
+    asked: list[type] = []
+
+    async def find(kind: type[Any]) -> Any:
+        asked.append(kind)
+        return kind("from a block")
+
+    monkeypatch.setitem(SCHEMES, "shelf", OnShelf)
+    SHELF["shelf://a/in.jsonl"] = json.dumps(chat_line("one")).encode()
+    yard.services = replace(yard.services, access=Access(find))
+
+    await yard.run([], input="shelf://a/in.jsonl", output="shelf://a/out.jsonl")
+
+    assert asked == [ShelfKey, ShelfKey]

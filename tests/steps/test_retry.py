@@ -25,6 +25,7 @@ from batchyard.services.keys import file_key, segment_key
 from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.retry import retry_batch
+from batchyard.storage.local_file import LocalFile
 from batchyard.store import BatchOptions, NewBatch, NewChunk, NewFile, Quota
 from batchyard.wire import BatchUsage, RequestCounts, new_batch_id
 from tests.steps.conftest import CHAT, Yard, chat_line
@@ -258,7 +259,10 @@ async def test_window_and_places_are_those_of_the_retry(yard: Yard, tmp_path: Pa
     kept = old.read_bytes()
     second = await yard.finish(
         await retry_batch(
-            yard.services, first.id, completion_window="2h", output=str(tmp_path / "new.jsonl")
+            yard.services,
+            first.id,
+            completion_window="2h",
+            output=LocalFile(tmp_path / "new.jsonl"),
         )
     )
     assert second.completion_window == "2h"
@@ -274,12 +278,12 @@ async def test_a_retry_never_replaces_a_file_of_the_first_batch(
     places = {"output": str(tmp_path / "old.jsonl"), "error": str(tmp_path / "errors.jsonl")}
     first = await yard.run(lines(3), **places)
     with pytest.raises(RequestRefused, match="give another one"):
-        await retry_batch(yard.services, first.id, output=str(tmp_path / "." / name))
+        await retry_batch(yard.services, first.id, output=LocalFile(tmp_path / "." / name))
 
 
 async def test_output_and_error_of_a_retry_are_two_places(yard: Yard, tmp_path: Path) -> None:
     first = await ended(yard, as_input(lines(2)), error=unanswered_lines(["id-1"]))
-    place = str(tmp_path / "same.jsonl")
+    place = LocalFile(tmp_path / "same.jsonl")
     with pytest.raises(RequestRefused, match="output and error are the same place"):
         await retry_batch(yard.services, first.id, output=place, error=place)
 

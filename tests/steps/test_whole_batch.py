@@ -11,6 +11,7 @@ from batchyard.delivery.redeliver import deliver_to, redeliver
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import AccessDenied, ObjectNotFound, RequestRefused
 from batchyard.lifecycle import BatchStatus
+from batchyard.storage.local_file import LocalFile
 from batchyard.wire import to_json
 from tests.steps.conftest import CHAT, Yard, chat_line
 
@@ -163,7 +164,7 @@ async def test_results_may_be_delivered_to_another_place(yard: Yard, tmp_path: P
     store = yard.services.store
     for name in ("first", "second"):
         place = tmp_path / name
-        assert await deliver_to(yard.services, batch, {"output": str(place)}) == ()
+        assert await deliver_to(yard.services, batch, {"output": LocalFile(place)}) == ()
         assert len(place.read_text().splitlines()) == 3
         assert (await store.batches.locations(batch_id)).output == str(tmp_path / "first")
 

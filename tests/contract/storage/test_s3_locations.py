@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def access_with(credentials: S3Credentials) -> Access:
-    async def s3() -> S3Credentials:
+    async def find(_: Any) -> Any:
         return credentials
 
-    return Access(s3)
+    return Access(find)
 
 
 CONTENT = random.Random(4).randbytes(9 * 1024 * 1024)  # more than one part

@@ -1,0 +1,42 @@
+"""Where a batch's files come from and go to, as locations. In its row they are sealed text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.storage.location import parse_location
+from batchyard.store import BatchLocations
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+    from batchyard.storage.access import Location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the user keeps the input and wants the results. None: in the object store only."""
+
+    input: Location | None = None
+    output: Location | None = None
+    error: Location | None = None
+
+    def to_row(self, *, webhook: str | None = None) -> BatchLocations:
+        """What the batch's row holds of them."""
+        return BatchLocations(_text(self.input), _text(self.output), _text(self.error), webhook)
+
+
+async def places_of(services: Services, batch_id: str) -> Places:
+    """Those of the batch's row, which were parsed when the batch was created."""
+    wanted = await services.store.batches.locations(batch_id)
+    return Places(
+        input=_place(wanted.input), output=_place(wanted.output), error=_place(wanted.error)
+    )
+
+
+def _text(place: Location | None) -> str | None:
+    return None if place is None else place.text
+
+
+def _place(text: str | None) -> Location | None:
+    return None if text is None else parse_location(text)
