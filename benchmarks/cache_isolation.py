@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.engine.base import EngineRequest
+from batchyard.engine.base import BatchTraits, EngineRequest
 from benchmarks import inputs
 from benchmarks.comparators import URL
 from benchmarks.open_engine import OpenEngine
@@ -97,7 +97,9 @@ async def _run(engine: OpenEngine, requests: list[tuple[str | None, bytes]]) -> 
     async def stream(tenant: str | None) -> AsyncIterator[EngineRequest]:
         for number, (salt, body) in enumerate(requests):
             if salt == tenant:
-                yield EngineRequest(number, URL, body, f"{tenant}-{number}", cache_salt=salt)
+                yield EngineRequest(
+                    number, URL, body, f"{tenant}-{number}", of_batch=BatchTraits(cache_salt=salt)
+                )
 
     prompt = cached = 0
     began = time.perf_counter()

@@ -121,7 +121,7 @@ async def _run(
     batch_ids = []
     for _ in range(count):
         batch_ids.append(
-            await create_batch(services, BatchRequest(input=LocalFile(source), webhook=webhook))
+            await create_batch(services, BatchRequest(input=LocalFile(source), webhook_url=webhook))
         )
         await ensure_batch_runner(api, services.store, silent_seconds=60.0)
     async with asyncio.timeout(limit_seconds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     app.command("run", cls=PassThroughCommand, context_settings=settings)(run)
 
 
+@options.of_batch
 def run(
     ctx: typer.Context,
     input_file: Annotated[Location | None, options.INPUT_FILE] = None,
@@ -77,14 +78,13 @@ def run(
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
     metadata: Annotated[list[str] | None, options.METADATA] = None,
-    webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
-    notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
-    deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
+    *,
     client_rules: Annotated[bool, options.CLIENT_RULES] = False,
     resume: Annotated[
         str | None,
         typer.Option(help="Continue this batch where it stopped, with its own input and output."),
     ] = None,
+    **of_batch: Any,
 ) -> None:
     """Run a batch file on vLLM and write its result file.
 
@@ -116,10 +116,8 @@ def run(
             mixed_models=len(choice.models) != 1,
             completion_window=completion_window,
             metadata=parse_metadata(metadata),
-            webhook=webhook_url,
-            notify_email=notify_email,
-            deduplicate=deduplicate,
             any_body=not client_rules,
+            **of_batch,
         )
     # One operator's own file: nothing is hidden from anybody in the engine's cache.
     settings = read_settings(runners="inline", cache_shared_by="all")

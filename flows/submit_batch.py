@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from prefect import flow
 from prefect.states import Failed, State
 from pydantic import Field
 
+from batchyard.batch_options import OPTIONS, Value, parameter, with_parameters
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, check_paths, create_batch
@@ -18,6 +19,8 @@ from flows.control import control_services
 from flows.process_batch import take_to_its_end
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
 
@@ -25,8 +28,24 @@ if TYPE_CHECKING:
 _NO_SECRET = {"pattern": r"^(?![Hh]\w+://(.*\?|[^/]*@))"}
 _ENDPOINTS = {"enum": ["", *ENDPOINTS]}
 
+F = TypeVar("F", bound="Callable[..., Any]")
+
 Place = Annotated[str, Field(json_schema_extra=_NO_SECRET)]
 Endpoint = Annotated[str, Field(json_schema_extra=_ENDPOINTS)]
+
+
+def _with_options(function: F) -> F:
+    """The function with the options of a batch that the form has, in its docstring as well."""
+    offered = [option for option in OPTIONS if option.form is not None]
+    described = "\n        ".join(f"{option.name}: {option.form}" for option in offered)
+    function.__doc__ = (function.__doc__ or "").replace("{of_batch}", described)
+    return with_parameters(
+        function,
+        [
+            parameter(option, *((bool, False) if option.value is Value.FLAG else (str, "")))
+            for option in offered
+        ],
+    )
 
 
 @flow(
@@ -35,6 +54,7 @@ Endpoint = Annotated[str, Field(json_schema_extra=_ENDPOINTS)]
     persist_result=False,
     on_cancellation=[cancel_its_batch],
 )
+@_with_options
 async def submit_batch(
     input: Place,  # noqa: A002 - the name that people fill in
     output: Place = "",
@@ -44,8 +64,9 @@ async def submit_batch(
     completion_window: str = "24h",
     priority: int = 0,
     tenant: str = "",
-    deduplicate: bool = False,
+    *,
     metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
+    **of_batch: Any,
 ) -> State:
     """Run a file of requests to its result file.
 
@@ -62,7 +83,7 @@ async def submit_batch(
         priority: The tenant's batch with the highest priority runs first.
         tenant: The tenant that the batch belongs to. Empty: the tenant of this deployment, or
             `default` if it has none. If it has one, no other tenant can be named.
-        deduplicate: Whether identical deterministic requests run only once.
+        {of_batch}
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
     try:
@@ -83,7 +104,7 @@ async def submit_batch(
                     metadata=metadata or None,
                     priority=priority,
                     tenant=_tenant(services.settings, tenant),
-                    deduplicate=deduplicate,
+                    **{name: given for name, given in of_batch.items() if given},
                 ),
                 owner=services.owner,
             )

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
-from pydantic import ConfigDict, Field, Strict, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from batchyard.api.errors import ApiError, missing
@@ -25,6 +33,7 @@ from batchyard.api.json_body import (
     Url,
     described,
 )
+from batchyard.batch_options import OPTIONS, Value
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.notify.email import MAX_ADDRESS_CHARS
@@ -45,6 +54,8 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
 
+M = TypeVar("M", bound=BaseModel)
+
 _MAX_ID_CHARS: Final = 256
 
 Metadata = Annotated[
@@ -61,6 +72,27 @@ def _only(key: str, other: str) -> dict[str, Any]:
     return {"required": [key], "properties": {key: {"type": "string"}, other: {"type": "null"}}}
 
 
+_VALUES: Final[dict[Value, Any]] = {
+    Value.FLAG: Boolean,
+    Value.TEXT: Text,
+    Value.URL: Url,
+    Value.ADDRESS: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)],
+}
+_OPTIONS: Final[dict[str, Any]] = {
+    option.name: (
+        _VALUES[option.value] | None,
+        Field(default=None, description=option.body),
+    )
+    for option in OPTIONS
+}
+
+
+def _with_options(body: type[M]) -> type[M]:
+    """The body with a key for each option of a batch."""
+    return create_model(body.__name__, __base__=body, __doc__=body.__doc__, **_OPTIONS)
+
+
+@_with_options
 class CreateBatch(RequestBody):
     """A batch that is to run. What OpenAI does not have is sent by the SDKs with ``extra_body``."""
 
@@ -89,23 +121,11 @@ class CreateBatch(RequestBody):
         default=None, description="A presigned URL that the output file is PUT to as well."
     )
     error_url: Url | None = Field(default=None, description="The same for the error file.")
-    webhook_url: Url | None = Field(
-        default=None, description="An https URL that gets an event when the batch ends."
-    )
-    notify_email: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)] | None = (
-        Field(
-            default=None,
-            description="The address of an e-mail when the batch ends, if the server sends any.",
-        )
-    )
     priority: Annotated[Integer, described(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] | None = (
         Field(
             default=None,
             description="Among the batches of one tenant, the higher goes first.",
         )
-    )
-    deduplicate: Boolean | None = Field(
-        default=None, description="Identical deterministic requests run once, for all their lines."
     )
 
     @field_validator("input_url")
@@ -133,11 +153,9 @@ class CreateBatch(RequestBody):
             output_lifetime_seconds=lifetime,
             output=output,
             error=error,
-            webhook=self.webhook_url,
-            notify_email=self.notify_email,
             priority=self.priority or 0,
-            deduplicate=self.deduplicate or False,
             public_urls=True,
+            **{name: given for name in _OPTIONS if (given := getattr(self, name)) is not None},
         )
 
     def fingerprint(self) -> str:

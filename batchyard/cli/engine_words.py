@@ -14,26 +14,12 @@ from typer.core import TyperCommand
 from batchyard.engine.vllm_options import EngineOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
-_SHORT = frozenset({"-h", "-i", "-o", "-e"})
-_LONG = frozenset(
-    {
-        *("--help", "--input-file", "--output-file", "--errors", "--model", "--engine-url"),
-        *("--endpoint", "--completion-window", "--metadata", "--resume"),
-        *("--webhook-url", "--notify-email", "--deduplicate"),
-        *("--engine-seats", "--exclusive", "--client-rules", "--no-client-rules"),
-    }
-)
-_FLAGS = frozenset(
-    {
-        *("-h", "--help", "--enable-metrics", "--deduplicate", "--exclusive"),
-        *("--client-rules", "--no-client-rules"),
-    }
-)
-_RUN_BATCH_ALONE = frozenset({"--output-tmp-dir", "--enable-metrics", "--url"})
-"""Options of `vllm run-batch` that `vllm serve` refuses, and that mean nothing here."""
+_RUN_BATCH_ALONE = {"--output-tmp-dir": False, "--enable-metrics": True, "--url": False}
+"""Options of `vllm run-batch` that `vllm serve` refuses, and that mean nothing here; by whether
+they are flags."""
 
 
 class PassThroughCommand(TyperCommand):
@@ -44,18 +30,29 @@ class PassThroughCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse our options, and keep the engine's in ``ctx.meta``."""
-        ours, engine, left_out = split_options(args)
+        ours, engine, left_out = split_options(args, self.own_options(ctx))
         ctx.meta["engine_options"] = engine
         ctx.meta["left_out"] = left_out
         return super().parse_args(ctx, ours)
 
+    def own_options(self, ctx: Any) -> dict[str, bool]:
+        """The command's own options, by whether they are flags."""
+        return {
+            name: getattr(option, "is_flag", False)
+            for option in self.get_params(ctx)
+            for name in (*option.opts, *option.secondary_opts)
+        }
 
-def split_options(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+
+def split_options(
+    words: Sequence[str], own: Mapping[str, bool]
+) -> tuple[list[str], list[str], list[str]]:
     """``(ours, the engine's, the names of those that are left out)``.
 
-    As vLLM does, ``--input_file`` is read as ``--input-file``. After ``--`` every word is the
-    engine's.
+    ``own``: the names of ours, and whether each is a flag, which has no value. As vLLM does,
+    ``--input_file`` is read as ``--input-file``. After ``--`` every word is the engine's.
     """
+    known = {**own, **_RUN_BATCH_ALONE}
     ours: list[str] = []
     engine: list[str] = []
     left_out: list[str] = []
@@ -67,15 +64,15 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str], list[str]
         name, separator, value = word.partition("=")
         if name.startswith("--"):
             name = name.replace("_", "-")
-        if name not in _SHORT | _LONG | _RUN_BATCH_ALONE:
+        if name not in known:
             engine.append(word)
             continue
         values = [value] if separator else []
-        if not separator and name not in _FLAGS:
+        if not separator and not known[name]:
             values = [following for following in [next(remaining, None)] if following is not None]
         if name in _RUN_BATCH_ALONE:
             left_out.append(name)
-        elif name in _SHORT or not separator:
+        elif not name.startswith("--") or not separator:
             ours += [name, *values]
         else:
             ours.append(f"{name}={value}")

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
 import typer
 
+from batchyard.batch_options import OPTIONS, Value, parameter, with_parameters
 from batchyard.storage.location import parse_location
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Callable
+
+    from batchyard.batch_options import BatchOption
+
+C = TypeVar("C", bound="Callable[..., Any]")
 
 BATCH = typer.Argument(metavar="BATCH", help="A batch's id, for example batch_0123….")
 INPUT_FILE = typer.Option(
@@ -29,10 +40,26 @@ ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any en
 COMPLETION_WINDOW = typer.Option(help="Time limit: a number and m, h or d, at most 30d.")
 METADATA = typer.Option(help="key=value; you may repeat this option.")
 TENANT = typer.Option(help="Tenant name.")
-WEBHOOK_URL = typer.Option(help="An https URL that is notified when the batch ends.")
-NOTIFY_EMAIL = typer.Option(help="An address that gets an e-mail when the batch ends.")
 CLIENT_RULES = typer.Option(
     "--client-rules/--no-client-rules",
     help="Refuse the fields and media URLs that clients of the API may not send.",
 )
-DEDUPLICATE = typer.Option("--deduplicate", help="Run identical deterministic requests only once.")
+
+
+def of_batch(command: C) -> C:
+    """The command with all options of a batch; it gets them as ``**options``."""
+    return with_parameters(command, [_parameter(option) for option in OPTIONS])
+
+
+def _parameter(option: BatchOption) -> inspect.Parameter:
+    if option.value is Value.FLAG:
+        return parameter(option, Annotated[bool, _flag(option)], False)
+    return parameter(option, Annotated[str | None, typer.Option(help=option.command)], None)
+
+
+def _flag(option: BatchOption) -> Any:
+    # Without the name Typer would add one that says no.
+    return typer.Option(f"--{option.name.replace('_', '-')}", help=option.command)
+
+
+DEDUPLICATE = next(_flag(option) for option in OPTIONS if option.name == "deduplicate")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from batchyard.steps.create import BatchRequest, check_paths, create_batch
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
 
 
+@options.of_batch
 def submit(
     input_file: Annotated[Location, options.INPUT_FILE],
     output_file: Annotated[Location | None, options.OUTPUT_FILE] = None,
@@ -31,9 +32,7 @@ def submit(
     tenant: Annotated[
         str, typer.Option(help="The tenant that the batch belongs to.", show_default=False)
     ] = "default",
-    webhook_url: Annotated[str | None, options.WEBHOOK_URL] = None,
-    notify_email: Annotated[str | None, options.NOTIFY_EMAIL] = None,
-    deduplicate: Annotated[bool, options.DEDUPLICATE] = False,
+    **of_batch: Any,
 ) -> None:
     """Create a batch for the workers, print its id, and return at once.
 
@@ -49,9 +48,7 @@ def submit(
         metadata=parse_metadata(metadata),
         priority=priority,
         tenant=tenant,
-        webhook=webhook_url,
-        notify_email=notify_email,
-        deduplicate=deduplicate,
+        **of_batch,
     )
     asyncio.run(_submit(request))
 

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTraits:
+    """What the engine must know of a request that is the same for its whole batch."""
+
+    cache_salt: str | None = None
+    """Only requests with the same salt share what the engine has cached of prompts; None: those
+    without one. It is made of letters, digits, ``-`` and ``_``."""
+
+
+NO_TRAITS: Final = BatchTraits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +35,7 @@ class EngineRequest:
     """Sent as ``X-Request-Id``, so that our files and the engine's log can be joined."""
     content_type: str = "application/json"
     """Without a space in it."""
-    cache_salt: str | None = None
-    """Only requests with the same salt share what the engine has cached of prompts; None: those
-    without one. It is made of letters, digits, ``-`` and ``_``."""
+    of_batch: BatchTraits = NO_TRAITS
 
 
 @dataclass(frozen=True, slots=True)

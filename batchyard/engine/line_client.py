@@ -121,7 +121,7 @@ class _Outgoing:
             request.body,
             request.request_id,
             request.content_type,
-            request.cache_salt,
+            request.of_batch.cache_salt,
         )
         self.count += 1
         self.owed.add(request.tag)

@@ -183,8 +183,9 @@ class RemoteEngine:
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - it is aiohttp's
     ) -> EngineAnswer:
         body = request.body
-        if request.cache_salt is not None and await self._is_salted(request):
-            body = spliced(body, request.cache_salt)
+        salt = request.of_batch.cache_salt
+        if salt is not None and await self._is_salted(request):
+            body = spliced(body, salt)
         try:
             async with session.post(
                 self._address + request.url,

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from batchyard.endpoints import takes_form
+from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
 from batchyard.plan import RECORD, left_to_run, read_records
 from batchyard.results import Outcome, unprocessed
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from batchyard.engine.base import BatchTraits
     from batchyard.framing import Envelope
     from batchyard.results import ResultLine
     from batchyard.runner.admission import Admission
@@ -85,8 +87,8 @@ class ChunkRun:
     """The life of one leased chunk in one runner.
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
-    ``fetch_input`` gives the batch's input as a local file, ``find_salt`` what its requests carry
-    as :class:`~batchyard.engine.base.EngineRequest` says. ``on_answer`` gets the tokens of each
+    ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its
+    requests carry. ``on_answer`` gets the tokens of each
     answered request, by the plan's estimate. ``turn`` is a lock under which the lines of copies
     are made: all chunks at once would fill the memory with them.
     """
@@ -96,7 +98,7 @@ class ChunkRun:
     window: Window
     admission: Admission
     fetch_input: Callable[[], Awaitable[Path]]
-    find_salt: Callable[[], Awaitable[str | None]]
+    find_traits: Callable[[], Awaitable[BatchTraits]]
     plan_key: str
     on_answer: Callable[[float], None]
     turn: asyncio.Lock
@@ -104,7 +106,7 @@ class ChunkRun:
     runs_alone: bool = field(init=False)
     """Nothing else may run beside it, see :mod:`batchyard.runner.suspects`."""
     _input_path: Path = field(init=False)
-    _cache_salt: str | None = None
+    _traits: BatchTraits = NO_TRAITS
     _copies: Copies = field(default_factory=Copies)
     _admitted: int = 0
     """Requests of the chunk that are finished or in the window, copies included."""
@@ -257,7 +259,7 @@ class ChunkRun:
         start = lease.first_record * RECORD.itemsize
         stop = start + lease.request_count * RECORD.itemsize
         self._input_path = await self.fetch_input()
-        self._cache_salt = await self.find_salt()
+        self._traits = await self.find_traits()
         packed = await read_object(storage, self.plan_key, start=start, stop=stop)
         if len(packed) != stop - start:
             raise ObjectChanged(f"The plan of {lease.batch_id} is shorter than it was.")
@@ -303,7 +305,7 @@ class ChunkRun:
                     self._deliver,
                     owner=self.lease.key,
                     fail=self._fail,
-                    cache_salt=self._cache_salt,
+                    of_batch=self._traits,
                 )
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)

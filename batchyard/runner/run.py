@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from batchyard.errors import EngineLost, LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.admission import Admission
-from batchyard.runner.cache_isolation import CacheIsolation
+from batchyard.runner.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.pace import Pace
@@ -86,7 +86,7 @@ class Runner:
         self._held: dict[tuple[str, int], ChunkLease] = {}
         self._running: dict[LeaseKey, ChunkRun] = {}
         self._inputs = Inputs(services)
-        self._isolation = CacheIsolation(services)
+        self._traits = TraitsOfBatches(services)
         self._turn = asyncio.Lock()
         """Held by the one chunk that is being admitted, see :mod:`batchyard.runner.admission`."""
         self._slow: Counter[str] = Counter()
@@ -212,7 +212,7 @@ class Runner:
             window=self._window,
             admission=admission,
             fetch_input=partial(self._inputs.path, batch_id),
-            find_salt=partial(self._isolation.salt_of, batch_id),
+            find_traits=partial(self._traits.of, batch_id),
             plan_key=plan_key(batch_id),
             on_answer=self._count_answer,
             turn=self._copying,

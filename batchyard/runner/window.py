@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batchyard.endpoints import ENDPOINTS
-from batchyard.engine.base import Abort, EngineRequest, NoAnswer
+from batchyard.engine.base import NO_TRAITS, Abort, EngineRequest, NoAnswer
 from batchyard.engine.routes import is_served
 from batchyard.errors import EngineLost
 from batchyard.results import (
@@ -37,7 +37,7 @@ from batchyard.services.log_words import describe
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
 
-    from batchyard.engine.base import Engine, EngineAnswer, StartProgress
+    from batchyard.engine.base import BatchTraits, Engine, EngineAnswer, StartProgress
     from batchyard.results import ResultLine
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class WindowRequest:
     deliver: Callable[[int, ResultLine], None]
     owner: Hashable
     content_type: str = "application/json"
-    cache_salt: str | None = None
+    of_batch: BatchTraits = NO_TRAITS
     file_bytes: int = 0
     """What it holds of the window's room for files, and gives back as it leaves."""
     request_id: str = ""
@@ -322,7 +322,7 @@ class Window:
                     request.body,
                     request.request_id,
                     request.content_type,
-                    request.cache_salt,
+                    request.of_batch,
                 )
             else:
                 self._feed_wake.clear()

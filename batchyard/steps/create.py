@@ -51,7 +51,7 @@ class BatchRequest:
     ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
     file is kept in the object store alone. ``public_urls``: the URLs are a client's, and must
     lead to public addresses unless the settings allow others. Who is told when the batch has
-    ended: the URL ``webhook``, which is always as a client's, and the address ``notify_email``.
+    ended: ``webhook_url``, which is always as a client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     """
@@ -68,7 +68,7 @@ class BatchRequest:
     priority: int = 0
     tenant: str = DEFAULT_TENANT
     output_lifetime_seconds: int | None = None
-    webhook: str | None = None
+    webhook_url: str | None = None
     notify_email: str | None = None
     public_urls: bool = False
     deduplicate: bool = False
@@ -137,7 +137,7 @@ async def accept_batch(
             any_body=request.any_body,
         ),
         locations=Places(input=_absolute(request.input), output=output, error=error).to_row(
-            webhook=request.webhook
+            webhook=request.webhook_url
         ),
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
@@ -173,8 +173,8 @@ async def _check_backlog(services: Services, batch: NewBatch, model: str) -> Non
 
 def _check_notices(request: BatchRequest, settings: Settings) -> None:
     """Whoever is to be told of the batch's end can be, as far as one can see now."""
-    if request.webhook is not None:
-        check_webhook_url(request.webhook, settings, param="webhook_url")
+    if request.webhook_url is not None:
+        check_webhook_url(request.webhook_url, settings, param="webhook_url")
     if request.notify_email is None:
         return
     try:

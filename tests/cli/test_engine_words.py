@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import typer
 
+from batchyard.cli import make_app
 from batchyard.cli.engine_words import served_names, split_options
+
+
+def own_options() -> dict[str, bool]:
+    """Those of the real command."""
+    command = typer.main.get_command(make_app()).commands["run"]
+    return command.own_options(command.make_context("run", ["-i", "a", "-o", "b"]))
 
 
 @pytest.mark.parametrize(
@@ -32,13 +40,13 @@ from batchyard.cli.engine_words import served_names, split_options
 )
 def test_words_that_are_not_ours_are_the_engines(line: str, ours: str, engine: str) -> None:
     """In their order, and however they are written."""
-    assert split_options(line.split()) == (ours.split(), engine.split(), [])
+    assert split_options(line.split(), own_options()) == (ours.split(), engine.split(), [])
 
 
 def test_what_vllm_serve_would_refuse_is_left_out() -> None:
     """Options of ``vllm run-batch`` alone, with their values."""
     words = ["--enable-metrics", "--output_tmp_dir", "/scratch", "--url=0.0.0.0", "--port", "9"]
-    assert split_options(words) == (
+    assert split_options(words, own_options()) == (
         [],
         ["--port", "9"],
         ["--enable-metrics", "--output-tmp-dir", "--url"],

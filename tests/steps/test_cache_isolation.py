@@ -18,7 +18,7 @@ async def salts_of(yard: Yard, *tenants: str) -> list[set[str | None]]:
         yard.use(StubEngine(max_num_seqs=8))
         lines = [chat_line(f"{number}-{index}") for index in range(3)]
         await yard.run(lines, tenant=tenant)
-        salts.append({request.cache_salt for request in yard.engine.log})
+        salts.append({request.of_batch.cache_salt for request in yard.engine.log})
     return salts
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.engine.base import NO_TRAITS, BatchTraits
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
@@ -186,8 +187,8 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             key = file_key(batch.input_file_id)
             return await services.storage.local_path(key, services.spool)
 
-        async def find_salt() -> None:
-            return None
+        async def find_traits() -> BatchTraits:
+            return NO_TRAITS
 
         chunk = ChunkRun(
             services=services,
@@ -195,7 +196,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             window=window,
             admission=Admission(turn, batch_id, Counter(), may_return=lambda: True),
             fetch_input=fetch_input,
-            find_salt=find_salt,
+            find_traits=find_traits,
             plan_key=plan_key(batch_id),
             on_answer=lambda _: None,
             turn=asyncio.Lock(),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.engine.base import EngineRequest
+from batchyard.engine.base import BatchTraits, EngineRequest
 from batchyard.engine.vllm import VllmEngine
 from tests.contract.engine.conftest import (
     CHAT,
@@ -40,7 +40,7 @@ async def answer_to(
 ) -> dict[str, Any]:
     plain = request(1, body, url)
 
-    wanted = EngineRequest(1, url, body, plain.request_id, cache_salt=salt)
+    wanted = EngineRequest(1, url, body, plain.request_id, of_batch=BatchTraits(cache_salt=salt))
     stream = engine.stream(one_request(wanted), timeout_seconds=60)
     (answer,) = [one async for one in stream]
     found = json.loads(answer.body)
@@ -131,7 +131,7 @@ async def test_embeddings_tell_nothing_and_take_the_salt(tmp_path: Path) -> None
             "/v1/embeddings",
             b'{"model": "tiny-embed", "input": {"a": 1}}',
             "wrong-1",
-            cache_salt="salt-canary",
+            of_batch=BatchTraits(cache_salt="salt-canary"),
         )
         refused = [one async for one in engine.stream(one_request(wrong), timeout_seconds=60)]
     finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from batchyard.engine.base import EngineRequest
+from batchyard.engine.base import BatchTraits, EngineRequest
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.routes import routes_with_field
 from batchyard.engine.seats import seats_of
@@ -88,7 +88,9 @@ async def send(engine: RemoteEngine, *requests: EngineRequest) -> list[int | Non
 
 
 def salted(tag: int = 1, *, content_type: str = "application/json") -> EngineRequest:
-    return EngineRequest(tag, CHAT, BODY, f"r{tag}", content_type, cache_salt="s")
+    return EngineRequest(
+        tag, CHAT, BODY, f"r{tag}", content_type, of_batch=BatchTraits(cache_salt="s")
+    )
 
 
 # -- seats ----------------------------------------------------------------------------------

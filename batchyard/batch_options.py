@@ -1,0 +1,89 @@
+"""What may be asked of a batch at every way in: by the commands, the API and Prefect's form.
+
+One row is one option. The commands' options, the keys of the API's body and the flow's parameters
+are made from the rows; what was given goes into a ``BatchRequest`` under the same name. What one
+way in has for itself, or says in its own way, is declared there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Value(Enum):
+    """What is given for an option."""
+
+    FLAG = bool
+    """Yes or no."""
+    TEXT = str
+    URL = "url"
+    """An https URL, which is a secret."""
+    ADDRESS = "address"
+    """One e-mail address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOption:
+    """One option, and how each way in describes it."""
+
+    name: str
+    """In a body and in Prefect; on a command line it has dashes."""
+    value: Value
+    command: str
+    """The help of `batchyard run` and `batchyard submit`."""
+    body: str
+    """The description in the OpenAPI document."""
+    form: str | None = None
+    """The help in Prefect's form. None: it is not there, because Prefect records parameters."""
+
+
+OPTIONS: Final = (
+    BatchOption(
+        name="webhook_url",
+        value=Value.URL,
+        command="An https URL that is notified when the batch ends.",
+        body="An https URL that gets an event when the batch ends.",
+    ),
+    BatchOption(
+        name="notify_email",
+        value=Value.ADDRESS,
+        command="An address that gets an e-mail when the batch ends.",
+        body="The address of an e-mail when the batch ends, if the server sends any.",
+    ),
+    BatchOption(
+        name="deduplicate",
+        value=Value.FLAG,
+        command="Run identical deterministic requests only once.",
+        body="Identical deterministic requests run once, for all their lines.",
+        form="Whether identical deterministic requests run only once.",
+    ),
+)
+
+
+def with_parameters(function: F, parameters: list[inspect.Parameter]) -> F:
+    """The function, which takes them as ``**options``, with them in its signature.
+
+    Typer and Prefect read there what a function takes. They are keyword-only, and stand before
+    its own keyword-only ones.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    first = [each for each in own if each.kind is not each.KEYWORD_ONLY]
+    last = [each for each in own if each.kind is each.KEYWORD_ONLY]
+    function.__signature__ = signature.replace(parameters=[*first, *parameters, *last])  # type: ignore[attr-defined]
+    return function
+
+
+def parameter(option: BatchOption, annotation: Any, default: Any) -> inspect.Parameter:
+    """The option as a parameter of a function."""
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
