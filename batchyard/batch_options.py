@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class DeliveryKind(StrEnum):
+    """How somebody is told, or that a file is what they get."""
+
+    WEBHOOK = "webhook"
+    EMAIL = "email"
+    FILE = "file"
+    """A result file that is PUT to a URL once more."""
 
 
 class Value(Enum):
@@ -43,6 +52,8 @@ class BatchOption:
     """The description in the OpenAPI document."""
     form: str | None = None
     """The help in Prefect's form. None: it is not there, because Prefect records parameters."""
+    told_by: DeliveryKind | None = None
+    """The channel over which it names a receiver, by a URL."""
 
 
 OPTIONS: Final = (
@@ -51,6 +62,7 @@ OPTIONS: Final = (
         value=Value.URL,
         command="An https URL that is notified when the batch ends.",
         body="An https URL that gets an event when the batch ends.",
+        told_by=DeliveryKind.WEBHOOK,
     ),
     BatchOption(
         name="notify_email",
@@ -66,6 +78,19 @@ OPTIONS: Final = (
         form="Whether identical deterministic requests run only once.",
     ),
 )
+
+
+RECEIVER_OPTIONS: Final = {option.told_by: option.name for option in OPTIONS if option.told_by}
+"""The option that names a receiver, by its channel."""
+
+
+def as_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given for options, by their names, as the fields of a ``BatchRequest``."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    receivers = {
+        kind: fields.pop(name) for kind, name in RECEIVER_OPTIONS.items() if name in fields
+    }
+    return {**fields, "receivers": receivers}
 
 
 def with_parameters(function: F, parameters: list[inspect.Parameter]) -> F:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchyard.batch_options import DeliveryKind
 from batchyard.cli.offline import offline_services
 from batchyard.cli.serve import PORT_VARIABLE
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
@@ -119,10 +120,12 @@ async def _run(
     """The seconds from the first submission to the last end."""
     began = time.perf_counter()
     batch_ids = []
+    request = BatchRequest(
+        input=LocalFile(source),
+        receivers={} if webhook is None else {DeliveryKind.WEBHOOK: webhook},
+    )
     for _ in range(count):
-        batch_ids.append(
-            await create_batch(services, BatchRequest(input=LocalFile(source), webhook_url=webhook))
-        )
+        batch_ids.append(await create_batch(services, request))
         await ensure_batch_runner(api, services.store, silent_seconds=60.0)
     async with asyncio.timeout(limit_seconds):
         await _all_ended(services, batch_ids)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from batchyard.batch_options import as_fields
 from batchyard.cli import options
 from batchyard.cli.engine_words import PassThroughCommand
 from batchyard.cli.metadata import parse_metadata
@@ -117,7 +118,7 @@ def run(
             completion_window=completion_window,
             metadata=parse_metadata(metadata),
             any_body=not client_rules,
-            **of_batch,
+            **as_fields(of_batch),
         )
     # One operator's own file: nothing is hidden from anybody in the engine's cache.
     settings = read_settings(runners="inline", cache_shared_by="all")

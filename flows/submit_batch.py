@@ -8,7 +8,7 @@ from prefect import flow
 from prefect.states import Failed, State
 from pydantic import Field
 
-from batchyard.batch_options import OPTIONS, Value, parameter, with_parameters
+from batchyard.batch_options import OPTIONS, Value, as_fields, parameter, with_parameters
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, check_paths, create_batch
@@ -104,7 +104,7 @@ async def submit_batch(
                     metadata=metadata or None,
                     priority=priority,
                     tenant=_tenant(services.settings, tenant),
-                    **{name: given for name, given in of_batch.items() if given},
+                    **as_fields({name: given or None for name, given in of_batch.items()}),
                 ),
                 owner=services.owner,
             )

@@ -33,7 +33,7 @@ from batchyard.api.json_body import (
     Url,
     described,
 )
-from batchyard.batch_options import OPTIONS, Value
+from batchyard.batch_options import OPTIONS, Value, as_fields
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.notify.email import MAX_ADDRESS_CHARS
@@ -155,7 +155,7 @@ class CreateBatch(RequestBody):
             error=error,
             priority=self.priority or 0,
             public_urls=True,
-            **{name: given for name in _OPTIONS if (given := getattr(self, name)) is not None},
+            **as_fields({name: getattr(self, name) for name in _OPTIONS}),
         )
 
     def fingerprint(self) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from batchyard.batch_options import as_fields
 from batchyard.cli import options
 from batchyard.cli.ensure_runner import ensure_runner
 from batchyard.cli.metadata import parse_metadata
@@ -48,7 +49,7 @@ def submit(
         metadata=parse_metadata(metadata),
         priority=priority,
         tenant=tenant,
-        **of_batch,
+        **as_fields(of_batch),
     )
     asyncio.run(_submit(request))
 

@@ -1,7 +1,8 @@
 """A channel: one way in which a delivery reaches its receiver.
 
-A new one is a module that fulfils this protocol and its row in ``messenger``; in the store, a
-:class:`~batchyard.store.DeliveryKind` and, in the outbox, who is to be reached by it.
+A new one is a module that fulfils this protocol, its row in ``messenger``, and in
+``batch_options`` its kind and the option by which a batch names a receiver. The outbox needs no
+more: it stores the receivers of every channel alike.
 """
 
 from __future__ import annotations

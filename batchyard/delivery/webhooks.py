@@ -143,8 +143,7 @@ def delivery_with_attempts(
 
 def _values(delivery: DeliveryRecord) -> dict[str, Any]:
     is_pending = delivery.status is DeliveryStatus.PENDING
-    is_batchs_own = delivery.kind is DeliveryKind.WEBHOOK and delivery.endpoint_id is None
-    is_at_host = is_batchs_own or delivery.kind is DeliveryKind.FILE
+    is_at_host = delivery.endpoint_id is None and delivery.recipient is None
     return {
         "id": delivery.id,
         "kind": delivery.kind,

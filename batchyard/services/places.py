@@ -9,6 +9,9 @@ from batchyard.storage.location import parse_location
 from batchyard.store import BatchLocations
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from batchyard.batch_options import DeliveryKind
     from batchyard.services.services import Services
     from batchyard.storage.access import Location
 
@@ -21,9 +24,11 @@ class Places:
     output: Location | None = None
     error: Location | None = None
 
-    def to_row(self, *, webhook: str | None = None) -> BatchLocations:
-        """What the batch's row holds of them."""
-        return BatchLocations(_text(self.input), _text(self.output), _text(self.error), webhook)
+    def to_text(self, receivers: Mapping[DeliveryKind, str] | None = None) -> BatchLocations:
+        """As the database keeps them, with those who are told of the batch's end."""
+        return BatchLocations(
+            _text(self.input), _text(self.output), _text(self.error), receivers or {}
+        )
 
 
 async def places_of(services: Services, batch_id: str) -> Places:

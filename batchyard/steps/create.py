@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from batchyard.batch_options import RECEIVER_OPTIONS
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import ModelNotFound, RequestRefused
 from batchyard.forecast import OpenWork
@@ -22,6 +23,7 @@ from batchyard.wire import new_file_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from batchyard.batch_options import DeliveryKind
     from batchyard.services.services import Services
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
@@ -51,7 +53,8 @@ class BatchRequest:
     ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
     file is kept in the object store alone. ``public_urls``: the URLs are a client's, and must
     lead to public addresses unless the settings allow others. Who is told when the batch has
-    ended: ``webhook_url``, which is always as a client's, and the address ``notify_email``.
+    ended: the ``receivers``, each a URL by its channel and
+    always as a client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     """
@@ -68,7 +71,7 @@ class BatchRequest:
     priority: int = 0
     tenant: str = DEFAULT_TENANT
     output_lifetime_seconds: int | None = None
-    webhook_url: str | None = None
+    receivers: Mapping[DeliveryKind, str] = field(default_factory=dict)
     notify_email: str | None = None
     public_urls: bool = False
     deduplicate: bool = False
@@ -136,8 +139,8 @@ async def accept_batch(
             deduplicate=request.deduplicate,
             any_body=request.any_body,
         ),
-        locations=Places(input=_absolute(request.input), output=output, error=error).to_row(
-            webhook=request.webhook_url
+        locations=Places(input=_absolute(request.input), output=output, error=error).to_text(
+            request.receivers
         ),
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
@@ -173,8 +176,8 @@ async def _check_backlog(services: Services, batch: NewBatch, model: str) -> Non
 
 def _check_notices(request: BatchRequest, settings: Settings) -> None:
     """Whoever is to be told of the batch's end can be, as far as one can see now."""
-    if request.webhook_url is not None:
-        check_webhook_url(request.webhook_url, settings, param="webhook_url")
+    for kind, url in request.receivers.items():
+        check_webhook_url(url, settings, param=RECEIVER_OPTIONS[kind])
     if request.notify_email is None:
         return
     try:

@@ -67,7 +67,7 @@ async def retry_batch(
         input_file_id=file.id,
         metadata=batch.metadata,
         options=batch.options,
-        locations=places.to_row(),
+        locations=places.to_text(),
         priority=batch.priority,
         tenant=batch.tenant,
         output_lifetime_seconds=batch.output_lifetime_seconds,

@@ -5,6 +5,7 @@ A package for each aggregate, over ``database`` (connections and transactions), 
 Where an aggregate is large, ``rows`` has its tables and records, and the plain name its writer.
 """
 
+from batchyard.batch_options import DeliveryKind
 from batchyard.store.batch.batches import Batches
 from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchStanding
 from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
@@ -20,7 +21,6 @@ from batchyard.store.delivery.rows import (
     Attempt,
     AttemptRecord,
     DeliveryClaim,
-    DeliveryKind,
     DeliveryRecord,
     DeliveryStatus,
 )

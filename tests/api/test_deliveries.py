@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import Attempt, BatchLocations, DeliveryRecord, DeliveryStatus
+from batchyard.store import Attempt, BatchLocations, DeliveryKind, DeliveryRecord, DeliveryStatus
 from tests.api import small_prefect
 from tests.contract.store.samples import batch_in
 
@@ -42,7 +42,7 @@ LEASE = {"lease_seconds": 60.0, "limit": 10, "per_destination": 10}
 
 async def ended(services: Services, tenant: str = "one", **changes: Any) -> BatchRecord:
     """A completed batch with a webhook of its own."""
-    locations = BatchLocations(None, None, None, URL)
+    locations = BatchLocations(receivers={DeliveryKind.WEBHOOK: URL})
     values = {"tenant": tenant, "locations": locations, **changes}
     return await batch_in(services.store, BatchStatus.COMPLETED, **values)
 

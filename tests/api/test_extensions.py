@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from batchyard.settings import SmtpSettings
+from batchyard.store import DeliveryKind
 from tests.api.test_batches import WANTED, post
 
 if TYPE_CHECKING:
@@ -57,9 +58,12 @@ async def test_extensions_are_kept_for_those_who_need_them(
     _, body = post(api, input_file_id=..., **urls, notify_email="me@example.com", priority=5)
     locations = await services.store.batches.locations(body["id"])
     batch = await services.store.batches.get(body["id"])
-    assert [locations.input, locations.output, locations.error, locations.webhook] == list(
-        urls.values()
-    )
+    assert [
+        locations.input,
+        locations.output,
+        locations.error,
+        locations.receivers[DeliveryKind.WEBHOOK],
+    ] == list(urls.values())
     assert (batch.notify_email, batch.priority, batch.tenant) == ("me@example.com", 5, "one")
     assert batch.options.public_urls
 

@@ -9,7 +9,7 @@ import pytest
 
 from batchyard.dispatch import RUN_BATCHES
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.store import RunnerKind
+from batchyard.store import DeliveryKind, RunnerKind
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.contract.store.samples import begun_batch
 from tests.steps.conftest import Yard, chat_line
@@ -155,7 +155,7 @@ def test_who_is_told_of_a_batch_is_kept_with_it(here: Run, monkeypatch: pytest.M
     (batch,) = all_batches()
     assert batch.notify_email == "me@example.com"
     locations = with_store(lambda store: store.batches.locations(batch.id))
-    assert locations.webhook == "https://example.com/in?x=1"
+    assert locations.receivers[DeliveryKind.WEBHOOK] == "https://example.com/in?x=1"
 
 
 def test_that_identical_requests_run_once_is_kept_with_the_batch(here: Run) -> None:

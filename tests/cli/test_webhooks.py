@@ -10,7 +10,7 @@ import pytest
 import standardwebhooks
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import Attempt, BatchLocations, DeliveryStatus
+from batchyard.store import Attempt, BatchLocations, DeliveryKind, DeliveryStatus
 from tests.cli.conftest import Ended, with_store
 from tests.contract.store.samples import batch_in
 from tests.services.receiver import Receiver, Reply, running_receiver
@@ -44,7 +44,7 @@ def delivery(status: DeliveryStatus | None = None, **changes: Any) -> str:
     """Of a completed batch's own webhook, after an attempt that came to ``status``; its id."""
 
     async def work(store: Store) -> str:
-        locations = BatchLocations(webhook=URL)
+        locations = BatchLocations(receivers={DeliveryKind.WEBHOOK: URL})
         await batch_in(store, BatchStatus.COMPLETED, **{"locations": locations, **changes})
         (claim,) = await store.deliveries.claim("me", lease_seconds=60, limit=1, per_destination=1)
         if status is None:
@@ -162,7 +162,7 @@ def test_the_secret_of_batches_own_webhooks_is_what_signs_them(alone: Run) -> No
     assert re.fullmatch(SECRET, ended.stdout)
 
     async def claimed(store: Store) -> tuple[str, ...]:
-        locations = BatchLocations(webhook=URL)
+        locations = BatchLocations(receivers={DeliveryKind.WEBHOOK: URL})
         await batch_in(store, BatchStatus.COMPLETED, locations=locations, tenant="search")
         (claim,) = await store.deliveries.claim("me", lease_seconds=60, limit=1, per_destination=1)
         return claim.secrets

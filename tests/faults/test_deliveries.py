@@ -17,7 +17,7 @@ from standardwebhooks import Webhook
 
 from batchyard.batch_error import BatchError
 from batchyard.delivery.deliver import SCHEDULE_SECONDS, Delivered, Deliverer
-from batchyard.store import BatchLocations, DeliveryStatus, NewBatch
+from batchyard.store import BatchLocations, DeliveryKind, DeliveryStatus, NewBatch
 from tests.faults.site import Site, open_site
 from tests.services.postgres import postgres_for_session
 from tests.services.receiver import Reply, running_receiver
@@ -87,7 +87,11 @@ async def end_batch(site: Site, url: str | None = None, *, tenant: str = "defaul
     """A batch that ends, committed, with nobody there to deliver; its id."""
     batches = site.services.store.batches
     batch = await batches.create(
-        NewBatch(endpoint="/v1/embeddings", tenant=tenant, locations=BatchLocations(webhook=url))
+        NewBatch(
+            endpoint="/v1/embeddings",
+            tenant=tenant,
+            locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: url}),
+        )
     )
     await batches.fail(batch.id, [BatchError("not_found", "No such file.")])
     return batch.id
@@ -153,7 +157,9 @@ async def test_a_crash_at_any_moment_loses_nothing_and_copies_at_most_once(
             await site.services.store.batches.create(
                 NewBatch(
                     endpoint="/v1/embeddings",
-                    locations=BatchLocations("/nowhere/in.jsonl", webhook=receiver.url()),
+                    locations=BatchLocations(
+                        "/nowhere/in.jsonl", receivers={DeliveryKind.WEBHOOK: receiver.url()}
+                    ),
                 )
             )
         await asyncio.sleep(random.uniform(0.0, 0.6))

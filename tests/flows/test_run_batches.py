@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-from batchyard.store import BatchLocations, DeliveryStatus, NewBatch
+from batchyard.store import BatchLocations, DeliveryKind, DeliveryStatus, NewBatch
 from commands.foreground import run_to_end
 from commands.own_prefect import OwnPrefect
 from flows.run_batches import run_batches
@@ -55,7 +55,8 @@ async def test_attempts_are_task_runs_and_none_fails_the_flow_run(open_yard: Ope
                 NewBatch(
                     endpoint="/v1/embeddings",
                     locations=BatchLocations(
-                        "/nowhere/in.jsonl", webhook=receiver.url("/hook?token=hunter2")
+                        "/nowhere/in.jsonl",
+                        receivers={DeliveryKind.WEBHOOK: receiver.url("/hook?token=hunter2")},
                     ),
                 )
             )

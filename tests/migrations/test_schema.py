@@ -13,10 +13,11 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from cryptography.fernet import Fernet
 from sqlalchemy import inspect, text
 
 from batchyard.errors import StoreError
-from batchyard.store import open_store
+from batchyard.store import BatchLocations, DeliveryKind, new_sealing_key, open_store
 from batchyard.store.columns import Row
 from batchyard.store.database import Database
 from batchyard.store.migrate import migrations_config
@@ -88,15 +89,17 @@ async def test_tenants_keep_what_they_had_before_they_could_be_told(empty_url: s
         assert await store.database.read(rows) == [("t", 5, "ada@example.org")]
 
 
+_BATCH = (
+    "INSERT INTO batches (id, tenant, status, endpoint, input_file_id, completion_window, "
+    "created_at, expires_at, total, completed, failed, options, priority, epoch, "
+    "token_estimate, input_tokens, cached_tokens, output_tokens, reasoning_tokens, "
+    "total_tokens) VALUES ('b', 't', 'completed', 'e', 'f', '24h', 1, 2, 3, 3, 0, "
+    "'{\"mixed_models\": true}', 0, 0, 0, 0, 0, 0, 0, 0)"
+)
+
+
 async def test_batches_of_before_share_no_answers(empty_url: str) -> None:
-    batch = (
-        "INSERT INTO batches (id, tenant, status, endpoint, input_file_id, completion_window, "
-        "created_at, expires_at, total, completed, failed, options, priority, epoch, "
-        "token_estimate, input_tokens, cached_tokens, output_tokens, reasoning_tokens, "
-        "total_tokens) VALUES ('b', 't', 'completed', 'e', 'f', '24h', 1, 2, 3, 3, 0, "
-        "'{\"mixed_models\": true}', 0, 0, 0, 0, 0, 0, 0, 0)"
-    )
-    await _migrated_to(empty_url, "0004", batch)
+    await _migrated_to(empty_url, "0004", _BATCH)
     async with open_store(empty_url, migrate=True) as store:
         found = await store.batches.get("b")
     assert (found.options.mixed_models, found.options.deduplicate) == (True, False)
@@ -107,6 +110,22 @@ def test_the_revisions_are_those_of_alembic() -> None:
     """We read their files' names, because Alembic takes long to import."""
     scripts = ScriptDirectory.from_config(migrations_config())
     assert _our_revisions() == tuple(script.revision for script in scripts.walk_revisions())
+
+
+async def test_the_webhook_of_a_batch_of_before_is_kept_sealed(empty_url: str) -> None:
+    sealing_key = new_sealing_key()
+    url = "https://hook.example/in?token=1"
+    token = Fernet(sealing_key).encrypt(url.encode()).decode()
+    await _migrated_to(
+        empty_url,
+        "0009",
+        _BATCH.replace("(id,", "(deduplicated_requests, webhook_location, id,").replace(
+            "('b',", f"(0, '{token}', 'b',"
+        ),
+    )
+    async with open_store(empty_url, keys=[sealing_key], migrate=True) as store:
+        locations = await store.batches.locations("b")
+    assert locations == BatchLocations(receivers={DeliveryKind.WEBHOOK: url})
 
 
 async def test_many_who_start_at_once_migrate_once(empty_url: str) -> None:

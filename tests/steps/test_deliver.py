@@ -25,6 +25,7 @@ from batchyard.storage.location import parse_location
 from batchyard.storage.web import WebAccess
 from batchyard.store import (
     BatchLocations,
+    DeliveryKind,
     DeliveryRecord,
     DeliveryStatus,
     NewBatch,
@@ -95,7 +96,9 @@ async def make_due(yard: Yard) -> None:
 
 async def test_the_end_of_a_batch_arrives_signed(yard: Yard, receiver: Receiver) -> None:
     secret = await yard.services.store.tenants.rotate_webhook_secret("default", keep_old=False)
-    batch_id = await ended(yard, locations=BatchLocations(webhook=receiver.url(SECRET_PATH)))
+    batch_id = await ended(
+        yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url(SECRET_PATH)})
+    )
     assert await deliver_due(yard, receiver) == Delivered(delivered=1)
     (request,) = receiver.requests
     delivery = await only(yard)
@@ -116,7 +119,7 @@ async def test_the_end_of_a_batch_arrives_signed(yard: Yard, receiver: Receiver)
 
 async def test_an_event_may_say_how_the_batch_ended(yard: Yard, receiver: Receiver) -> None:
     yard.set(webhook_data="full")
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     await deliver_due(yard, receiver)
     assert json.loads(receiver.requests[0].body)["data"]["status"] == "failed"
 
@@ -133,7 +136,7 @@ async def test_each_endpoint_gets_its_own_copy_of_one_event(yard: Yard, receiver
 
 async def test_a_second_attempt_has_the_same_id(yard: Yard, receiver: Receiver) -> None:
     receiver.answers.append(Reply(500))
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     assert await deliver_due(yard, receiver) == Delivered(put_off=1)
     assert await deliver_due(yard, receiver) == Delivered()
     await make_due(yard)
@@ -145,7 +148,7 @@ async def test_a_second_attempt_has_the_same_id(yard: Yard, receiver: Receiver) 
 
 async def test_a_redirect_is_not_followed(yard: Yard, receiver: Receiver) -> None:
     receiver.answers.append(Reply(301, {"Location": receiver.url("/elsewhere")}))
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     assert await deliver_due(yard, receiver) == Delivered(put_off=1)
     assert len(receiver.requests) == 1
 
@@ -169,7 +172,7 @@ async def test_a_receiver_that_nobody_vouches_for_gets_nothing(
     yard: Yard, receiver: Receiver
 ) -> None:
     """Its certificate is of an authority that the system does not trust."""
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     assert await deliver_due(yard) == Delivered(put_off=1)
     assert receiver.requests == []
     assert "certificate" in str(await last_error(yard, (await only(yard)).id))
@@ -180,7 +183,7 @@ async def test_a_receiver_that_takes_too_long_is_tried_again(
 ) -> None:
     monkeypatch.setattr(messenger, "TIMEOUT_SECONDS", 0.3)
     receiver.reply = Reply(delay_seconds=2)
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     assert await deliver_due(yard, receiver) == Delivered(put_off=1)
     assert "within 0.3 seconds" in str(await last_error(yard, (await only(yard)).id))
 
@@ -249,7 +252,7 @@ async def test_nothing_secret_is_logged(
     await ended(
         yard,
         notify_email="author@example.com",
-        locations=BatchLocations(webhook=receiver.url(SECRET_PATH)),
+        locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url(SECRET_PATH)}),
     )
     await deliver_due(yard, receiver)
     assert "delivery.attempted" in caplog.text
@@ -263,7 +266,7 @@ async def test_whoever_shows_attempts_does_not_decide_whether_they_are_made(
     async def broken(_: Callable[[], Awaitable[None]], __: DeliveryRecord) -> None:
         raise ConnectionError("Prefect is away.")
 
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     async with Deliverer(
         yard.services, attempt=broken, ssl_context=receiver.client_context
     ) as deliverer:
@@ -275,7 +278,7 @@ async def test_an_attempt_that_lasts_longer_than_its_lease_is_made_once(
     yard: Yard, receiver: Receiver
 ) -> None:
     receiver.reply = Reply(delay_seconds=10)
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     context = receiver.client_context
     async with (
         Deliverer(yard.services, ssl_context=context) as first,
@@ -290,7 +293,7 @@ async def test_an_attempt_that_lasts_longer_than_its_lease_is_made_once(
 
 async def test_an_orderly_end_gives_back_what_was_under_way(yard: Yard, receiver: Receiver) -> None:
     receiver.answers.append(Reply(delay_seconds=3))
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     async with Deliverer(yard.services, ssl_context=receiver.client_context) as deliverer:
         deliverer.start()
         await receiver.wait_for(1)
@@ -304,10 +307,15 @@ async def test_whoever_drains_ends_what_is_under_way_and_begins_nothing(
     receiver.answers.append(Reply(delay_seconds=1))
     async with Deliverer(yard.services, ssl_context=receiver.client_context) as deliverer:
         deliverer.start()
-        await ended(yard, locations=BatchLocations(webhook=receiver.url("/first")))
+        await ended(
+            yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url("/first")})
+        )
         await receiver.wait_for(1)
         deliverer.drain()
-        await ended(yard, locations=BatchLocations(webhook=receiver.url("/second")))
+        await ended(
+            yard,
+            locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url("/second")}),
+        )
         while deliverer.is_busy:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         assert deliverer.counts == Delivered(delivered=1)
@@ -317,7 +325,7 @@ async def test_whoever_drains_ends_what_is_under_way_and_begins_nothing(
 async def test_deliveries_are_forgotten_a_month_after_their_end(
     yard: Yard, receiver: Receiver
 ) -> None:
-    await ended(yard, locations=BatchLocations(webhook=receiver.url()))
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
     await deliver_due(yard, receiver)
     await expire_files(yard.services)
     assert await yard.services.store.deliveries.page()
@@ -426,7 +434,9 @@ async def test_its_url_is_sealed_and_a_lost_key_stops_nothing_else(
         await connection.execute(text("UPDATE deliveries SET location = 'of another key'"))
 
     await yard.services.store.database.write(lose_key)
-    await ended(yard, locations=BatchLocations(webhook=receiver.url("/hook")))
+    await ended(
+        yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url("/hook")})
+    )
     assert await deliver_due(yard, receiver) == Delivered(delivered=1, failed=1)
 
 

@@ -24,6 +24,7 @@ from batchyard.lifecycle import (
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.moves import check_epoch, end_batch, move_batch
 from batchyard.store.batch.pages import batch_not_found, load_batch, read_page
+from batchyard.store.batch.receivers import RECEIVERS, insert_receivers
 from batchyard.store.batch.rows import (
     BATCHES,
     LOCATION_COLUMNS,
@@ -111,6 +112,7 @@ class Batches(Aggregate):
                 **lease,
             )
         )
+        await insert_receivers(connection, new.id, new.locations.receivers)
         await note_change(connection, new.id, BatchStatus.VALIDATING)
         return await load_batch(connection, new.id)
 
@@ -123,12 +125,21 @@ class Batches(Aggregate):
 
     @reads
     async def locations(self, connection: AsyncConnection, batch_id: str) -> BatchLocations:
-        """Where the user keeps the input and wants the results: secrets, opened."""
-        found = await connection.execute(select(*LOCATION_COLUMNS).where(BATCHES.c.id == batch_id))
-        row = found.one_or_none()
-        if row is None:
+        """Where the user keeps the input and wants the results, who is told: secrets, opened."""
+        found = await connection.execute(
+            select(*LOCATION_COLUMNS, RECEIVERS.c.kind, RECEIVERS.c.destination)
+            .outerjoin(RECEIVERS, RECEIVERS.c.batch_id == BATCHES.c.id)
+            .where(BATCHES.c.id == batch_id)
+        )
+        rows = found.all()
+        if not rows:
             raise batch_not_found(batch_id)
-        return BatchLocations(*row)
+        return BatchLocations(
+            rows[0].input_location,
+            rows[0].output_location,
+            rows[0].error_location,
+            {row.kind: row.destination for row in rows if row.kind is not None},
+        )
 
     @writes
     async def delivered(

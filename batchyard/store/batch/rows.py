@@ -5,7 +5,8 @@ Changing them is in ``batches``, ``leases`` and ``schedule``.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping  # noqa: TC003 - SQLModel reads it at run time
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,7 @@ from sqlalchemy import BigInteger, Index
 from sqlmodel import Field, SQLModel
 
 from batchyard.batch_error import BatchError
+from batchyard.batch_options import DeliveryKind  # noqa: TC001 - SQLModel reads it at run time
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
 from batchyard.store.leasing import LeaseColumns
@@ -39,7 +41,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class BatchLocations:
-    """The user's own path, URL or S3 location of each file, and the URL to tell of its end.
+    """The user's own path, URL or S3 location of each file, and who is told of its end.
 
     Secrets, so ``repr`` is silent.
     """
@@ -47,7 +49,8 @@ class BatchLocations:
     input: str | None = field(default=None, repr=False)
     output: str | None = field(default=None, repr=False)
     error: str | None = field(default=None, repr=False)
-    webhook: str | None = field(default=None, repr=False)
+    receivers: Mapping[DeliveryKind, str] = field(default_factory=dict, repr=False)
+    """By their channel; an e-mail address is not a secret, and is the batch's."""
 
 
 class _BatchColumns(Record):
@@ -91,7 +94,7 @@ class NewBatch(_BatchColumns):
 
     def values(self) -> dict[str, Any]:
         """What it gives to its row; the times are the database's to add."""
-        places = {f"{name}_location": place for name, place in asdict(self.locations).items()}
+        places = {column.name: getattr(self.locations, name) for name, column in _PLACES.items()}
         return {**self.model_dump(exclude={"window_seconds", "locations"}), **places}
 
 
@@ -213,10 +216,10 @@ class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata
     input_location: str | None = Field(sa_type=Sealed)
     output_location: str | None = Field(sa_type=Sealed)
     error_location: str | None = Field(sa_type=Sealed)
-    webhook_location: str | None = Field(sa_type=Sealed)
 
 
 BATCHES = BatchRow.metadata.tables["batches"]
-LOCATION_COLUMNS = [BATCHES.c[f"{each.name}_location"] for each in fields(BatchLocations)]
-"""What :class:`BatchLocations` is made of, in its order."""
+_PLACES = {name: BATCHES.c[f"{name}_location"] for name in ("input", "output", "error")}
+LOCATION_COLUMNS = list(_PLACES.values())
+"""What :class:`BatchLocations` is made of, in its order; its receivers have a table."""
 RECORD_COLUMNS = BatchRecord.columns(BATCHES)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import and_, func, select, type_coerce
 
-from batchyard.store.batch.rows import BATCHES
+from batchyard.batch_options import RECEIVER_OPTIONS, DeliveryKind
+from batchyard.store.batch.receivers import own_receivers
 from batchyard.store.clock import clock
 from batchyard.store.delivery.rows import (
     DELIVERIES,
     DeliveryClaim,
-    DeliveryKind,
     DeliveryRecord,
     DeliveryStatus,
 )
@@ -76,27 +76,26 @@ async def open_claims(
     connection: AsyncConnection, leased: Sequence[RowMapping]
 ) -> list[DeliveryClaim]:
     """The rows that were leased, with their URLs and secrets, in their order."""
-    webhooks = [row for row in leased if row["kind"] == DeliveryKind.WEBHOOK]
-    own = [row for row in webhooks if row["endpoint_id"] is None]
-    endpoints = await _endpoints(connection, {row["endpoint_id"] for row in webhooks} - {None})
-    urls = await _batch_urls(connection, {row["batch_id"] for row in own})
-    secrets = await webhook_secrets(connection, {row["tenant"] for row in own}) if own else {}
+    own = [row for row in leased if row["endpoint_id"] is None and row["kind"] in RECEIVER_OPTIONS]
+    signed = {row["tenant"] for row in own if row["kind"] == DeliveryKind.WEBHOOK}
+    endpoints = await _endpoints(connection, {row["endpoint_id"] for row in leased} - {None})
+    receivers = await own_receivers(connection, {row["batch_id"] for row in own})
+    secrets = await webhook_secrets(connection, signed) if signed else {}
 
     def where_to(row: RowMapping) -> tuple[str | None, tuple[str, ...]]:
         if row["kind"] == DeliveryKind.FILE:
             return row["location"], ()
-        if row["kind"] != DeliveryKind.WEBHOOK:
-            return None, ()
-        if row["endpoint_id"] is None:
-            return urls.get(row["batch_id"]), secrets[row["tenant"]]
-        return endpoints.get(row["endpoint_id"], (None, ()))
+        if row["endpoint_id"] is not None:
+            return endpoints.get(row["endpoint_id"], (None, ()))
+        url = receivers.get(row["batch_id"], {}).get(row["kind"])
+        return url, secrets[row["tenant"]] if row["kind"] == DeliveryKind.WEBHOOK else ()
 
     return [_claim(row, *where_to(row)) for row in leased]
 
 
 def _claim(row: RowMapping, url: str | None, secrets: tuple[str, ...]) -> DeliveryClaim:
     # Without a secret no webhook is sent: a receiver would take it for a forgery.
-    may_go = bool(secrets) or row["kind"] == DeliveryKind.FILE
+    may_go = bool(secrets) or row["kind"] != DeliveryKind.WEBHOOK
     return DeliveryClaim(
         delivery=DeliveryRecord.read(row),
         epoch=row["epoch"],
@@ -117,15 +116,3 @@ async def _endpoints(
     )
     rows = await connection.execute(statement)
     return {row.id: (row.url, secrets_in(row)) for row in rows}
-
-
-async def _batch_urls(
-    connection: AsyncConnection, batch_ids: Collection[str]
-) -> dict[str, str | None]:
-    if not batch_ids:
-        return {}
-    url = type_coerce(BATCHES.c.webhook_location, OpenedOrNone).label("url")
-    rows = await connection.execute(
-        select(BATCHES.c.id, url).where(BATCHES.c.id.in_(sorted(batch_ids)))
-    )
-    return {row.id: row.url for row in rows}

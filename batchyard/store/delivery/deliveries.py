@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import case, delete, func, insert, select, update
 
+from batchyard.batch_options import DeliveryKind
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock, clock_seconds
@@ -25,7 +26,6 @@ from batchyard.store.delivery.rows import (
     DELIVERIES,
     DELIVERY_COLUMNS,
     AttemptRecord,
-    DeliveryKind,
     DeliveryRecord,
     DeliveryStatus,
 )

@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sqlalchemy import and_, func, insert, select, type_coerce, update
+from sqlalchemy import and_, func, insert, select, update
 
+from batchyard.batch_options import DeliveryKind
+from batchyard.store.batch.receivers import own_receivers
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.store.delivery.rows import (
     DELIVERIES,
     FILE_EVENTS,
     WEBHOOK_GIVEN_UP,
-    DeliveryKind,
     DeliveryStatus,
 )
 from batchyard.store.leasing import in_one_order
-from batchyard.store.sealed import OpenedOrNone
 from batchyard.store.tenant.tenants import TENANTS
 from batchyard.store.webhook.rows import ENDPOINTS
 from batchyard.wire import (
@@ -56,13 +56,14 @@ async def insert_deliveries(
 ) -> None:
     """Tell everybody who wants to know of ``event``, which was ``at`` that Unix second.
 
-    That is every enabled endpoint of the tenant with this event type, the batch's own webhook,
-    and one address: the batch's, or else its tenant's. Where there is nobody, this is one query.
+    That is every enabled endpoint of the tenant with this event type, every receiver that the
+    batch names, and one address: the batch's, or else its tenant's.
     """
-    rows = await _receivers(connection, batch_id)
+    rows = await _tenants_receivers(connection, batch_id)
     if not rows:
         return
-    tenant, batch_webhook, has_webhook, address = rows[0][:4]
+    tenant, address = rows[0][:2]
+    own = (await own_receivers(connection, {batch_id})).get(batch_id, {})
     said = {
         "tenant": tenant,
         "event_id": new_event_id(),
@@ -71,12 +72,11 @@ async def insert_deliveries(
         "batch_id": batch_id,
     }
     told = [
-        _webhook(said, destination=row.endpoint_id, endpoint_id=row.endpoint_id)
+        _told(said, DeliveryKind.WEBHOOK, row.endpoint_id, endpoint_id=row.endpoint_id)
         for row in rows
         if row.endpoint_id is not None and event in row.event_types
     ]
-    if has_webhook:
-        told.append(_webhook(said, destination=_host(batch_webhook), endpoint_id=None))
+    told += [_told(said, kind, _host(url)) for kind, url in own.items()]
     if address is not None:
         told.append(_email(said, address))
     if told:
@@ -148,14 +148,12 @@ async def fail_pending(connection: AsyncConnection, endpoint_id: str) -> None:
     )
 
 
-async def _receivers(connection: AsyncConnection, batch_id: str) -> Any:
-    """A row for each enabled endpoint, or one row without an endpoint."""
+async def _tenants_receivers(connection: AsyncConnection, batch_id: str) -> Any:
+    """A row for each enabled endpoint, or one row without an endpoint; the address is in each."""
     is_enabled = and_(ENDPOINTS.c.tenant == BATCHES.c.tenant, ENDPOINTS.c.disabled_at.is_(None))
     statement = (
         select(
             BATCHES.c.tenant,
-            type_coerce(BATCHES.c.webhook_location, OpenedOrNone).label("webhook"),
-            BATCHES.c.webhook_location.is_not(None).label("has_webhook"),
             func.coalesce(BATCHES.c.notify_email, TENANTS.c.notify_email).label("address"),
             ENDPOINTS.c.id.label("endpoint_id"),
             ENDPOINTS.c.event_types,
@@ -168,11 +166,13 @@ async def _receivers(connection: AsyncConnection, batch_id: str) -> Any:
     return (await connection.execute(statement)).all()
 
 
-def _webhook(said: dict[str, Any], *, destination: str, endpoint_id: str | None) -> dict[str, Any]:
+def _told(
+    said: dict[str, Any], kind: DeliveryKind, destination: str, *, endpoint_id: str | None = None
+) -> dict[str, Any]:
     return {
         **said,
         "id": new_delivery_id(),
-        "kind": DeliveryKind.WEBHOOK,
+        "kind": kind,
         "endpoint_id": endpoint_id,
         "recipient": None,
         "destination": destination,

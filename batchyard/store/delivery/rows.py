@@ -11,18 +11,10 @@ from enum import StrEnum
 from sqlalchemy import BigInteger, Double, Index, PrimaryKeyConstraint
 from sqlmodel import Field
 
+from batchyard.batch_options import DeliveryKind
 from batchyard.store.columns import EnumText, Record, Row
 from batchyard.store.leasing import LeaseColumns
 from batchyard.store.sealed import Sealed
-
-
-class DeliveryKind(StrEnum):
-    """How somebody is told, or that a file is what they get."""
-
-    WEBHOOK = "webhook"
-    EMAIL = "email"
-    FILE = "file"
-    """A result file that is PUT to a URL once more."""
 
 
 class DeliveryStatus(StrEnum):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import insert, text, update
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import Attempt, BatchLocations, DeliveryStatus
+from batchyard.store import Attempt, BatchLocations, DeliveryKind, DeliveryStatus
 from batchyard.store.delivery.rows import DELIVERIES
 from tests.contract.store.samples import batch_in
 
@@ -40,7 +40,9 @@ async def ended(
     store: Store, status: BatchStatus = BatchStatus.COMPLETED, *, webhook: bool = False, **new: Any
 ) -> BatchRecord:
     """A batch that has ended; with ``webhook`` it names one of its own."""
-    locations = BatchLocations(webhook=WEBHOOK) if webhook else BatchLocations()
+    locations = (
+        BatchLocations(receivers={DeliveryKind.WEBHOOK: WEBHOOK}) if webhook else BatchLocations()
+    )
     return await batch_in(store, status, locations=locations, **new)
 
 

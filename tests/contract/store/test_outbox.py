@@ -149,7 +149,7 @@ async def test_all_are_written_by_one_statement(store: Store, statements: list[s
 async def test_a_batch_ends_even_if_no_key_opens_its_webhook(
     database_url: str, sealing_key: str
 ) -> None:
-    locations = BatchLocations(webhook="https://own.example/hook")
+    locations = BatchLocations(receivers={DeliveryKind.WEBHOOK: "https://own.example/hook"})
     async with open_store(database_url, keys=[sealing_key]) as store:
         batch = await batch_in(store, S.FINALIZING, locations=locations)
     async with open_store(database_url, keys=[new_sealing_key()]) as store:

@@ -10,7 +10,7 @@ from sqlalchemy import event, text
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import BatchLocations, open_store
+from batchyard.store import BatchLocations, DeliveryKind, open_store
 from batchyard.store.file.files import FileRow
 from batchyard.wire import RequestCounts, new_batch_id, new_file_id
 from tests.contract.store.samples import (
@@ -312,7 +312,9 @@ async def test_what_a_client_reads_again_and_again_is_found_by_an_index(
 
 
 async def test_a_batch_keeps_what_is_to_happen_at_its_end(store: Store) -> None:
-    locations = BatchLocations(webhook="https://hook.example/?token=canary")
+    locations = BatchLocations(
+        receivers={DeliveryKind.WEBHOOK: "https://hook.example/?token=canary"}
+    )
     new = new_batch(
         output_lifetime_seconds=3600, notify_email="who@example.org", locations=locations
     )
@@ -324,12 +326,14 @@ async def test_a_batch_keeps_what_is_to_happen_at_its_end(store: Store) -> None:
 
 
 async def test_a_webhook_is_sealed_at_rest(store: Store) -> None:
-    locations = BatchLocations(webhook="https://hook.example/?token=canary")
+    locations = BatchLocations(
+        receivers={DeliveryKind.WEBHOOK: "https://hook.example/?token=canary"}
+    )
     batch = await store.batches.create(new_batch(locations=locations))
 
     async def read_raw(connection: AsyncConnection) -> str:
         found = await connection.execute(
-            text("SELECT webhook_location FROM batches WHERE id = :id"), {"id": batch.id}
+            text("SELECT destination FROM batch_receivers WHERE batch_id = :id"), {"id": batch.id}
         )
         return found.scalar_one()
 

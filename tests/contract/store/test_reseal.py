@@ -6,14 +6,17 @@ import pytest
 
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import BatchLocations, new_sealing_key, open_store, reseal
+from batchyard.store import BatchLocations, DeliveryKind, new_sealing_key, open_store, reseal
 from batchyard.store.columns import Row
 from batchyard.store.sealed import Sealed
 from tests.contract.store.outbox_samples import claim, endpoint, raw_rows
 from tests.contract.store.samples import batch_in, new_batch
 
 MOST = {"most_pending": 1}
-LOCATIONS = BatchLocations(input="https://a.example/?canary", webhook="https://b.example/?canary")
+LOCATIONS = BatchLocations(
+    input="https://a.example/?canary",
+    receivers={DeliveryKind.WEBHOOK: "https://b.example/?canary"},
+)
 
 
 async def test_the_older_key_may_go_afterwards(database_url: str, sealing_key: str) -> None:
@@ -91,7 +94,7 @@ def test_these_tables_have_sealed_columns() -> None:
         "batches.input_location",
         "batches.output_location",
         "batches.error_location",
-        "batches.webhook_location",
+        "batch_receivers.destination",
         "cache_salts.salt",
         "tenants.webhook_secret",
         "tenants.old_webhook_secret",
