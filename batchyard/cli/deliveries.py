@@ -11,9 +11,9 @@ import typer
 from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
-from batchyard.cli.time_words import relative
 from batchyard.delivery.webhooks import delivery_object, delivery_with_attempts
 from batchyard.store import DeliveryStatus  # noqa: TC001 - Typer reads it at run time
+from batchyard.time_words import relative
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,11 +10,11 @@ import typer
 
 from batchyard.cache import CacheShape
 from batchyard.cli import options
-from batchyard.cli.time_words import duration
 from batchyard.errors import StoreError
 from batchyard.settings import read_settings
 from batchyard.steps.estimate import Assumptions, Estimate, estimate_file, measured_rate
 from batchyard.storage.location import parse_location
+from batchyard.time_words import duration
 
 if TYPE_CHECKING:
     from batchyard.storage.access import Location

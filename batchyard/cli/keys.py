@@ -9,7 +9,7 @@ import typer
 
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
-from batchyard.cli.time_words import relative
+from batchyard.time_words import relative
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -12,7 +12,7 @@ from rich.text import Text
 from batchyard.cli.batch_view import batch_object, status_words
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import make_table, user_text, write_table
-from batchyard.cli.time_words import relative
+from batchyard.time_words import relative
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:

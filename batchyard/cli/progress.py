@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from batchyard.cli.say import unbroken
-from batchyard.cli.time_words import duration
+from batchyard.time_words import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

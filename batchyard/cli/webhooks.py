@@ -14,10 +14,10 @@ import typer
 from batchyard.cli import options
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
-from batchyard.cli.time_words import relative
 from batchyard.delivery.webhooks import send_test
 from batchyard.notify.event import EVENT_TYPES
 from batchyard.services.webhook_checks import check_name, check_webhook_url, checked_event_types
+from batchyard.time_words import relative
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.printable import printable
+from batchyard.time_words import duration
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _facts(batch: Batch) -> list[tuple[str, str]]:
     facts = [
         ("Created", _moment(batch.created_at)),
         ("Ended", _moment(ended)),
-        ("Duration", "unknown" if ended is None else _duration(ended - batch.created_at)),
+        ("Duration", _duration(batch)),
         (
             "Requests",
             f"{counts.total:,}: {counts.completed:,} completed, {counts.failed:,} failed"
@@ -154,6 +155,11 @@ def _facts(batch: Batch) -> list[tuple[str, str]]:
         ("Errors", batch.error_file_id),
     ]
     return [(name, value) for name, value in facts if value is not None]
+
+
+def _duration(batch: Batch) -> str:
+    ended = ended_at(batch)
+    return "unknown" if ended is None else duration(max(0, ended - batch.created_at), exact=True)
 
 
 def _error_words(error: BatchError) -> str:
@@ -174,14 +180,6 @@ def _moment(seconds: int | None) -> str:
     if seconds is None:
         return "unknown"
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _duration(seconds: int) -> str:
-    hours, rest = divmod(max(0, seconds), 3600)
-    minutes, rest = divmod(rest, 60)
-    if hours:
-        return f"{hours} h {minutes} min {rest} s"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 # -- how it is written --------------------------------------------------------------------------

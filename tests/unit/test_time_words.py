@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchyard.cli.time_words import duration, relative
+from batchyard.time_words import duration, relative
 
 
 @pytest.mark.parametrize(

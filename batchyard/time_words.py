@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 
-def duration(seconds: float) -> str:
-    """``45 s``, ``16 min 9 s``, ``3 h 12 min`` or ``6 d 23 h``."""
+def duration(seconds: float, *, exact: bool = False) -> str:
+    """``45 s``, ``16 min 9 s``, ``3 h 12 min`` or ``6 d 23 h``; exact, ``167 h 12 min 9 s``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if exact and hours:
+        return f"{hours} h {minutes} min {rest} s"
     days, hours_left = divmod(hours, 24)
     if days:
         return f"{days} d {hours_left} h"
