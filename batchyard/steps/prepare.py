@@ -70,7 +70,6 @@ async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
         batch_id,
         model=prepared.model,
         total=prepared.plan.requests,
-        order_policy=services.settings.order,
         plan_key=plan_key(batch_id),
         chunks=[
             NewChunk(

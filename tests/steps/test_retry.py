@@ -82,7 +82,6 @@ async def begun(yard: Yard, content: bytes, **changes: Any) -> BatchRecord:
         batch.id,
         model="stub-model",
         total=total,
-        order_policy="prefix",
         plan_key=f"batches/{batch.id}/plan",
         chunks=[
             NewChunk(model="stub-model", first_record=0, request_count=total, token_estimate=1)

@@ -275,7 +275,6 @@ class Batches(Aggregate):
         *,
         model: str | None,
         total: int,
-        order_policy: str,
         plan_key: str,
         chunks: Sequence[NewChunk],
         quota: Quota = NO_LIMIT,
@@ -294,7 +293,6 @@ class Batches(Aggregate):
             BatchStatus.IN_PROGRESS,
             model=model,
             total=total,
-            order_policy=order_policy,
             plan_key=plan_key,
             token_estimate=tokens,
         )

@@ -141,7 +141,6 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
     failed: int = Field(default=0, sa_type=BigInteger)
     errors: tuple[BatchError, ...] | None = Field(sa_type=JsonText(tuple[BatchError, ...]))
     """Why it failed or, while it is ``finalizing``, why it was stopped early."""
-    order_policy: str | None
     plan_key: str | None
     flow_run_id: str | None
     token_estimate: int = Field(default=0, sa_type=BigInteger)

@@ -71,7 +71,6 @@ async def begin(
         batch_id,
         model=model,
         total=10 * chunks,
-        order_policy="prefix",
         plan_key=f"plans/{batch_id}",
         chunks=chunks_of(chunks, model=model),
         quota=quota,

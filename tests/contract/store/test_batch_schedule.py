@@ -112,9 +112,7 @@ async def test_a_batch_of_two_models_has_open_work_of_each(store: Store) -> None
         NewChunk(model=model, first_record=n, request_count=1, token_estimate=5 + n)
         for n, model in enumerate(["llama", MODEL, MODEL])
     ]
-    await store.batches.begin(
-        batch.id, model=None, total=3, order_policy="prefix", plan_key="p", chunks=chunks
-    )
+    await store.batches.begin(batch.id, model=None, total=3, plan_key="p", chunks=chunks)
     work = await store.batch_schedule.open_work()
     assert {each.model: each.remaining_tokens for each in work} == {"llama": 5.0, MODEL: 13.0}
     assert [each.is_paused for each in work] == [False, False]

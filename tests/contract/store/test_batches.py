@@ -86,7 +86,7 @@ async def test_an_unknown_batch_is_not_found(store: Store) -> None:
 async def test_beginning_sets_the_plan_and_the_chunks(store: Store) -> None:
     batch = await begun_batch(store, chunks=3)
     assert (batch.status, batch.model, batch.counts.total) == (S.IN_PROGRESS, MODEL, 30)
-    assert (batch.order_policy, batch.plan_key) == ("prefix", f"plans/{batch.id}")
+    assert batch.plan_key == f"plans/{batch.id}"
     chunks = await chunks_in(store, batch.id)
     assert [(c.index, c.first_record, c.request_count) for c in chunks] == [
         (0, 0, 10),
@@ -113,7 +113,6 @@ async def test_beginning_that_breaks_off_leaves_nothing(store: Store) -> None:
             batch.id,
             model=MODEL,
             total=20,
-            order_policy="prefix",
             plan_key="p",
             chunks=BreaksOff(),
         )

@@ -84,9 +84,7 @@ async def test_a_batch_of_two_models_is_shared_between_their_runners(store: Stor
         NewChunk(model=model, first_record=n, request_count=1, token_estimate=1)
         for n, model in enumerate(["llama", MODEL])
     ]
-    await store.batches.begin(
-        batch.id, model=None, total=2, order_policy="prefix", plan_key="p", chunks=chunks
-    )
+    await store.batches.begin(batch.id, model=None, total=2, plan_key="p", chunks=chunks)
     assert [lease.index for lease in await claim(store, limit=5)] == [1]
 
 

@@ -171,7 +171,7 @@ async def test_a_process_that_dies_while_it_begins_a_batch_leaves_nothing(
             async def main(url, batch_id):
                 async with open_store(url) as store:
                     await store.batches.begin(
-                        batch_id, model="m", total=1, order_policy="o", plan_key="p", chunks=Dies()
+                        batch_id, model="m", total=1, plan_key="p", chunks=Dies()
                     )
 
             asyncio.run(main(*sys.argv[1:]))
