@@ -8,6 +8,7 @@ options, S3 credentials), are Prefect blocks instead.
 from __future__ import annotations
 
 import socket
+import ssl
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -32,6 +33,7 @@ from batchyard.lines import Limits
 from batchyard.machine import Machine, this_machine
 from batchyard.notify.email import check_address
 from batchyard.web.address import AddressGuard
+from batchyard.web.authorities import context_trusting
 
 _BATCH_LEASE_SECONDS = 30.0
 
@@ -235,6 +237,10 @@ class Settings(BaseSettings):
     internal_networks: list[IPvAnyNetwork] = Field(default_factory=list)
     """Private networks that clients' URLs may lead to, at any port, as JSON:
     ``["10.20.0.0/16"]``. For your own webhook receivers and object stores."""
+    ca_file: Path | None = None
+    """A PEM file with the certificate authorities to trust: those of webhook receivers, of the mail
+    server, of input and output URLs, of S3 and of running engines. It replaces the system's list,
+    so append yours to a copy of that list if you need both. Unset: the system's authorities."""
     limits: LimitSettings = LimitSettings()
     bodies: BodySettings = BodySettings()
     smtp: SmtpSettings = SmtpSettings()
@@ -261,6 +267,20 @@ class Settings(BaseSettings):
         if twice:
             raise ValueError(f"a tenant can be in one group only: {', '.join(twice)}")
         return groups
+
+    @field_validator("ca_file")
+    @classmethod
+    def _check_authorities(cls, ca_file: Path | None) -> Path | None:
+        ca_file = ca_file and ca_file.expanduser().absolute()
+        try:
+            context_trusting(ca_file)
+        except OSError as error:
+            # OpenSSL's own message for a file without certificates names its C function.
+            reason = "it has no certificates in PEM"
+            if not isinstance(error, ssl.SSLError):
+                reason = str(error.strerror)
+            raise ValueError(f"{ca_file} cannot be used: {reason}") from None
+        return ca_file
 
     def cache_scope(self, tenant: str) -> str | None:
         """The name of the cache that the tenant's requests use; None: the one that all share."""
@@ -290,6 +310,11 @@ class Settings(BaseSettings):
         if self.allow_private_urls:
             return None
         return AddressGuard(tuple(self.internal_networks))
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """How other servers' certificates are checked; None: as the system does."""
+        return context_trusting(self.ca_file)
 
     @property
     def this_machine(self) -> Machine:

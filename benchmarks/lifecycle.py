@@ -65,7 +65,7 @@ def measure() -> Lifecycle:
             PORT_VARIABLE: str(_free_port()),
             "BATCHYARD_HOME": str(home),
             "BATCHYARD_INTERNAL_NETWORKS": '["127.0.0.0/8", "::1/128"]',
-            "SSL_CERT_FILE": str(receiver.ca_file),
+            "BATCHYARD_CA_FILE": str(receiver.ca_file),
             "PREFECT_SERVER_API_PORT": port,
             "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         }

@@ -29,7 +29,6 @@ from batchyard.lifecycle import BatchStatus  # noqa: E402
 from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
-from batchyard.storage.access import Access  # noqa: E402
 from batchyard.storage.location import parse_location  # noqa: E402
 from benchmarks import timed  # noqa: E402
 from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
@@ -75,7 +74,7 @@ async def _pipeline(engine: WarmEngine, way: str, file: str, output: str, home: 
     async with open_services(
         read_settings(home=home, order=order),
         engine_for=engine_for,
-        access=Access(credentials_from_block),
+        credentials=credentials_from_block,
     ) as services:
         batch_id = await create_batch(
             services, BatchRequest(input=parse_location(file), output=parse_location(output))

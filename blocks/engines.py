@@ -12,6 +12,7 @@ from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.vllm import VllmEngine
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -89,7 +90,7 @@ class RemoteEngineBlock(Block):
         "other servers may refuse. ask: if the server's /openapi.json names it.",
     )
 
-    def build(self) -> RemoteEngine:
+    def build(self, ssl_context: ssl.SSLContext | None) -> RemoteEngine:
         return RemoteEngine(
             self.base_url,
             self.model,
@@ -97,4 +98,5 @@ class RemoteEngineBlock(Block):
             max_num_seqs=self.max_num_seqs or None,
             exclusive=self.exclusive,
             takes_cache_salt={"ask": None, "always": True, "never": False}[self.cache_salt],
+            ssl_context=ssl_context,
         )

@@ -85,6 +85,7 @@ class EngineChoice:
                 api_key=api_key,
                 max_num_seqs=self.seats,
                 exclusive=self.exclusive,
+                ssl_context=settings.tls_context,
             )
         return VllmEngine(
             name,

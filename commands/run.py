@@ -19,7 +19,7 @@ from batchyard.errors import RequestRefused
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.access import Access, Location
+from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location
 from commands.engine_choice import EngineChoice
@@ -153,7 +153,7 @@ async def _run(
             async with open_services(
                 settings,
                 engine_for=engine_for,
-                access=Access(credentials_from_block),
+                credentials=credentials_from_block,
                 on_progress=display,
             ):
                 async with control_services() as services:

@@ -32,7 +32,6 @@ from batchyard.engine.warm import WarmEngine  # noqa: E402
 from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
-from batchyard.storage.access import Access  # noqa: E402
 from batchyard.storage.local_file import LocalFile  # noqa: E402
 from flows.worker import credentials_from_block, engine_log, engine_python  # noqa: E402
 
@@ -75,7 +74,7 @@ async def main() -> int:
                 async with open_services(
                     settings,
                     engine_for=engine_for,
-                    access=Access(credentials_from_block),
+                    credentials=credentials_from_block,
                     on_progress=display,
                 ) as services:
                     request = BatchRequest(

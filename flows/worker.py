@@ -16,7 +16,6 @@ from batchyard.dispatch import OfferedModels, block_name
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.services.services import Services, current_services, open_services
 from batchyard.settings import Settings, read_settings
-from batchyard.storage.access import Access
 from blocks import CREDENTIALS, RemoteEngineBlock, VllmEngineBlock
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ async def worker_services() -> AsyncIterator[Services]:
     async with open_services(
         settings,
         engine_for=engine_for,
-        access=Access(credentials_from_block),
+        credentials=credentials_from_block,
         why_not_offered=OfferedModels().why_not,
     ) as services:
         yield services
@@ -75,7 +74,7 @@ async def engine_from_block(settings: Settings, model: str) -> Engine:
         )
     if (remote := await _load(RemoteEngineBlock, name)) is not None:
         _check_model(name, remote.model, model)
-        return remote.build()
+        return remote.build(settings.tls_context)
     raise ModelNotFound(
         f"No engine is set up for the model {model}: create a block named {name} of the type "
         f"{VllmEngineBlock.get_block_type_slug()} or {RemoteEngineBlock.get_block_type_slug()}."

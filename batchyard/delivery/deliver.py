@@ -25,7 +25,6 @@ from batchyard.services.renewal import renewing
 from batchyard.store import Attempt, DeliveryStatus
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable
 
     from batchyard.services.services import Services
@@ -64,7 +63,6 @@ class Deliverer:
     """Use as an async context manager; at its end what was not attempted is given back.
 
     ``attempt`` is given each attempt and its delivery, and awaits it: to show it somewhere.
-    ``ssl_context``: instead of the system's trusted authorities.
     """
 
     def __init__(
@@ -74,12 +72,11 @@ class Deliverer:
         owner: str | None = None,
         attempt: Callable[[Callable[[], Awaitable[None]], DeliveryRecord], Awaitable[None]]
         | None = None,
-        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._services = services
         self._owner = owner or _new_owner()
         self._attempt = attempt
-        self._messenger = Messenger(services, ssl_context=ssl_context)
+        self._messenger = Messenger(services)
         self._in_flight: dict[asyncio.Task[None], str] = {}
         """Attempts, and the owner that each was leased to."""
         self._background: list[asyncio.Task[None]] = []

@@ -16,12 +16,9 @@ from batchyard.errors import (
 )
 from batchyard.notify.answer import Answer
 from batchyard.storage.location import parse_location
-from batchyard.storage.web import WebAccess
 from batchyard.store import FILE_EVENTS
 
 if TYPE_CHECKING:
-    import ssl
-
     from batchyard.delivery.redeliver import Kind
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord, DeliveryClaim
@@ -35,7 +32,6 @@ _FINAL = (AccessDenied, LocationRefused, ObjectNotFound, ObjectTooLarge, Request
 @dataclass(frozen=True, slots=True)
 class FileChannel:
     services: Services
-    ssl_context: ssl.SSLContext | None
     at_most_seconds: float = _FILE_SECONDS
 
     async def compose(self, claim: DeliveryClaim) -> BatchRecord | Answer:
@@ -46,8 +42,7 @@ class FileChannel:
     async def send(self, claim: DeliveryClaim, message: BatchRecord) -> Answer:
         assert claim.url is not None  # noqa: S101 - composed
         # A client's, whoever made the batch.
-        web = WebAccess(guard=self.services.settings.address_guard, ssl_context=self.ssl_context)
-        access = replace(self.services.access, web=web)
+        access = replace(self.services.access, web=self.services.public_web)
         kind: Kind = "output" if claim.delivery.event_type == FILE_EVENTS["output"] else "error"
         try:
             await write_kept(self.services, message, kind, parse_location(claim.url), access)

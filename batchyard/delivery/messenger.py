@@ -16,33 +16,27 @@ from batchyard.notify.webhook import WebhookSender
 from batchyard.store import DeliveryKind
 
 if TYPE_CHECKING:
-    import ssl
-
     from batchyard.delivery.channel import Channel
     from batchyard.services.services import Services
-    from batchyard.settings import SmtpSettings
+    from batchyard.settings import Settings
     from batchyard.store import DeliveryClaim
 
 
 class Messenger:
-    """Sends webhooks, e-mails and result files. Use as an async context manager.
+    """Sends webhooks, e-mails and result files. Use as an async context manager."""
 
-    ``ssl_context``: instead of the system's trusted authorities.
-    """
-
-    def __init__(self, services: Services, *, ssl_context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, services: Services) -> None:
+        settings = services.settings
         self._exits = AsyncExitStack()
         self._webhooks = WebhookSender(
-            services.settings.address_guard,
+            settings.address_guard,
             timeout_seconds=TIMEOUT_SECONDS,
-            ssl_context=ssl_context,
+            ssl_context=settings.tls_context,
         )
         self._channels: dict[DeliveryKind, Channel[Any]] = {
             DeliveryKind.WEBHOOK: WebhookChannel(services, self._webhooks),
-            DeliveryKind.EMAIL: EmailChannel(
-                services, _mailer(services.settings.smtp, ssl_context)
-            ),
-            DeliveryKind.FILE: FileChannel(services, ssl_context),
+            DeliveryKind.EMAIL: EmailChannel(services, _mailer(settings)),
+            DeliveryKind.FILE: FileChannel(services),
         }
 
     async def __aenter__(self) -> Self:
@@ -65,7 +59,8 @@ class Messenger:
             return Answer(error="the attempt came to no end")
 
 
-def _mailer(smtp: SmtpSettings, ssl_context: ssl.SSLContext | None) -> Mailer | None:
+def _mailer(settings: Settings) -> Mailer | None:
+    smtp = settings.smtp
     if smtp.host is None:
         return None
     return Mailer(
@@ -74,6 +69,6 @@ def _mailer(smtp: SmtpSettings, ssl_context: ssl.SSLContext | None) -> Mailer | 
         security=smtp.security,
         username=smtp.username,
         password=smtp.password.get_secret_value() if smtp.password else None,
-        ssl_context=ssl_context,
+        ssl_context=settings.tls_context,
         timeout_seconds=TIMEOUT_SECONDS,
     )

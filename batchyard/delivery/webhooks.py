@@ -47,7 +47,7 @@ async def send_test(
         created_at=now,
         data=batch_data(_sample_batch(event_type, now), full=settings.webhook_data == "full"),
     )
-    async with WebhookSender(settings.address_guard) as sender:
+    async with WebhookSender(settings.address_guard, ssl_context=settings.tls_context) as sender:
         answer = await sender.send(
             endpoint.url, body, delivery_id=new_delivery_id(), secrets=signed_by
         )

@@ -22,6 +22,7 @@ from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from batchyard.web.retry_after import retry_after_seconds
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
 
     from batchyard.engine.base import Abort, EngineRequest
@@ -68,6 +69,7 @@ class RemoteEngine:
         max_num_seqs: int | None = None,
         exclusive: bool = False,
         takes_cache_salt: bool | None = None,
+        ssl_context: ssl.SSLContext | None = None,
         connect_timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
     ) -> None:
         self.model = model
@@ -79,6 +81,7 @@ class RemoteEngine:
         self._warned: set[str] = set()
         self._address, self._socket_path = _parse(base_url)
         self._api_key = api_key
+        self._ssl_context = ssl_context
         self._connect_timeout_seconds = connect_timeout_seconds
         self._session: aiohttp.ClientSession | None = None
         self._gate = None if exclusive else QueueGate(self._where, lambda: self._get("/metrics"))
@@ -289,7 +292,7 @@ class RemoteEngine:
         connector = (
             aiohttp.UnixConnector(self._socket_path, limit=0)
             if self._socket_path
-            else aiohttp.TCPConnector(limit=0)
+            else aiohttp.TCPConnector(limit=0, ssl=self._ssl_context or True)
         )
         # Not compressed: the body goes into our files as it came.
         headers = {"Accept-Encoding": "identity"}

@@ -32,7 +32,7 @@ class Mailer:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     ssl_context: ssl.SSLContext | None = None
-    """Instead of the system's trusted authorities."""
+    """How certificates are checked; None: as the system does."""
     timeout_seconds: float = 15.0
     """For the whole of it, from the connection to the answer."""
 

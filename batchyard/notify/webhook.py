@@ -36,8 +36,8 @@ class WebhookSender:
     """Sends webhooks. An async context manager: connections end with the block.
 
     ``guard``: where receivers may be, and then only by https; None: anywhere, by http too.
-    ``ssl_context``: instead of the system's trusted authorities. How many are under way at once
-    is the caller's to say.
+    ``ssl_context``: how certificates are checked; None: as the system does. The caller limits how
+    many are under way at once.
     """
 
     def __init__(

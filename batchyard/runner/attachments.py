@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -25,13 +26,12 @@ from batchyard.forms import is_data_url, make_form, named_by_url, read_data_url
 from batchyard.results import NoAnswerCode, unanswered, unprocessed
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.download import download
-from batchyard.storage.web import WebAccess
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from batchyard.forms import AttachedFile, Form
     from batchyard.runner.window import Window, WindowRequest
-    from batchyard.web.address import AddressGuard
+    from batchyard.storage.web import WebAccess
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +45,9 @@ _FAILURES_OF_A_HOST = 5
 _decode = msgspec.json.Decoder().decode
 
 
-def file_access(guard: AddressGuard | None) -> WebAccess:
+def file_access(web: WebAccess) -> WebAccess:
     """How files are fetched: quickly or not at all."""
-    return WebAccess(
-        stall_seconds=20.0,
-        backoff=Backoff(attempts=3),
-        guard=guard,
-    )
+    return replace(web, stall_seconds=20.0, backoff=Backoff(attempts=3))
 
 
 class Attachments:

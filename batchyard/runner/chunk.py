@@ -293,7 +293,7 @@ class ChunkRun:
             os.close(descriptor)
 
     async def _admit_some(self, descriptor: int, requests: list[_Planned]) -> None:
-        web = file_access(self.services.settings.address_guard)
+        web = file_access(self.services.public_web)
         async with Attachments(self.window, web) as attachments:
             async for record, copies, envelope in self._readable(descriptor, requests):
                 self._admitted += 1 + len(copies)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
 from batchyard.services.secret_key import key_file, read_secret_keys
-from batchyard.storage.access import Access
+from batchyard.storage.access import Access, credentials_of_environment
+from batchyard.storage.bucket import S3Credentials
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.s3 import S3Storage
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine
     from batchyard.services.held_batches import HeldBatches
     from batchyard.settings import Settings
-    from batchyard.storage.access import Location
+    from batchyard.storage.access import FindCredentials, Location
     from batchyard.storage.base import Storage
     from batchyard.store import BatchOptions, Store
 
@@ -93,7 +94,20 @@ class Services:
         """To the places of a batch: a client's own URLs lead to public addresses only."""
         if not options.public_urls:
             return self.access
-        return replace(self.access, web=WebAccess(guard=self.settings.address_guard))
+        return replace(self.access, web=self.public_web)
+
+    @property
+    def public_web(self) -> WebAccess:
+        """To URLs of clients: to public addresses and internal networks only."""
+        settings = self.settings
+        return WebAccess(guard=settings.address_guard, ssl_context=settings.tls_context)
+
+
+def access_with(
+    settings: Settings, credentials: FindCredentials = credentials_of_environment
+) -> Access:
+    """To the operator's own places, with the authorities that the settings name."""
+    return Access(credentials, WebAccess(ssl_context=settings.tls_context), settings.ca_file)
 
 
 @asynccontextmanager
@@ -101,16 +115,17 @@ async def open_services(
     settings: Settings,
     *,
     engine_for: Callable[[str], Awaitable[Engine]] = no_engine,
-    access: Access | None = None,
+    credentials: FindCredentials = credentials_of_environment,
     on_progress: Callable[[Progress], None] = ignore_progress,
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known,
     checks_keys: bool = True,
 ) -> AsyncIterator[Services]:
     """Open the database, the object store and a scratch folder; close them at the end.
 
-    Within the block, :func:`current_services` gives them to whatever runs in its context. Raises
-    :class:`~batchyard.errors.WrongSealingKey`, unless ``checks_keys`` is false, where this
-    process could not open what others have sealed.
+    ``credentials``: for locations that users name, for example ``s3://``; the object store itself
+    has those of the environment. Within the block, :func:`current_services` gives the services to
+    whatever runs in its context. Raises :class:`~batchyard.errors.WrongSealingKey`, unless
+    ``checks_keys`` is false, where this process could not open what others have sealed.
     """
     storage = _open_storage(settings)
     spool, keys = _open_home(settings)
@@ -124,7 +139,7 @@ async def open_services(
                 storage,
                 spool,
                 engine_for,
-                access or Access(),
+                access_with(settings, credentials),
                 on_progress,
                 why_not_offered,
             )
@@ -193,5 +208,5 @@ def _open_storage(settings: Settings) -> Storage:
         return LocalStorage(settings.home_folder / "objects")
     if place.startswith("s3://"):
         bucket, _, prefix = place.removeprefix("s3://").partition("/")
-        return S3Storage(bucket, prefix)
+        return S3Storage(bucket, prefix, S3Credentials(ca_file=settings.ca_file))
     return LocalStorage(Path(place).expanduser().absolute())

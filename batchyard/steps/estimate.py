@@ -18,7 +18,7 @@ from batchyard.cache import CacheShape, Reuse, ceiling, prefix_tree, simulate
 from batchyard.errors import InputRefused
 from batchyard.lines import Rules, Validator
 from batchyard.plan import BYTES_PER_TOKEN, Planner, PlanSummary, read_records
-from batchyard.storage.access import Access, Location
+from batchyard.services.services import access_with
 from batchyard.storage.file import os_errors_as_ours, write_file
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from batchyard.batch_error import BatchError
     from batchyard.settings import Settings
+    from batchyard.storage.access import Location
     from batchyard.store import RateRecord
 
 _REPORTED_ERRORS = 1000
@@ -122,7 +123,8 @@ async def _local_path(settings: Settings, location: Location, folder: Path) -> P
                 return location.path
     # Whatever is wrong with it is said here, as for a batch.
     path = folder / "input"
-    await write_file(path, read_location(location, limit_bytes=limit_bytes, access=Access()))
+    access = access_with(settings)
+    await write_file(path, read_location(location, limit_bytes=limit_bytes, access=access))
     return path
 
 

@@ -36,6 +36,8 @@ class Access:
 
     credentials: FindCredentials = credentials_of_environment
     web: WebAccess = field(default_factory=WebAccess)
+    ca_file: Path | None = None
+    """Certificate authorities that a scheme's library is to trust, in place of its own."""
 
 
 class Location(Protocol):

@@ -35,6 +35,7 @@ from batchyard.threads import in_executor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+    from pathlib import Path
 
     from batchyard.storage.base import StoredObject
 
@@ -57,6 +58,8 @@ class S3Credentials:
     access_key_id: str = ""
     secret_access_key: str = field(default="", repr=False)
     session_token: str = field(default="", repr=False)
+    ca_file: Path | None = None
+    """The certificate authorities to trust, in PEM; None: boto3's."""
 
     def client(self) -> Any:
         """A boto3 client. Takes a few 100 ms, and seconds where the chain asks the network."""
@@ -77,7 +80,12 @@ class S3Credentials:
             # Few servers other than AWS have a host name for every bucket.
             s3={"addressing_style": "path" if self.endpoint_url else "auto"},
         )
-        return session.client("s3", endpoint_url=self.endpoint_url or None, config=config)
+        return session.client(
+            "s3",
+            endpoint_url=self.endpoint_url or None,
+            verify=str(self.ca_file) if self.ca_file else None,
+            config=config,
+        )
 
 
 class S3Bucket:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Self
 
@@ -65,7 +65,9 @@ class S3Object:
 
     @contextlib.asynccontextmanager
     async def _connected(self, access: Access) -> AsyncIterator[S3Bucket]:
-        connected = await in_thread(S3Bucket, self.bucket, await access.credentials(S3Credentials))
+        found = await access.credentials(S3Credentials)
+        credentials = replace(found, ca_file=access.ca_file)
+        connected = await in_thread(S3Bucket, self.bucket, credentials)
         try:
             yield connected
         finally:

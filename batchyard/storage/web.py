@@ -49,7 +49,7 @@ class WebAccess:
     """For the next 1 MiB, in either direction: a trickle counts as a stall."""
     backoff: Backoff = field(default_factory=Backoff)
     ssl_context: ssl.SSLContext | None = None
-    """Instead of the system's trusted authorities."""
+    """How certificates are checked; None: as the system does."""
     guard: AddressGuard | None = None
     """For URLs that somebody else than the operator gives: where they may lead. With one, no
     redirect is followed."""

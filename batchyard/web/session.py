@@ -21,8 +21,8 @@ def web_session(
 ) -> aiohttp.ClientSession:
     """A session that follows nothing, remembers nothing and unpacks nothing by itself.
 
-    ``guard``: which addresses it may lead to; None for URLs of the operator's own. The system's
-    trusted authorities count, unless ``ssl_context`` says otherwise.
+    ``guard``: which addresses it may lead to; None for URLs of the operator's own.
+    ``ssl_context``: how certificates are checked; None: as the system does.
     """
     connector = aiohttp.TCPConnector(
         ssl=ssl_context or True,

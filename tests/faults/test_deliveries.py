@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from batchyard.services.services import Services
     from batchyard.store import DeliveryRecord
     from tests.faults.nursery import Nursery
     from tests.services.receiver import Receiver, Request
@@ -46,7 +48,7 @@ def lease_seconds() -> float:
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """Trusted by the processes that are started after it."""
     with running_receiver() as running:
-        monkeypatch.setenv("SSL_CERT_FILE", str(running.ca_file))
+        monkeypatch.setenv("BATCHYARD_CA_FILE", str(running.ca_file))
         yield running
 
 
@@ -193,6 +195,11 @@ async def move_clock(site: Site, seconds: float) -> None:
     await site.services.store.database.write(work)
 
 
+def trusting(site: Site, receiver: Receiver) -> Services:
+    settings = site.services.settings.model_copy(update={"ca_file": receiver.ca_file})
+    return replace(site.services, settings=settings)
+
+
 @pytest.mark.parametrize("down_hours", [1, 72])
 async def test_a_receiver_that_was_down_gets_it_in_the_next_slot(
     tmp_path: Path, down_hours: int
@@ -216,7 +223,7 @@ async def test_a_receiver_that_was_down_gets_it_in_the_next_slot(
             await move_clock(site, pause)
             elapsed += pause
         with receiver_at(port, authority) as back:
-            async with Deliverer(site.services, ssl_context=back.client_context) as deliverer:
+            async with Deliverer(trusting(site, back)) as deliverer:
                 assert await deliverer.deliver_due(30) == Delivered(delivered=1)
         (request,) = back.requests
         assert request.headers["webhook-id"] == delivery.id
@@ -248,7 +255,7 @@ async def crowd_test(folder: Path, count: int) -> None:
             for number in range(count):
                 tenant = "slow" if number < slow_count else tenants[number % fast_tenants]
                 await end_batch(site, tenant=tenant)
-            async with Deliverer(site.services, ssl_context=fast.client_context) as deliverer:
+            async with Deliverer(trusting(site, fast)) as deliverer:
                 began = time.monotonic()
                 deliverer.start()
                 await fast.wait_for(count - slow_count, 120)
@@ -281,11 +288,8 @@ async def test_two_deliverers_never_send_the_same_twice(
     site = either_local_site
     for _ in range(60):
         await end_batch(site, receiver.url())
-    context = receiver.client_context
-    async with (
-        Deliverer(site.services, ssl_context=context) as first,
-        Deliverer(site.services, ssl_context=context) as second,
-    ):
+    services = trusting(site, receiver)
+    async with Deliverer(services) as first, Deliverer(services) as second:
         first.start()
         second.start()
         await until_delivered(site, 60, seconds=30)

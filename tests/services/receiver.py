@@ -9,7 +9,7 @@
 
 It runs in a thread of its own, so a slow test does not slow it down, and it works beside any
 event loop or none. Clients trust it by ``receiver.client_context``, other processes by
-``SSL_CERT_FILE=receiver.ca_file`` in their environment.
+``BATCHYARD_CA_FILE=receiver.ca_file`` in their environment.
 """
 
 from __future__ import annotations

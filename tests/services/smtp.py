@@ -8,7 +8,7 @@
         assert server.mails[0].recipients == ["me@example.com"]
 
 It runs in a thread of its own. Clients trust it by ``server.client_context``, other processes by
-``SSL_CERT_FILE=server.ca_file`` in their environment.
+``BATCHYARD_CA_FILE=server.ca_file`` in their environment.
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ from sqlalchemy import text
 from standardwebhooks import Webhook
 
 from batchyard.batch_error import BatchError
-from batchyard.delivery import file_channel, messenger
+from batchyard.delivery import messenger
 from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.delivery.redeliver import ask_for_delivery
 from batchyard.errors import TransitionConflict
 from batchyard.files.retention import expire_files
+from batchyard.services import services
 from batchyard.settings import SmtpSettings
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.location import parse_location
@@ -73,8 +74,9 @@ async def endpoint(yard: Yard, url: str) -> str:
 
 
 async def deliver_due(yard: Yard, receiver: Receiver | None = None) -> Delivered:
-    context = receiver.client_context if receiver else None
-    async with Deliverer(yard.services, ssl_context=context) as deliverer:
+    if receiver is not None:
+        yard.set(ca_file=receiver.ca_file)
+    async with Deliverer(yard.services) as deliverer:
         return await deliverer.deliver_due(30)
 
 
@@ -267,9 +269,8 @@ async def test_whoever_shows_attempts_does_not_decide_whether_they_are_made(
         raise ConnectionError("Prefect is away.")
 
     await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
-    async with Deliverer(
-        yard.services, attempt=broken, ssl_context=receiver.client_context
-    ) as deliverer:
+    yard.set(ca_file=receiver.ca_file)
+    async with Deliverer(yard.services, attempt=broken) as deliverer:
         assert await deliverer.deliver_due(30) == Delivered(delivered=1)
     assert len(receiver.requests) == 1
 
@@ -279,11 +280,8 @@ async def test_an_attempt_that_lasts_longer_than_its_lease_is_made_once(
 ) -> None:
     receiver.reply = Reply(delay_seconds=10)
     await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
-    context = receiver.client_context
-    async with (
-        Deliverer(yard.services, ssl_context=context) as first,
-        Deliverer(yard.services, ssl_context=context) as second,
-    ):
+    yard.set(ca_file=receiver.ca_file)
+    async with Deliverer(yard.services) as first, Deliverer(yard.services) as second:
         first.start()
         second.start()
         while (await only(yard)).status is DeliveryStatus.PENDING:  # noqa: ASYNC110
@@ -294,7 +292,8 @@ async def test_an_attempt_that_lasts_longer_than_its_lease_is_made_once(
 async def test_an_orderly_end_gives_back_what_was_under_way(yard: Yard, receiver: Receiver) -> None:
     receiver.answers.append(Reply(delay_seconds=3))
     await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
-    async with Deliverer(yard.services, ssl_context=receiver.client_context) as deliverer:
+    yard.set(ca_file=receiver.ca_file)
+    async with Deliverer(yard.services) as deliverer:
         deliverer.start()
         await receiver.wait_for(1)
         assert deliverer.is_busy
@@ -305,7 +304,8 @@ async def test_whoever_drains_ends_what_is_under_way_and_begins_nothing(
     yard: Yard, receiver: Receiver
 ) -> None:
     receiver.answers.append(Reply(delay_seconds=1))
-    async with Deliverer(yard.services, ssl_context=receiver.client_context) as deliverer:
+    yard.set(ca_file=receiver.ca_file)
+    async with Deliverer(yard.services) as deliverer:
         deliverer.start()
         await ended(
             yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url("/first")})
@@ -413,7 +413,7 @@ async def test_a_store_that_is_away_gets_a_result_file_later(
     yard: Yard, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by another process: what is to be delivered is in the database."""
-    monkeypatch.setattr(file_channel, "WebAccess", partial(WebAccess, backoff=Backoff(attempts=1)))
+    monkeypatch.setattr(services, "WebAccess", partial(WebAccess, backoff=Backoff(attempts=1)))
     receiver.answers += [Reply(503), Reply(200)]
     delivery = await asked_for(yard, await ended_with_results(yard), receiver.url())
     assert await deliver_due(yard, receiver) == Delivered(put_off=1)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard.body_policy import BodyPolicy
 from batchyard.errors import SettingsError
 from batchyard.settings import read_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +90,23 @@ def test_a_rule_for_bodies_that_means_nothing_is_refused(
 
     with pytest.raises(SettingsError, match=f"BATCHYARD_BODIES__{name}"):
         read_settings()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("not a certificate", "it has no certificates in PEM"),
+        ("", "it has no certificates in PEM"),
+    ],
+)
+def test_a_file_of_authorities_that_cannot_be_used_stops_the_start(
+    tmp_path: Path, content: str | None, reason: str
+) -> None:
+    """Otherwise every connection would fail, one by one."""
+    if content is not None:
+        (tmp_path / "ca.pem").write_text(content)
+    with pytest.raises(
+        SettingsError, match=rf"BATCHYARD_CA_FILE: .*ca\.pem cannot be used: {reason}"
+    ):
+        read_settings(ca_file=tmp_path / "ca.pem")
