@@ -181,10 +181,6 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(default=60.0, gt=0)
     """How long a lease on a chunk or an engine slot lasts without renewal. A lease on a batch
     lasts as long, but 30 seconds at most."""
-    look_seconds: float = Field(default=1.0, gt=0)
-    """How often a runner checks whether its batches were cancelled, paused or are overdue."""
-    poll_seconds: float = Field(default=0.25, gt=0)
-    """How often a runner with free capacity asks the database for work."""
     batches_at_once: int = Field(default=200, ge=1)
     """How many batches one run-batches flow run processes at a time."""
     pools: dict[str, str] = Field(default_factory=dict)
@@ -214,7 +210,8 @@ class Settings(BaseSettings):
     ``{"search": ["alice", "bob"]}``. All other tenants have their own part."""
     quota: QuotaSettings = QuotaSettings()
     flush_seconds: float = Field(default=2.0, gt=0)
-    """How long a finished line waits at most until it is durable."""
+    """How long a finished line waits at most until it is durable. Each chunk that runs writes an
+    object this often: a larger value saves requests to S3, and a crash repeats more lines."""
     runner_start_seconds: float = Field(default=1800.0, gt=0)
     """How long a runner on a GPU pool may take to start (a node is added, an image is pulled)
     before its flow run counts as lost. Until then it counts as started."""
@@ -229,9 +226,8 @@ class Settings(BaseSettings):
     """How long an engine with requests may produce no token before it counts as hung and is
     restarted."""
     request_attempts: int = Field(default=5, ge=1)
-    """How often a request is attempted that gets 408, 409, 425, 429, 5xx or no answer."""
-    retry_pause_seconds: float = Field(default=0.5, gt=0)
-    """The pause before the second attempt; it doubles with each further one."""
+    """How often a request is attempted that gets 408, 409, 425, 429, 5xx or no answer. Half a
+    second passes before the second attempt, and twice as long before each further one."""
     allow_private_urls: bool = False
     """Whether clients' URLs may use http and lead to any address; for development only."""
     internal_networks: list[IPvAnyNetwork] = Field(default_factory=list)

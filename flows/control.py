@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from prefect.events import emit_event
 
+from batchyard import intervals
 from batchyard.control.reconcile import reconcile
 from batchyard.dispatch import (
     PrefectApi,
@@ -122,7 +123,7 @@ async def tell_all(services: Services, api: PrefectApi, owner: str) -> None:
 async def _keep_telling(services: Services, api: PrefectApi, owner: str) -> None:
     trouble = ""
     while True:
-        pause = services.settings.poll_seconds
+        pause = intervals.POLL_SECONDS
         try:
             await tell_all(services, api, owner)
             trouble = ""

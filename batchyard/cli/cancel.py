@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from batchyard import intervals
 from batchyard.cli import options
 from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
@@ -28,6 +29,6 @@ async def _cancel(batch_id: str, wait: bool) -> None:
             # A runner has to write its files, and the batch may have no owner.
             await ensure_runner_if_prefect_is_set(services, batch_id)
         while wait and batch.status not in TERMINAL:
-            await asyncio.sleep(services.settings.look_seconds)
+            await asyncio.sleep(intervals.LOOK_SECONDS)
             batch = await services.store.batches.get(batch_id)
     typer.echo(batch.status.value)

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from batchyard import intervals
 from batchyard.delivery.deliver import Deliverer
 from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import TERMINAL
@@ -85,12 +86,12 @@ class BatchRunner:
                 busy_at = now
             elif is_draining or now - busy_at >= settings.runner_idle_seconds:
                 return
-            if now - told_at >= settings.look_seconds:
+            if now - told_at >= intervals.LOOK_SECONDS:
                 told_at = now
                 is_draining = await self._is_draining(runner_id)
             if is_draining:
                 deliverer.drain()
-            await asyncio.sleep(settings.poll_seconds)
+            await asyncio.sleep(intervals.POLL_SECONDS)
 
     async def _take_up(self, room: int) -> None:
         if room <= 0:

@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from batchyard import intervals
 from batchyard.delivery.channel import TIMEOUT_SECONDS
 from batchyard.delivery.messenger import Messenger
 from batchyard.delivery.schedule import SCHEDULE_SECONDS, Verdict, verdict
@@ -169,7 +170,7 @@ class Deliverer:
                 await self._begin_attempts()
             except StoreError as error:
                 logger.warning("deliveries.not_claimed %s", error)
-            await self._until_attempt_ends(self._services.settings.poll_seconds)
+            await self._until_attempt_ends(intervals.POLL_SECONDS)
 
     async def _begin_attempts(self) -> int:
         """How many were begun."""

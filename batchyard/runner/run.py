@@ -11,6 +11,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from batchyard import intervals
 from batchyard.errors import EngineLost, LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.admission import Admission
@@ -94,7 +95,7 @@ class Runner:
         """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
         self._copying = asyncio.Lock()
         settings = services.settings
-        self._retry = RetryPolicy(settings.request_attempts, settings.retry_pause_seconds)
+        self._retry = RetryPolicy(settings.request_attempts, intervals.RETRY_SECONDS)
         self._returns = Returns(services, self._retry, is_shared=batch_id is None)
         self._closing: contextlib.AsyncExitStack
 
@@ -189,7 +190,7 @@ class Runner:
                 idle_since = time.monotonic()
             if not refusals and await patiently(partial(self._is_over, idle_since), "the rest"):
                 return
-            await asyncio.sleep(self.services.settings.poll_seconds)
+            await asyncio.sleep(intervals.POLL_SECONDS)
 
     async def run(self, batch_id: str, index: int) -> ChunkTally | None:
         """Run a chunk that :meth:`leases` has handed out, to its last durable line.
@@ -338,7 +339,7 @@ class Runner:
     async def _keep_looking(self) -> None:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
         while True:
-            await asyncio.sleep(self.services.settings.look_seconds)
+            await asyncio.sleep(intervals.LOOK_SECONDS)
             for part in (self._look, self._tell, self._returns.catch_up):
                 try:
                     await part()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard import intervals
 from batchyard.errors import EngineStartFailed, LeaseLost
 from batchyard.services.renewal import renewing
 
@@ -41,7 +42,7 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
     settings, leases = services.settings, services.store.leases
     owner = f"slot_{secrets.token_hex(16)}"
     slots = {slot.name: slot for slot in _slots(services)}
-    give_up_at = time.monotonic() + settings.lease_seconds + settings.look_seconds
+    give_up_at = time.monotonic() + settings.lease_seconds + intervals.LOOK_SECONDS
     while True:
         name = await leases.claim_one_of(list(slots), owner, settings.lease_seconds)
         if name is not None:
@@ -53,7 +54,7 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
                 "BATCHYARD_ENGINE_SLOTS, or a container of the same host has the same hostname: "
                 "see BATCHYARD_MACHINE."
             )
-        await asyncio.sleep(settings.look_seconds)
+        await asyncio.sleep(intervals.LOOK_SECONDS)
 
     async def renew() -> None:
         if not await leases.renew(name, owner, settings.lease_seconds):

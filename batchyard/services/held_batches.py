@@ -13,6 +13,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Self
 
+from batchyard import intervals
 from batchyard.errors import LeaseLost, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.interruption import Interruption
@@ -215,7 +216,7 @@ class HeldBatches:
             if leases:
                 self._held[batch_id] = HeldBatch(leases[0])
                 return
-            await asyncio.sleep(settings.poll_seconds)
+            await asyncio.sleep(intervals.POLL_SECONDS)
 
     async def _let_go(self, held: HeldBatch, after_seconds: float) -> None:
         # What was lost may have been claimed here again meanwhile, under another epoch.
@@ -230,7 +231,7 @@ class HeldBatches:
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.poll_seconds)
+            await asyncio.sleep(intervals.POLL_SECONDS)
             try:
                 await self._look()
             except Exception as error:  # noqa: BLE001 - every batch here waits for the next look

@@ -22,6 +22,7 @@ from batchyard.services.held_batches import HeldBatches
 from tests.api.test_batches import KEYS
 from tests.api.test_batches_listed import Requests
 from tests.contract.store.samples import batch_in, rewrite
+from tests.hurry import hurried
 from tests.lifecycle import run_chunks, take_to_its_end
 from tests.steps.conftest import CHAT, chat_line
 
@@ -41,9 +42,6 @@ HANGING = Fault(FaultKind.HANG, lambda body: b"slow" in body)
 def settings(settings: Settings) -> Settings:
     quick = {
         "flush_seconds": 0.05,
-        "poll_seconds": 0.02,
-        "look_seconds": 0.05,
-        "retry_pause_seconds": 0.01,
         "runner_idle_seconds": 60.0,
     }
     return settings.model_copy(update=quick)
@@ -63,13 +61,14 @@ async def runners(services: Services, *faults: Fault) -> AsyncIterator[None]:
             BatchRunner(services, held, lambda id_: take_to_its_end(services, id_)).serve(),
             run_chunks(services, MODEL),
         ]
-        tasks = [asyncio.create_task(each) for each in work]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        with hurried():
+            tasks = [asyncio.create_task(each) for each in work]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
 
 
 async def created(

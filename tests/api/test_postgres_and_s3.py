@@ -43,8 +43,6 @@ def settings(
         database_url=cluster.url(asyncio.run(cluster.create_database())),
         storage=f"s3://{BUCKET}/{secrets.token_hex(8)}",
         flush_seconds=0.05,
-        poll_seconds=0.02,
-        look_seconds=0.05,
     )
 
 

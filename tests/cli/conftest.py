@@ -155,7 +155,6 @@ def terminal(tmp_path: Path, prefect_access: Access, prefect_home: Path) -> Term
         "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{os.environ['PYTHONPATH']}",
         "BATCHYARD_HOME": str(tmp_path / "home"),
         "BATCHYARD_ENGINE_API_KEY": API_KEY,
-        "BATCHYARD_RETRY_PAUSE_SECONDS": "0.01",
         "PREFECT_HOME": str(prefect_home),
         "PREFECT_API_URL": prefect_access.url,
         "PREFECT_API_AUTH_STRING": prefect_access.login,

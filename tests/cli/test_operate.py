@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard import intervals
 from batchyard.cli.list_batches import table
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewFile, RunnerKind
@@ -176,7 +177,7 @@ def test_a_batch_that_has_ended_cannot_be_cancelled(alone: Run) -> None:
 def test_to_wait_for_a_cancellation_is_to_see_its_end(
     alone: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BATCHYARD_LOOK_SECONDS", "0.05")
+    monkeypatch.setattr(intervals, "LOOK_SECONDS", 0.05)
     batch_id = begun()
 
     async def finish_it(store: Store) -> None:

@@ -12,6 +12,7 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.store import DeliveryKind, RunnerKind
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.contract.store.samples import begun_batch
+from tests.hurry import hurried
 from tests.steps.conftest import Yard, chat_line
 from tests.unit.test_dispatch import SmallPrefect, serving
 
@@ -219,9 +220,10 @@ def ended_with_failures(folder: Path) -> str:
         engine = StubEngine(max_num_seqs=8, faults=[fault])
         yard = Yard(services, folder, engine)
         yard.use(engine)
-        yard.set(poll_seconds=0.02, look_seconds=0.05, flush_seconds=0.05)
+        yard.set(flush_seconds=0.05)
         lines = [chat_line(f"id-{n}", "bad" if n in {1, 3} else "good") for n in range(5)]
-        return (await yard.run(lines)).id
+        with hurried():
+            return (await yard.run(lines)).id
 
     return with_services(run)
 

@@ -1,7 +1,7 @@
 """Processes of the product without Prefect, for tests to kill::
 
-    python -m tests.faults.actor control '{"settings": {…}}'
-    python -m tests.faults.actor runner '{"settings": {…}, "model": "m", "engine": {…}}'
+    python -m tests.faults.actor control '{"settings": {…}, "hurry": {…}}'
+    python -m tests.faults.actor runner '{… "model": "m", "engine": {…}}'
     python -m tests.faults.actor nursery
 
 A control takes batches through their lives and reconciles; a runner serves one model with a stub
@@ -32,6 +32,7 @@ from batchyard.errors import StoreError
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
+from tests.hurry import hurried
 from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
@@ -100,10 +101,11 @@ async def _serve(role: str, parts: dict[str, Any]) -> None:
 
     settings = read_settings(**parts["settings"])
     async with open_services(settings, engine_for=engine_for) as services:
-        if role == "control":
-            await control(services)
-        else:
-            await runner(services, parts["model"])
+        with hurried(**parts["hurry"]):
+            if role == "control":
+                await control(services)
+            else:
+                await runner(services, parts["model"])
 
 
 def act(role: str, parts: dict[str, Any]) -> int:

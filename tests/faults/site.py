@@ -16,6 +16,7 @@ from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.store import BatchLocations, BatchOptions, NewBatch
 from tests.faults import actor
+from tests.hurry import hurried
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -78,6 +79,8 @@ class Site:
     folder: Path
     settings: dict[str, Any]
     """For the processes, as JSON."""
+    hurry: dict[str, float]
+    """Likewise: how often they look for work."""
     _inputs: int = field(default=0)
 
     @property
@@ -160,6 +163,7 @@ class Site:
         """
         return {
             "settings": self.settings,
+            "hurry": self.hurry,
             "model": model,
             "engine": {
                 "max_num_seqs": max_num_seqs,
@@ -271,17 +275,20 @@ def _assert_in_input_order(found: Iterable[str], wanted: list[str]) -> None:
 
 @contextlib.asynccontextmanager
 async def open_site(
-    folder: Path, *, lease_seconds: float, database_url: str | None = None, **settings: Any
+    folder: Path,
+    *,
+    lease_seconds: float,
+    look_seconds: float = 0.1,
+    poll_seconds: float = 0.05,
+    database_url: str | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Site]:
     """``settings`` differ from those of a test: everybody looks often, chunks are small."""
     given: dict[str, Any] = {
         "home": str(folder / "home"),
         "chunk_requests": 50,
         "lease_seconds": lease_seconds,
-        "look_seconds": 0.1,
-        "poll_seconds": 0.05,
         "flush_seconds": 0.05,
-        "retry_pause_seconds": 0.01,
         "runner_idle_seconds": 3600.0,
     }
     given |= settings
@@ -291,5 +298,7 @@ async def open_site(
     async def no_engine(_: str) -> StubEngine:
         raise AssertionError("the test itself runs nothing")
 
+    hurry = {"look_seconds": look_seconds, "poll_seconds": poll_seconds}
     async with open_services(read_settings(**given), engine_for=no_engine) as services:
-        yield Site(services, folder, given)
+        with hurried(**hurry):
+            yield Site(services, folder, given, hurry)

@@ -15,6 +15,7 @@ from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
+from tests.hurry import hurried
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -42,12 +43,13 @@ def open_yard(
         async def engine_for(_: str) -> StubEngine:
             return stub
 
-        defaults = {"home": home, "chunk_requests": 10, "retry_pause_seconds": 0.01}
+        defaults = {"home": home, "chunk_requests": 10}
         async with open_services(
             read_settings(**defaults | settings),
             engine_for=engine_for,
         ) as services:
-            yield services
+            with hurried():
+                yield services
 
     return opened
 

@@ -46,7 +46,6 @@ async def test_attempts_are_task_runs_and_none_fails_the_flow_run(open_yard: Ope
     settings = {
         "allow_private_urls": True,
         "runner_idle_seconds": 8.0,
-        "poll_seconds": 0.05,
     }
     with running_receiver(tls=False) as receiver:
         receiver.answers.append(Reply(500))

@@ -16,6 +16,7 @@ from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
 from batchyard.storage.location import parse_location
+from tests.hurry import hurried
 from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
@@ -109,9 +110,7 @@ async def yard(tmp_path: Path, empty_home: Path) -> AsyncIterator[Yard]:
         home=shutil.copytree(empty_home, tmp_path / "home"),
         chunk_requests=10,
         flush_seconds=0.05,
-        retry_pause_seconds=0.01,
-        poll_seconds=0.02,
-        look_seconds=0.05,
     )
     async with open_services(settings, engine_for=engine_for) as services:
-        yield Yard(services, tmp_path, engine)
+        with hurried():
+            yield Yard(services, tmp_path, engine)

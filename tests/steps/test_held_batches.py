@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard import intervals
 from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.services.held_batches import HeldBatches
@@ -59,10 +60,10 @@ async def test_a_newer_claim_of_the_same_owner_ends_the_work_under_the_older(
 
 
 async def test_a_batch_that_this_process_claims_again_is_worked_on_once(
-    yard: Yard, batch_id: str
+    yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once: it need not look at the database for that."""
-    yard.set(poll_seconds=3600)
+    monkeypatch.setattr(intervals, "POLL_SECONDS", 3600)
     async with (
         HeldBatches(yard.services.store, yard.services.settings) as held,
         asyncio.timeout(SOON_SECONDS),
@@ -166,7 +167,7 @@ async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
     yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer does not know of that batch yet."""
-    yard.set(poll_seconds=3600)
+    monkeypatch.setattr(intervals, "POLL_SECONDS", 3600)
     leases = yard.services.store.batch_leases
     standings = leases.standings
     async with HeldBatches(yard.services.store, yard.services.settings) as held:

@@ -164,7 +164,7 @@ async def test_a_chunk_whose_claim_got_no_answer_is_run_when_its_lease_has_run_o
 
     monkeypatch.setattr(chunks, "claim", answer_but_once)
     monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
-    yard.set(lease_seconds=0.6, look_seconds=0.05)
+    yard.set(lease_seconds=0.6)
     batch_id = await yard.prepared(lines(20))
     pool.start()
     await done(yard, batch_id, 2)
@@ -185,7 +185,7 @@ async def test_a_chunk_that_is_stopped_before_it_is_admitted_lets_the_next_in(
 async def test_the_end_of_a_lost_claim_leaves_a_newer_one_alone(yard: Yard) -> None:
     """Of the same chunk, by the same runner: it may have been the first to see it free."""
     yard.use(StubEngine(MODEL, max_num_seqs=8, latency=3600.0))
-    yard.set(look_seconds=0.05, lease_seconds=60.0)
+    yard.set(lease_seconds=60.0)
     batch_id = await yard.prepared(lines(3))
     async with Runner(yard.services, MODEL) as runner:
         leases = runner.leases()

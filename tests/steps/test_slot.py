@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def with_slots(yard: Yard, *devices: str, lease_seconds: float = 0.3) -> Services:
-    yard.set(engine_slots=list(devices), lease_seconds=lease_seconds, look_seconds=0.02)
+    yard.set(engine_slots=list(devices), lease_seconds=lease_seconds)
     return yard.services
 
 

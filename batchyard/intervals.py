@@ -1,0 +1,16 @@
+"""How often processes look for work and for changes of it.
+
+No operator would change these, so they are constants. Read them as ``intervals.POLL_SECONDS``, so
+that tests can shorten them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOOK_SECONDS: Final = 1.0
+"""How often a runner checks whether its batches were cancelled, paused or are overdue."""
+POLL_SECONDS: Final = 0.25
+"""How often a process with free capacity asks the database for work."""
+RETRY_SECONDS: Final = 0.5
+"""The pause before the second attempt of a request; it doubles with each further one."""
