@@ -80,8 +80,6 @@ class PlanSummary:
     copies: int
     """Of ``requests``: those that another one's answer serves."""
     prompt_tokens: int
-    shared_prompt_tokens: int
-    """Of ``prompt_tokens``: shared with the request before in prefix order."""
     output_tokens: int
     chunks: tuple[PlannedChunk, ...]
 
@@ -136,23 +134,21 @@ class Planner:
             records = _with_a_short_end(b"".join(records))
         elif self._deduplicates and not self._sorts_by_prefix:
             records = self._in_input_order(records)
-        copies = prompt_total = shared_total = output_total = 0
+        copies = prompt_total = output_total = 0
         for packed in records:
-            _, _, _, prompt_tokens, output_tokens, shared, _ = _RECORD.unpack(packed)
+            _, _, _, prompt_tokens, output_tokens, _, _ = _RECORD.unpack(packed)
             file.write(packed)
             if not prompt_tokens:
                 copies += 1
                 cutter.add_copy()
                 continue
             prompt_total += prompt_tokens
-            shared_total += min(shared // BYTES_PER_TOKEN, prompt_tokens)
             output_total += output_tokens
             cutter.add(prompt_tokens, output_tokens)
         return PlanSummary(
             requests=self._count,
             copies=copies,
             prompt_tokens=prompt_total,
-            shared_prompt_tokens=shared_total,
             output_tokens=output_total,
             chunks=cutter.finish(),
         )

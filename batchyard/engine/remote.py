@@ -70,7 +70,6 @@ class RemoteEngine:
         exclusive: bool = False,
         takes_cache_salt: bool | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        connect_timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
     ) -> None:
         self.model = model
         self._given_seats = max_num_seqs
@@ -82,7 +81,6 @@ class RemoteEngine:
         self._address, self._socket_path = _parse(base_url)
         self._api_key = api_key
         self._ssl_context = ssl_context
-        self._connect_timeout_seconds = connect_timeout_seconds
         self._session: aiohttp.ClientSession | None = None
         self._gate = None if exclusive else QueueGate(self._where, lambda: self._get("/metrics"))
 
@@ -157,9 +155,7 @@ class RemoteEngine:
     ) -> AsyncGenerator[EngineAnswer, None]:
         """See :meth:`batchyard.engine.base.Engine.stream`."""
         session = self._open_session()
-        timeout = aiohttp.ClientTimeout(
-            total=timeout_seconds, sock_connect=self._connect_timeout_seconds
-        )
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=PROBE_TIMEOUT_SECONDS)
 
         async def answer(request: EngineRequest) -> EngineAnswer:
             return await self._post(session, request, timeout)
@@ -259,7 +255,7 @@ class RemoteEngine:
     async def _probe(self) -> set[str] | None:
         """The models that the server lists; None if it has no such list."""
         url = f"{self._address}/v1/models"
-        timeout = aiohttp.ClientTimeout(total=self._connect_timeout_seconds)
+        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS)
         try:
             async with self._open_session().get(
                 url, timeout=timeout, allow_redirects=False

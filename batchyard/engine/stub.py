@@ -113,11 +113,6 @@ class StubEngine:
         """None: it is ours."""
         return None
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the engine was started and neither stopped nor killed."""
-        return not self._death.is_set()
-
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start at once, or fail as often as ``start_failures`` says.
 

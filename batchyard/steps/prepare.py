@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
-_COPY_BYTES = 1024**2
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

@@ -1,15 +1,14 @@
 """Objects in this process's memory: for tests and for trying things out.
 
-It has the same guarantees as the others, and can be made to fail.
+It has the same guarantees as the others.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.errors import ObjectNotFound, StorageUnavailable
+from batchyard.errors import ObjectNotFound
 from batchyard.storage.base import ListedObject
 from batchyard.storage.blocks import BLOCK_BYTES, Tally
 from batchyard.storage.file import make_folder, os_errors_as_ours, write_file
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
     from batchyard.storage.base import StoredObject
 
 
-@dataclass(slots=True)
-class _Failure:
-    error: Exception
-    after_bytes: int
-    times: int
-
-
 class MemoryStorage:
     """A :class:`~batchyard.storage.base.Storage` that forgets everything with the process."""
 
@@ -37,33 +29,14 @@ class MemoryStorage:
         self.objects: dict[str, bytes] = {}
         """What is stored, for a test to look at."""
         self._written: dict[str, float] = {}
-        self._put_failure: _Failure | None = None
-        self._get_failure: _Failure | None = None
-
-    def fail_put(
-        self, error: Exception | None = None, *, after_bytes: int = 0, times: int = 1
-    ) -> None:
-        """Let the next ``times`` puts raise ``error`` once they have taken ``after_bytes``.
-
-        A shorter put goes through unharmed. Without ``error``: ``StorageUnavailable``.
-        """
-        self._put_failure = _Failure(error or _unavailable(), after_bytes, times)
-
-    def fail_get(
-        self, error: Exception | None = None, *, after_bytes: int = 0, times: int = 1
-    ) -> None:
-        """Let the next ``times`` gets raise ``error`` once they have given ``after_bytes``."""
-        self._get_failure = _Failure(error or _unavailable(), after_bytes, times)
 
     async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
         """Keep the concatenated parts in memory."""
         checked_key(key)
         content, tally = bytearray(), Tally()
-        self._fail_if_due(self._put_failure, 0)
         async for part in parts:
             content += part
             tally.add(part)
-            self._fail_if_due(self._put_failure, len(content))
         self.objects[key] = bytes(content)
         self._written[key] = time.monotonic()
         return tally.stored(key)
@@ -73,15 +46,8 @@ class MemoryStorage:
     ) -> AsyncIterator[bytes]:
         """Stream a copy. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         content = self._content(key)[start:stop]
-        given = 0
-        self._fail_if_due(self._get_failure, given)
-        while given < len(content):
-            block = content[given : given + BLOCK_BYTES]
-            if (failure := self._get_failure) and failure.times:
-                block = block[: failure.after_bytes - given]
-            yield block
-            given += len(block)
-            self._fail_if_due(self._get_failure, given)
+        for begin in range(0, len(content), BLOCK_BYTES):
+            yield content[begin : begin + BLOCK_BYTES]
 
     async def size(self, key: str) -> int:
         return len(self._content(key))
@@ -130,13 +96,3 @@ class MemoryStorage:
             return self.objects[checked_key(key)]
         except KeyError:
             raise ObjectNotFound(f"{key} does not exist") from None
-
-    @staticmethod
-    def _fail_if_due(failure: _Failure | None, done_bytes: int) -> None:
-        if failure is not None and failure.times and done_bytes >= failure.after_bytes:
-            failure.times -= 1
-            raise failure.error
-
-
-def _unavailable() -> StorageUnavailable:
-    return StorageUnavailable("memory: told to fail")

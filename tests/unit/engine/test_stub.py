@@ -183,7 +183,8 @@ async def test_a_hanging_request_times_out_and_a_lost_one_has_no_answer() -> Non
 
     reasons = [answer.no_answer for answer in answers]
     assert reasons == [NoAnswer.TIMEOUT, NoAnswer.CONNECTION_LOST]
-    assert engine.is_alive
+    (answer,) = await ask(engine, body(messages=["hello"]))
+    assert answer.status == 200
 
 
 async def test_an_aborted_request_is_counted_and_gives_its_place_to_the_next() -> None:
@@ -319,4 +320,5 @@ async def test_a_start_can_fail() -> None:
     with pytest.raises(EngineStartFailed):
         await engine.start()
     await engine.start()
-    assert engine.is_alive
+    (answer,) = await ask(engine, body())
+    assert answer.status == 200
