@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from batchyard.engine.base import Abort, EngineAnswer, NoAnswer, known_status
-from batchyard.engine.middleware import line_stream
+from batchyard.engine.middleware import line_frames
 from batchyard.errors import EngineLost
 from batchyard.web.retry_after import retry_after_seconds
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from batchyard.engine.base import EngineRequest
 
 _NO_ANSWERS = {
-    line_stream.TIMED_OUT: NoAnswer.TIMEOUT,
-    line_stream.ABORTED: NoAnswer.ABORTED,
+    line_frames.TIMED_OUT: NoAnswer.TIMEOUT,
+    line_frames.ABORTED: NoAnswer.ABORTED,
 }
-SILENCE_SECONDS = 12 * line_stream.ALIVE_INTERVAL_SECONDS
+SILENCE_SECONDS = 12 * line_frames.ALIVE_INTERVAL_SECONDS
 """The engine shows a sign of life twelve times as often; a silent one hangs."""
 MAX_UNSENT_BYTES = 4 << 20
 
@@ -52,9 +52,9 @@ async def stream_lines(
     answers = _Answers(outgoing.owed)
     try:
         async with session.post(
-            base_url + line_stream.PATH,
+            base_url + line_frames.PATH,
             data=outgoing.chunks(),
-            headers={**headers, line_stream.TIMEOUT_HEADER: repr(timeout_seconds)},
+            headers={**headers, line_frames.TIMEOUT_HEADER: repr(timeout_seconds)},
             timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_SECONDS),
         ) as response:
             if response.status != 200:
@@ -68,7 +68,7 @@ async def stream_lines(
                 raise EngineLost("the engine reported that it crashed")
             if not answers.parser.is_between_frames or answers.count < outgoing.count:
                 raise EngineLost("the engine closed the connection with requests in flight")
-    except (aiohttp.ClientError, OSError, line_stream.FrameError) as error:
+    except (aiohttp.ClientError, OSError, line_frames.FrameError) as error:
         outgoing.raise_failure()
         raise EngineLost(f"lost the engine: {type(error).__name__}: {error}") from error
     finally:
@@ -114,8 +114,8 @@ class _Outgoing:
 
     def _frame(self, request: EngineRequest | Abort) -> bytes:
         if isinstance(request, Abort):
-            return line_stream.abort_frame(request.tag)
-        frame = line_stream.request_frame(
+            return line_frames.abort_frame(request.tag)
+        frame = line_frames.request_frame(
             request.tag,
             request.url,
             request.body,
@@ -158,7 +158,7 @@ class _Answers:
     """Turns the bytes of the response into answers."""
 
     def __init__(self, owed: set[int]) -> None:
-        self.parser = line_stream.FrameParser()
+        self.parser = line_frames.FrameParser()
         self.count = 0
         self.is_dead = False
         self._owed = owed
@@ -166,9 +166,9 @@ class _Answers:
     def feed(self, data: bytes) -> Iterator[EngineAnswer]:
         for (tag, status, _, retry_after), body in self.parser.feed(data):
             code = _number(status)
-            if code == line_stream.ALIVE:
+            if code == line_frames.ALIVE:
                 continue
-            if code == line_stream.ENGINE_DEAD:
+            if code == line_frames.ENGINE_DEAD:
                 self.is_dead = True
                 return
             self.count += 1
@@ -176,7 +176,7 @@ class _Answers:
 
     def _answer(self, tag: int, code: int, body: bytes, retry_after: bytes) -> EngineAnswer:
         if tag not in self._owed:
-            raise line_stream.FrameError("an answer that no request waits for")
+            raise line_frames.FrameError("an answer that no request waits for")
         self._owed.remove(tag)
         if code in _NO_ANSWERS:
             return EngineAnswer(tag, None, no_answer=_NO_ANSWERS[code])
@@ -188,4 +188,4 @@ def _number(word: bytes) -> int:
     try:
         return int(word)
     except ValueError:
-        raise line_stream.FrameError("a word that should be a number") from None
+        raise line_frames.FrameError("a word that should be a number") from None

@@ -13,7 +13,7 @@ import pytest
 from batchyard.engine import remote
 from batchyard.engine.base import EngineRequest, NoAnswer
 from batchyard.engine.line_client import stream_lines
-from batchyard.engine.middleware import line_stream
+from batchyard.engine.middleware import line_frames
 from batchyard.engine.progress_metrics import requests_of, work_done_of
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.routes import is_served, post_routes
@@ -189,8 +189,8 @@ def test_metrics_that_are_no_numbers_count_nothing() -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        line_stream.answer_frame(7, 200, b"{}"),
-        line_stream.answer_frame(0, 200, b"{}") + line_stream.answer_frame(0, 200, b"{}"),
+        line_frames.answer_frame(7, 200, b"{}"),
+        line_frames.answer_frame(0, 200, b"{}") + line_frames.answer_frame(0, 200, b"{}"),
         b"0 20x 2 -\n{}",
         b"x 200 2 -\n{}",
         b"0 200 2\n{}",
@@ -206,7 +206,7 @@ async def test_a_frame_that_is_no_answer_of_ours_is_the_loss_of_the_engine(frame
 
 
 async def test_a_status_and_a_pause_on_the_stream_are_checked_as_well() -> None:
-    frame = line_stream.answer_frame(0, 999, b"{}", b"\xff\xfe")
+    frame = line_frames.answer_frame(0, 999, b"{}", b"\xff\xfe")
     async with server(response(body=frame)) as url, aiohttp.ClientSession() as session:
         stream = stream_lines(session, url, requests(), timeout_seconds=5, headers={})
         [answer] = [one async for one in stream]

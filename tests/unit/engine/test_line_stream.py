@@ -17,19 +17,19 @@ from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from batchyard.engine.middleware import line_stream
-from batchyard.engine.middleware.line_stream import (
+from batchyard.engine.middleware import line_frames, line_stream
+from batchyard.engine.middleware.line_frames import (
     ABORTED,
     ENGINE_DEAD,
     MOST_WORDS,
     TIMED_OUT,
     FrameError,
     FrameParser,
-    LineStream,
     abort_frame,
     answer_frame,
     request_frame,
 )
+from batchyard.engine.middleware.line_stream import LineStream
 from batchyard.forms import AttachedFile, make_form
 
 if TYPE_CHECKING:
@@ -170,8 +170,8 @@ class Connection:
         scope: Message = {
             "type": "http",
             "method": "POST",
-            "path": line_stream.PATH,
-            "headers": [(line_stream.TIMEOUT_HEADER.encode(), str(timeout_seconds).encode())],
+            "path": line_frames.PATH,
+            "headers": [(line_frames.TIMEOUT_HEADER.encode(), str(timeout_seconds).encode())],
         }
         self.task = asyncio.create_task(LineStream(app)(scope, self.to_server.get, self._send))
 
@@ -394,7 +394,7 @@ async def test_other_paths_are_left_alone() -> None:
     scopes = [
         {"type": "lifespan"},
         {"type": "http", "path": "/v1", "method": "POST"},
-        {"type": "http", "path": line_stream.PATH, "method": "GET"},
+        {"type": "http", "path": line_frames.PATH, "method": "GET"},
     ]
     for scope in scopes:
         await LineStream(remember)(scope, None, None)  # type: ignore[arg-type]
