@@ -30,7 +30,8 @@ from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
     from batchyard.forms import AttachedFile, Form
-    from batchyard.runner.window import Window, WindowRequest
+    from batchyard.runner.window import Window
+    from batchyard.runner.window_request import WindowRequest
     from batchyard.storage.web import WebAccess
 
 logger = logging.getLogger(__name__)

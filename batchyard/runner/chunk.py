@@ -19,7 +19,7 @@ from batchyard.runner.attachments import Attachments, file_access
 from batchyard.runner.copies import Copies
 from batchyard.runner.line_reader import UnreadableLine, read_custom_ids, read_envelope
 from batchyard.runner.suspects import NARROWING, company_of, given_up_of, runs_alone
-from batchyard.runner.window import WindowRequest
+from batchyard.runner.window_request import WindowRequest
 from batchyard.services.keys import segment_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently

@@ -18,60 +18,31 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batchyard.endpoints import ENDPOINTS
-from batchyard.engine.base import NO_TRAITS, Abort, EngineRequest, NoAnswer
-from batchyard.engine.routes import is_served
+from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.errors import EngineLost
-from batchyard.results import (
-    NoAnswerCode,
-    answered,
-    new_request_id,
-    not_served,
-    unanswered,
-    unprocessed,
-)
+from batchyard.results import new_request_id, not_served
 from batchyard.runner.file_room import FileRoom
 from batchyard.runner.hang_watch import HangWatch
+from batchyard.runner.missing_endpoints import missing_endpoints
+from batchyard.runner.narrowing import Narrowing
 from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.runner.verdict import given_up, is_retriable, result_of
 from batchyard.services.log_words import describe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
 
-    from batchyard.engine.base import BatchTraits, Engine, EngineAnswer, StartProgress
+    from batchyard.engine.base import Engine, EngineAnswer, StartProgress
     from batchyard.results import ResultLine
+    from batchyard.runner.window_request import WindowRequest
 
 logger = logging.getLogger(__name__)
 
-_RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 _STRIKES = 2
 """A request that was alone in the engine at this many crashes is not tried again."""
-_NARROWING = 8
-"""After a crash, this many times fewer of the requests in flight run together."""
 _DEATHS_WITHOUT_ANSWER = 10
 """After this many crashes in a row without an answer, the engine is not restarted."""
 _LONGEST_RESTART_PAUSE_SECONDS = 30.0
-
-
-@dataclass(slots=True, eq=False)
-class WindowRequest:
-    """A request on its way. ``deliver`` takes its result, once, unless ``owner`` withdraws it."""
-
-    ordinal: int
-    custom_id: str
-    url: str
-    body: bytes
-    deliver: Callable[[int, ResultLine], None]
-    owner: Hashable
-    content_type: str = "application/json"
-    of_batch: BatchTraits = NO_TRAITS
-    file_bytes: int = 0
-    """What it holds of the window's room for files, and gives back as it leaves."""
-    request_id: str = ""
-    attempts: int = 0
-    strikes: int = 0
-    is_suspect: bool = False
-    fail: Callable[[Exception], None] | None = None
-    """Takes what ``deliver`` raised: the request has left the window and has no result."""
 
 
 @dataclass(slots=True)
@@ -124,8 +95,7 @@ class Window:
         self._aborts: deque[int] = deque()
         self._departures: dict[Hashable, _Departure] = {}
         self._tags = itertools.count(1)
-        self._limit = self.size
-        self._suspects = 0
+        self._narrowing = Narrowing(self.size)
         self._feed_wake = asyncio.Event()
         self._watch: HangWatch
         self._is_hung = False
@@ -136,7 +106,7 @@ class Window:
         self._gate_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
-        self._not_served = await self._missing_endpoints()
+        self._not_served = await missing_endpoints(self._engine)
         self._pump_task = asyncio.create_task(self._pump(), name="window")
         self._pump_task.add_done_callback(lambda _: self._end())
         if self._gate is not None:
@@ -225,20 +195,6 @@ class Window:
         if error is None:
             raise EngineLost("The window is closed.")
         raise EngineLost(f"The engine was given up: {describe(error)}") from error
-
-    async def _missing_endpoints(self) -> frozenset[str]:
-        """The endpoints that the engine says it does not have; none if it says nothing."""
-        try:
-            routes = await self._engine.routes()
-        except EngineLost:
-            # Whoever dies now dies again, or is started again: that is seen to below.
-            routes = None
-        except Exception as error:  # noqa: BLE001 - a list that cannot be read is no list
-            logger.warning("engine.routes_not_read %s", type(error).__name__)
-            routes = None
-        if routes is None:
-            return frozenset()
-        return frozenset(url for url in ENDPOINTS if not is_served(url, routes))
 
     async def ended(self) -> None:
         """Return when the window accepts no more requests, for any reason."""
@@ -331,7 +287,7 @@ class Window:
     @property
     def _has_room(self) -> bool:
         is_open = self._gate is None or self._gate.is_open
-        return is_open and len(self._in_flight) < self._limit
+        return is_open and len(self._in_flight) < self._narrowing.limit
 
     def _enqueue(self, request: WindowRequest) -> None:
         self._queue.append(request)
@@ -354,8 +310,8 @@ class Window:
         is_departing = request.owner in self._departures
         if is_aborted and is_departing:
             self._leave(request)
-        elif not _is_retriable(answer) or request.attempts >= self._retry.attempts:
-            self._leave(request, _result(request, answer))
+        elif not is_retriable(answer) or request.attempts >= self._retry.attempts:
+            self._leave(request, result_of(request, answer))
         elif is_departing:
             self._leave(request)
         else:
@@ -387,23 +343,14 @@ class Window:
             # Whoever withdraws was company all the same.
             request.strikes += len(in_flight) == 1
             if request.strikes >= _STRIKES:
-                self._leave(request, _given_up(request, error))
-                continue
-            self._suspects += not request.is_suspect
-            request.is_suspect = True
-            again.append(request)
+                self._leave(request, given_up(request, error))
+            else:
+                again.append(request)
         self._queue.extendleft(reversed(again))
-        if again:
-            self._limit = max(1, min(self._limit, len(again)) // _NARROWING)
+        self._narrowing.suspect(again)
 
     def _clear(self, request: WindowRequest) -> None:
-        """The request is suspect no more; after the last one the window is whole again."""
-        if not request.is_suspect:
-            return
-        request.is_suspect = False
-        self._suspects -= 1
-        if self._suspects == 0:
-            self._limit = self.size
+        if self._narrowing.clear(request):
             self._feed_wake.set()
 
     def _leave(self, request: WindowRequest, result: ResultLine | None = None) -> None:
@@ -436,37 +383,3 @@ class Window:
         departure = self._departures.get(owner)
         if departure is not None and not (departure.in_flight or departure.callers):
             del self._departures[owner]
-
-
-def _is_retriable(answer: EngineAnswer) -> bool:
-    if answer.status is None:
-        return answer.no_answer is not NoAnswer.TIMEOUT
-    return answer.status in _RETRIED_STATUSES or answer.status >= 500
-
-
-def _result(request: WindowRequest, answer: EngineAnswer) -> ResultLine:
-    if answer.status is not None:
-        try:
-            return answered(request.custom_id, request.request_id, answer.status, answer.body)
-        except Exception as error:  # noqa: BLE001 - an answer may hold anything
-            reason = type(error).__name__
-            logger.warning("answer.not_read request_id=%s %s", request.request_id, reason)
-            return unprocessed(
-                request.custom_id, f"Batchyard could not read the engine's answer ({reason})."
-            )
-    if answer.no_answer is NoAnswer.FAILED:
-        return unprocessed(
-            request.custom_id, f"Batchyard could not send this request ({answer.reason})."
-        )
-    timed_out = answer.no_answer is NoAnswer.TIMEOUT
-    code = NoAnswerCode.TIMEOUT if timed_out else NoAnswerCode.SERVER_ERROR
-    return unanswered(request.custom_id, code)
-
-
-def _given_up(request: WindowRequest, error: Exception) -> ResultLine:
-    if isinstance(error, EngineLost):
-        return unanswered(request.custom_id, NoAnswerCode.ENGINE_CRASH)
-    return unprocessed(
-        request.custom_id,
-        f"Batchyard failed each time that it ran this request ({type(error).__name__}).",
-    )

@@ -14,7 +14,8 @@ from batchyard.errors import EngineLost
 from batchyard.runner import attachments
 from batchyard.runner.attachments import MAX_FILE_BYTES, Attachments
 from batchyard.runner.file_room import ROOM_BYTES, FileRoom
-from batchyard.runner.window import Window, WindowRequest
+from batchyard.runner.window import Window
+from batchyard.runner.window_request import WindowRequest
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.web import WebAccess
 from tests.unit.storage.web_server import gives, running_web_server, says

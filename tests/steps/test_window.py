@@ -20,7 +20,8 @@ from batchyard.results import NoAnswerCode, Outcome
 from batchyard.runner import window as window_module
 from batchyard.runner.hang_watch import LOOKS, HangWatch
 from batchyard.runner.retry_policy import RetryPolicy
-from batchyard.runner.window import Window, WindowRequest
+from batchyard.runner.window import Window
+from batchyard.runner.window_request import WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
@@ -467,7 +468,7 @@ async def test_whatever_happens_no_slot_is_lost_and_nobody_else_misses_a_line(se
             group.create_task(kill())
 
         assert window._slots._value == window.size
-        assert (window._suspects, window._limit) == (0, window.size)
+        assert (window._narrowing._suspects, window._narrowing.limit) == (0, window.size)
         left = [window._queue, window._in_flight, window._pausing, window._departures]
         assert not any(left)
 

@@ -20,7 +20,8 @@ import pytest
 from batchyard.engine import vllm
 from batchyard.errors import EngineLost, EngineStartFailed
 from batchyard.results import Outcome
-from batchyard.runner.window import Window, WindowRequest
+from batchyard.runner.window import Window
+from batchyard.runner.window_request import WindowRequest
 from tests.contract.engine.conftest import (
     CHAT,
     ROOT,

@@ -20,7 +20,8 @@ from batchyard.engine import vllm
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer, StartProgress
 from batchyard.engine.middleware import line_stream
 from batchyard.errors import EngineLost, EngineStartFailed
-from batchyard.runner.window import Window, WindowRequest
+from batchyard.runner.window import Window
+from batchyard.runner.window_request import WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -1,0 +1,36 @@
+"""One request of the window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.engine.base import NO_TRAITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from batchyard.engine.base import BatchTraits
+    from batchyard.results import ResultLine
+
+
+@dataclass(slots=True, eq=False)
+class WindowRequest:
+    """A request on its way. ``deliver`` takes its result, once, unless ``owner`` withdraws it."""
+
+    ordinal: int
+    custom_id: str
+    url: str
+    body: bytes
+    deliver: Callable[[int, ResultLine], None]
+    owner: Hashable
+    content_type: str = "application/json"
+    of_batch: BatchTraits = NO_TRAITS
+    file_bytes: int = 0
+    """What it holds of the window's room for files, and gives back as it leaves."""
+    request_id: str = ""
+    attempts: int = 0
+    strikes: int = 0
+    is_suspect: bool = False
+    fail: Callable[[Exception], None] | None = None
+    """Takes what ``deliver`` raised: the request has left the window and has no result."""
