@@ -34,7 +34,7 @@ from tasks.run_chunk import run_chunk
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.runner.chunk import ChunkTally
+    from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
 

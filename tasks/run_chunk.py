@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tasks.step import step
 
 if TYPE_CHECKING:
-    from batchyard.runner.chunk import ChunkTally
+    from batchyard.runner.finished_lines import ChunkTally
 
 
 @step("run-chunk", run_name="chunk {index} of {batch_id}", retries=0)

@@ -14,25 +14,21 @@ from batchyard.endpoints import takes_form
 from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
 from batchyard.plan import RECORD, left_to_run, read_records
-from batchyard.results import Outcome, unprocessed
+from batchyard.results import unprocessed
 from batchyard.runner.attachments import Attachments, file_access
 from batchyard.runner.copies import Copies
+from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.line_reader import UnreadableLine, read_custom_ids, read_envelope
 from batchyard.runner.suspects import NARROWING, company_of, given_up_of, runs_alone
 from batchyard.runner.window_request import WindowRequest
-from batchyard.services.keys import segment_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.segments import (
-    encode_entry,
     finished_lines,
-    put_bytes,
     read_object,
-    storable,
 )
 from batchyard.store import Standing
 from batchyard.threads import in_thread
-from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -44,6 +40,7 @@ if TYPE_CHECKING:
     from batchyard.framing import Envelope
     from batchyard.results import ResultLine
     from batchyard.runner.admission import Admission
+    from batchyard.runner.finished_lines import ChunkTally
     from batchyard.runner.window import Window
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
@@ -58,28 +55,6 @@ _READ_AHEAD = 64
 _LAST_FLUSH_SECONDS = 5.0
 _FLUSH_BYTES = 4 * 1024**2
 """Finished lines in memory that are flushed before their time is up."""
-
-
-@dataclass(slots=True)
-class ChunkTally:
-    """What is finished of a chunk, durable or about to be."""
-
-    completed: int = 0
-    failed: int = 0
-    usage: TokenUsage = NO_USAGE
-
-    def count(self, outcome: Outcome, usage: TokenUsage) -> None:
-        """Add one finished line and the tokens that it used."""
-        if outcome is Outcome.OUTPUT:
-            self.completed += 1
-        else:
-            self.failed += 1
-        self.usage = self.usage.plus(usage)
-
-    @property
-    def answered(self) -> int:
-        """How many lines are finished, failed ones included."""
-        return self.completed + self.failed
 
 
 @dataclass(slots=True)
@@ -102,9 +77,9 @@ class ChunkRun:
     plan_key: str
     on_answer: Callable[[float], None]
     turn: asyncio.Lock
-    tally: ChunkTally = field(default_factory=ChunkTally)
     runs_alone: bool = field(init=False)
     """Nothing else may run beside it, see :mod:`batchyard.runner.suspects`."""
+    _finished: FinishedLines = field(init=False)
     _input_path: Path = field(init=False)
     _traits: BatchTraits = NO_TRAITS
     _copies: Copies = field(default_factory=Copies)
@@ -113,14 +88,7 @@ class ChunkRun:
     _is_waiting: bool = False
     """Nothing is admitted until all of that is finished."""
     _flushed: asyncio.Event = field(default_factory=asyncio.Event)
-    _unrecorded: ChunkTally | None = None
-    """What is durable and not yet in the chunk's row."""
-    _has_run: bool = False
-    """Whether a request has been answered since the row was written last."""
     _failure: Exception | None = None
-    _unflushed: list[bytes] = field(default_factory=list)
-    _unflushed_bytes: int = 0
-    _sequence: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _is_lost: bool = False
     _standing: Standing = Standing.RUN
@@ -128,6 +96,7 @@ class ChunkRun:
 
     def __post_init__(self) -> None:
         self.runs_alone = runs_alone(self.lease)
+        self._finished = FinishedLines(self.services, self.lease)
 
     def lose(self) -> None:
         """Another runner owns the lease now: :meth:`run` ends with ``LeaseLost``."""
@@ -159,7 +128,7 @@ class ChunkRun:
             if work.done():
                 _raise_error_of(work)
                 await patiently(self._complete, "a chunk's end")
-                return self.tally
+                return self._finished.tally
             if told.done():
                 await self._end_early(work)
                 return None
@@ -246,11 +215,12 @@ class ChunkRun:
             logger.warning("chunk.not_saved chunk=%s %s", self.lease.key, describe(error))
 
     async def _complete(self) -> None:
+        tally = self._finished.tally
         await self.services.store.chunks.complete(
             self.lease,
-            completed=self.tally.completed,
-            failed=self.tally.failed,
-            usage=self.tally.usage.to_wire(),
+            completed=tally.completed,
+            failed=tally.failed,
+            usage=tally.usage.to_wire(),
         )
 
     async def _prepare(self) -> list[_Planned]:
@@ -267,8 +237,8 @@ class ChunkRun:
             await finished_lines(storage, lease.batch_id, lease.index) if lease.epoch > 1 else {}
         )
         for entry in finished.values():
-            self.tally.count(entry.outcome, entry.usage)
-        self._admitted = self.tally.answered
+            self._finished.tally.count(entry.outcome, entry.usage)
+        self._admitted = self._finished.tally.answered
         return left_to_run(read_records(packed), finished.keys())
 
     async def _admit(self, requests: list[_Planned]) -> None:
@@ -348,14 +318,14 @@ class ChunkRun:
             custom_ids = await in_thread(read_custom_ids, descriptor, records)
             self._admitted += len(records)
             for each, custom_id in zip(records, custom_ids, strict=True):
-                self._keep(int(each["ordinal"]), unprocessed(custom_id, message))
+                self._finished.keep(int(each["ordinal"]), unprocessed(custom_id, message))
         await self._until_durable()
 
     async def _until_durable(self) -> None:
         """Return when everything that was admitted is finished and durable."""
         self._is_waiting = True
         self._wake_if_due()
-        while self.tally.answered < self._admitted or self._unflushed:
+        while self._finished.tally.answered < self._admitted or self._finished.unflushed_bytes:
             self._flushed.clear()
             await self._flushed.wait()
         self._is_waiting = False
@@ -368,28 +338,21 @@ class ChunkRun:
         self._wake_if_due()
 
     def _deliver(self, ordinal: int, result: ResultLine) -> None:
-        self._keep(ordinal, result)
-        self._has_run = True
+        self._finished.keep(ordinal, result)
+        self._finished.has_run = True
         self._wake_if_due()
         self.on_answer(self.lease.token_estimate / self.lease.request_count)
-
-    def _keep(self, ordinal: int, result: ResultLine) -> None:
-        result = storable(result)
-        entry = encode_entry(ordinal, result)
-        self.tally.count(result.outcome, result.usage)
-        self._unflushed.append(entry)
-        self._unflushed_bytes += len(entry)
 
     def _wake_if_due(self) -> None:
         copies = self._copies
         awaited = self._admitted if self._is_waiting else self.lease.request_count
-        is_all_there = self.tally.answered + copies.count >= awaited
-        if is_all_there or self._unflushed_bytes + copies.size_bytes >= _FLUSH_BYTES:
+        is_all_there = self._finished.tally.answered + copies.count >= awaited
+        if is_all_there or self._finished.unflushed_bytes + copies.size_bytes >= _FLUSH_BYTES:
             self._wake.set()
 
     @property
     def _is_answered(self) -> bool:
-        return self.tally.answered >= self.lease.request_count
+        return self._finished.tally.answered >= self.lease.request_count
 
     async def _flush_regularly(self) -> None:
         """Make finished lines durable, every few seconds and once more at the end."""
@@ -410,53 +373,17 @@ class ChunkRun:
         if self._copies.count:
             if self.turn.locked():
                 # What is finished must not wait for other chunks.
-                await self._flush()
+                await self._finished.flush()
             async with self.turn:
                 await self._write_copies()
-        await self._flush()
+        await self._finished.flush()
 
     async def _write_copies(self) -> None:
         while self._copies.count:
             for ordinal, result in await self._copies.take_some(self._input_path):
                 self._deliver(ordinal, result)
-            if self._unflushed_bytes >= _FLUSH_BYTES:
-                await self._flush()
-
-    async def _flush(self) -> None:
-        """Bytes first, then the row that counts them."""
-        if self._unflushed:
-            await self._write_segment()
-        if self._unrecorded is not None:
-            await self._record(self._unrecorded)
-            self._unrecorded = None
-
-    async def _record(self, tally: ChunkTally) -> None:
-        clears, self._has_run = self._has_run, False
-        try:
-            await self.services.store.chunks.record_progress(
-                self.lease,
-                completed=tally.completed,
-                failed=tally.failed,
-                usage=tally.usage.to_wire(),
-                clears=clears,
-            )
-        except BaseException:
-            self._has_run = self._has_run or clears
-            raise
-
-    async def _write_segment(self) -> None:
-        entries, self._unflushed, self._unflushed_bytes = self._unflushed, [], 0
-        tally = ChunkTally(self.tally.completed, self.tally.failed, self.tally.usage)
-        lease = self.lease
-        key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence)
-        self._sequence += 1
-        try:
-            await put_bytes(self.services.storage, key, entries)
-        except BaseException:
-            self._unflushed = entries + self._unflushed
-            self._unflushed_bytes += sum(map(len, entries))
-            raise
-        self._unrecorded = tally
+            if self._finished.unflushed_bytes >= _FLUSH_BYTES:
+                await self._finished.flush()
 
 
 def _read_lines(descriptor: int, requests: Sequence[_Planned]) -> list[Envelope | UnreadableLine]:

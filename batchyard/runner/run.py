@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from batchyard.engine.base import Engine, StartProgress
-    from batchyard.runner.chunk import ChunkTally
+    from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, LeaseKey
 

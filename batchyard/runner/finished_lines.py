@@ -1,0 +1,105 @@
+"""The finished lines of one chunk, on their way into segments and into the chunk's row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from batchyard.results import Outcome
+from batchyard.services.keys import segment_key
+from batchyard.services.segments import encode_entry, put_bytes, storable
+from batchyard.wire import NO_USAGE, TokenUsage
+
+if TYPE_CHECKING:
+    from batchyard.results import ResultLine
+    from batchyard.services.services import Services
+    from batchyard.store import ChunkLease
+
+
+@dataclass(slots=True)
+class ChunkTally:
+    """What is finished of a chunk, durable or about to be."""
+
+    completed: int = 0
+    failed: int = 0
+    usage: TokenUsage = NO_USAGE
+
+    def count(self, outcome: Outcome, usage: TokenUsage) -> None:
+        """Add one finished line and the tokens that it used."""
+        if outcome is Outcome.OUTPUT:
+            self.completed += 1
+        else:
+            self.failed += 1
+        self.usage = self.usage.plus(usage)
+
+    @property
+    def answered(self) -> int:
+        """How many lines are finished, failed ones included."""
+        return self.completed + self.failed
+
+
+@dataclass(slots=True)
+class FinishedLines:
+    """What is finished of a chunk: counted at once, durable after :meth:`flush`."""
+
+    services: Services
+    lease: ChunkLease
+    tally: ChunkTally = field(default_factory=ChunkTally)
+    """All finished lines, also those of earlier owners and those that are not durable yet."""
+    unflushed_bytes: int = 0
+    """The lines that only this process has."""
+    has_run: bool = False
+    """Whether a request has been answered since the row was written last."""
+    _unflushed: list[bytes] = field(default_factory=list)
+    _unrecorded: ChunkTally | None = None
+    """What is durable and not yet in the chunk's row."""
+    _sequence: int = 0
+
+    def keep(self, ordinal: int, result: ResultLine) -> None:
+        """Take the result line of one request; ``ordinal`` is its place in the input, from 0."""
+        result = storable(result)
+        entry = encode_entry(ordinal, result)
+        self.tally.count(result.outcome, result.usage)
+        self._unflushed.append(entry)
+        self.unflushed_bytes += len(entry)
+
+    async def flush(self) -> None:
+        """Make all of it durable: bytes first, then the row that counts them.
+
+        Raises :class:`~batchyard.errors.StorageError`, :class:`~batchyard.errors.StoreError`, and
+        :class:`~batchyard.errors.LeaseLost` if the chunk has another owner. A later call writes
+        what this one could not.
+        """
+        if self._unflushed:
+            await self._write_segment()
+        if self._unrecorded is not None:
+            await self._record(self._unrecorded)
+            self._unrecorded = None
+
+    async def _record(self, tally: ChunkTally) -> None:
+        clears, self.has_run = self.has_run, False
+        try:
+            await self.services.store.chunks.record_progress(
+                self.lease,
+                completed=tally.completed,
+                failed=tally.failed,
+                usage=tally.usage.to_wire(),
+                clears=clears,
+            )
+        except BaseException:
+            self.has_run = self.has_run or clears
+            raise
+
+    async def _write_segment(self) -> None:
+        entries, self._unflushed, self.unflushed_bytes = self._unflushed, [], 0
+        tally = replace(self.tally)
+        lease = self.lease
+        key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence)
+        self._sequence += 1
+        try:
+            await put_bytes(self.services.storage, key, entries)
+        except BaseException:
+            self._unflushed = entries + self._unflushed
+            self.unflushed_bytes += sum(map(len, entries))
+            raise
+        self._unrecorded = tally
