@@ -12,13 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from batchyard import intervals
-from batchyard.errors import EngineLost, LeaseLost, RecordNotFound, StoreError
+from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.admission import Admission
 from batchyard.runner.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.pace import Pace
+from batchyard.runner.registration import Registration
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.returns import Returns
 from batchyard.runner.suspects import runs_alone
@@ -28,7 +29,7 @@ from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.renewal import renewing
 from batchyard.services.services import Progress
-from batchyard.store import RunnerKind, RunnerStatus, Standing
+from batchyard.store import Standing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -75,7 +76,7 @@ class Runner:
         self.batch_id = batch_id
         self._flow_run_id = flow_run_id
         self._owner = f"runner_{secrets.token_hex(16)}"
-        self._is_announced = False
+        self._registration: Registration | None = None
         self._is_draining = False
         self._pace: Pace | None = None
         self.answered = 0
@@ -105,7 +106,7 @@ class Runner:
             self._engine = await self.services.engine_for(self.model)
             if self.batch_id is None:
                 # Before the model loads, which may take minutes, so that no second one is started.
-                await self._announce(stack)
+                await self._register(stack)
             else:
                 counts = (await self.services.store.batches.get(self.batch_id)).counts
                 self._answered_before = counts.completed + counts.failed
@@ -241,26 +242,12 @@ class Runner:
             del self._held[batch_id, index]
         return tally
 
-    async def _announce(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _register(self, stack: contextlib.AsyncExitStack) -> None:
         """Be counted on for every batch of the model, until the stack is closed."""
-        runners = self.services.store.runners
-        record = await runners.register(
-            kind=RunnerKind.CHUNKS,
-            model=self.model,
-            pool=self.services.settings.pool,
-            flow_run_id=self._flow_run_id,
-            machine=self.services.settings.this_machine.identity,
-        )
-        self._owner = record.id
-        self._is_announced = True
-        stack.push_async_callback(self._retire)
-
-    async def _retire(self) -> None:
-        try:
-            await self.services.store.runners.retire(self._owner, answered=self.answered)
-        except StoreError as error:
-            # The reconciler marks it as lost. What ends the runner must be raised, not this.
-            logger.warning("runner.not_retired runner=%s %s", self._owner, error)
+        registration = await Registration.create(self.services, self.model, self._flow_run_id)
+        self._owner = registration.id
+        self._registration = registration
+        stack.push_async_callback(lambda: registration.retire(self.answered))
 
     # -- leases -----------------------------------------------------------------------------
 
@@ -340,14 +327,14 @@ class Runner:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
         while True:
             await asyncio.sleep(intervals.LOOK_SECONDS)
-            for part in (self._look, self._tell, self._returns.catch_up):
+            for part in (self._look, self._report, self._returns.catch_up):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better
                     logger.warning("runner.not_seen runner=%s %s", self._owner, describe(error))
 
     async def _look(self) -> None:
-        """Tell chunks that are not wanted any more."""
+        """Stop chunks that are lost, or whose batches shall not run now."""
         store = self.services.store
         # Before the database is asked: what is claimed meanwhile is not in its answer.
         running = list(self._running.items())
@@ -359,25 +346,17 @@ class Runner:
                 else:
                     chunk.stop(standings[key])
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         """Send the heartbeat and report the throughput."""
-        if not self._is_announced:
+        if self._registration is None:
             return
-        store = self.services.store
-        try:
-            status = await store.runners.heartbeat(self._owner, answered=self.answered)
-        except RecordNotFound:
-            # Its heartbeat was missing for so long that another runner has its place.
-            status = RunnerStatus.DRAINING
-        if status is RunnerStatus.DRAINING:
+        if await self._registration.must_drain(self.answered):
             self._drain()
         if self._pace is None:
             return
         tokens_per_second = self._pace.measured(is_busy=bool(self._running))
         if tokens_per_second is not None:
-            await store.rates.record(
-                self.model, self.services.settings.pool, tokens_per_second=tokens_per_second
-            )
+            await self._registration.report(tokens_per_second)
 
     def _drain(self) -> None:
         """Another model waits for this place: finish what is in the engine, nothing more."""
@@ -388,13 +367,8 @@ class Runner:
     async def _start_engine(self) -> None:
         began = time.monotonic()
         await self._engine.start(self._show_start)
-        if self._is_announced:
-            await self.services.store.runners.ready(self._owner)
-            await self.services.store.rates.record(
-                self.model,
-                self.services.settings.pool,
-                load_seconds=time.monotonic() - began,
-            )
+        if self._registration is not None:
+            await self._registration.loaded(time.monotonic() - began)
 
     # -- what it shows ----------------------------------------------------------------------
 

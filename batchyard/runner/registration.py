@@ -1,0 +1,68 @@
+"""The row of a runner that serves every batch of its model, and what it reports there."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from batchyard.errors import RecordNotFound, StoreError
+from batchyard.store import RunnerKind, RunnerStatus
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A registered runner: the scheduler counts on it, and may ask it to drain."""
+
+    services: Services
+    model: str
+    id: str
+
+    @classmethod
+    async def create(cls, services: Services, model: str, flow_run_id: str | None) -> Self:
+        """Register a runner that is loading. Raises :class:`~batchyard.errors.StoreError`."""
+        record = await services.store.runners.register(
+            kind=RunnerKind.CHUNKS,
+            model=model,
+            pool=services.settings.pool,
+            flow_run_id=flow_run_id,
+            machine=services.settings.this_machine.identity,
+        )
+        return cls(services, model, record.id)
+
+    async def loaded(self, load_seconds: float) -> None:
+        """The engine is ready, after so long. Raises :class:`~batchyard.errors.StoreError`."""
+        store, pool = self.services.store, self.services.settings.pool
+        await store.runners.ready(self.id)
+        await store.rates.record(self.model, pool, load_seconds=load_seconds)
+
+    async def must_drain(self, answered: int) -> bool:
+        """Send the heartbeat; whether another runner has or gets this one's place.
+
+        ``answered``: requests answered so far. Raises :class:`~batchyard.errors.StoreError`.
+        """
+        try:
+            status = await self.services.store.runners.heartbeat(self.id, answered=answered)
+        except RecordNotFound:
+            # Its heartbeat was missing for so long that another runner has its place.
+            status = RunnerStatus.DRAINING
+        return status is RunnerStatus.DRAINING
+
+    async def report(self, tokens_per_second: float) -> None:
+        """Record the throughput for forecasts. Raises :class:`~batchyard.errors.StoreError`."""
+        pool = self.services.settings.pool
+        rates = self.services.store.rates
+        await rates.record(self.model, pool, tokens_per_second=tokens_per_second)
+
+    async def retire(self, answered: int) -> None:
+        """Record the end of the runner and what it answered. Logs an error of the database."""
+        try:
+            await self.services.store.runners.retire(self.id, answered=answered)
+        except StoreError as error:
+            # The reconciler marks it as lost. What ends the runner must be raised, not this.
+            logger.warning("runner.not_retired runner=%s %s", self.id, error)
