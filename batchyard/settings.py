@@ -253,6 +253,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class calls by name
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments come before the environment, and that before ``batchyard.toml``."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     @field_validator("cache_groups")

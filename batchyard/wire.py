@@ -94,10 +94,14 @@ class RequestCounts(msgspec.Struct, frozen=True):
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
+    """How many prompt tokens came from the engine's prefix cache."""
+
     cached_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """How many generated tokens were reasoning."""
+
     reasoning_tokens: int = 0
 
 

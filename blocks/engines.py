@@ -91,6 +91,7 @@ class RemoteEngineBlock(Block):
     )
 
     def build(self, ssl_context: ssl.SSLContext | None) -> RemoteEngine:
+        """The engine, not started. ``ssl_context``: how certificates are checked."""
         return RemoteEngine(
             self.base_url,
             self.model,

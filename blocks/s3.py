@@ -21,6 +21,7 @@ class S3CredentialsBlock(Block):
     session_token: SecretStr = Field(default=SecretStr(""))
 
     def build(self) -> S3Credentials:
+        """The credentials as the product takes them."""
         return S3Credentials(
             endpoint_url=self.endpoint_url,
             region=self.region,

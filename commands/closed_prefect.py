@@ -33,7 +33,10 @@ def new_login() -> str:
 
 
 def login_file(home: Path) -> Path:
-    """The file with the login of this home's server, made at its first start."""
+    """The file with the login of this home's server, made at its first start.
+
+    Raises :class:`~batchyard.errors.SettingsError` if it cannot be written or read.
+    """
     path = home / LOGIN_FILE
     try:
         if not path.exists():

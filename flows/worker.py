@@ -106,7 +106,10 @@ async def credentials_from_block(kind: type[C], /) -> C:
 
 
 def engine_python(settings: Settings) -> Path:
-    """The interpreter that has vLLM: the setting, or the environment that `make setup` made."""
+    """The interpreter that has vLLM: the setting, or the environment that `make setup` made.
+
+    Raises :class:`~batchyard.errors.SettingsError` where there is none.
+    """
     beside = Path(batchyard.__file__).parents[1] / ".venv-engine" / "bin" / "python"
     python = settings.engine_python or beside
     if not python.is_file():

@@ -54,6 +54,7 @@ async def create_batch(
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS}),
     ] = None,
 ) -> Answer[Batch]:
+    """Create a batch from an uploaded file or from `input_url`."""
     key = _idempotency_key(idempotency_key, asked)
     services = caller.services
     with _as_batches_say():
@@ -76,6 +77,7 @@ async def create_batch(
 
 @router.get("", summary="List batches, the newest first")
 async def list_batches(caller: Authenticated, paging: AskedPage) -> Answer[ListPage[Batch]]:
+    """One page of your batches. To get the next page, pass the last id as `after`."""
     with known_cursor(paging):
         page = await caller.services.store.batches.page(
             caller.tenant, limit=paging.limit, after=paging.after
@@ -85,6 +87,7 @@ async def list_batches(caller: Authenticated, paging: AskedPage) -> Answer[ListP
 
 @router.get("/{batch_id}", summary="Look at a batch")
 async def retrieve_batch(batch_id: str, caller: Authenticated) -> Answer[Batch]:
+    """The batch with its status, its counts up to now, its usage and the ids of its files."""
     batch = await caller.services.store.batches.get(batch_id, caller.tenant)
     return Answer(batch.to_wire())
 
@@ -96,6 +99,10 @@ async def cancel_batch(
     caller: Authenticated,
     _: Annotated[AnyKeys, Depends(JsonBody(AnyKeys, may_be_empty=True))],
 ) -> Answer[Batch]:
+    """Stop the batch: it is `cancelling` at once, and `cancelled` when its files are written.
+
+    Finished lines keep their results. If the batch has ended already, the answer is a 409.
+    """
     try:
         batch = await caller.services.store.batches.cancel(batch_id, caller.tenant)
     except TransitionConflict as error:
@@ -117,6 +124,10 @@ async def deliver_results(
     caller: Authenticated,
     asked: Annotated[DeliverResults, Depends(JsonBody(DeliverResults))],
 ) -> Answer[ListPage[Delivery]]:
+    """Send the output file, the error file or both to URLs. Each is one of your deliveries.
+
+    If the batch has not ended, or too many of its files are on their way, the answer is a 409.
+    """
     services = caller.services
     batch = await services.store.batches.get(batch_id, caller.tenant)
     places = await asked.places(services.settings)

@@ -35,6 +35,7 @@ async def list_deliveries(
         str | None, WithJsonSchema({"type": "string", "enum": list(DeliveryStatus)})
     ] = None,
 ) -> Answer[ListPage[Delivery]]:
+    """One page of the notifications and result files that were sent or are to be sent."""
     with known_cursor(paging):
         page = await caller.services.store.deliveries.page(
             caller.tenant,
@@ -51,6 +52,7 @@ async def list_deliveries(
 async def retrieve_delivery(
     delivery_id: str, caller: Authenticated
 ) -> Answer[DeliveryWithAttempts]:
+    """The delivery and the log of its attempts, with the status and the error of each."""
     deliveries = caller.services.store.deliveries
     delivery = await deliveries.get(delivery_id, caller.tenant)
     return Answer(delivery_with_attempts(delivery, await deliveries.attempts(delivery_id)))
@@ -65,6 +67,10 @@ async def replay_delivery(
     caller: Authenticated,
     _: Annotated[NoKeys, Depends(JsonBody(NoKeys, may_be_empty=True))],
 ) -> Answer[Delivery]:
+    """Send a delivery that has ended once more, under the same id.
+
+    If it is pending, the answer is a 409.
+    """
     try:
         delivery = await caller.services.store.deliveries.replay(delivery_id, caller.tenant)
     except TransitionConflict as error:

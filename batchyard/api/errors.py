@@ -91,6 +91,7 @@ class ApiError(Exception):
         super().__init__(message)
 
     def to_response(self) -> Response:
+        """The HTTP response, with the error in OpenAI's shape."""
         error = ErrorDetails(self.message, self.type, self.param, self.code)
         headers = dict(self.headers)
         if self.status == 409:

@@ -70,6 +70,7 @@ _BYTES = {"headers": HEADERS, "content": {"application/octet-stream": {"schema":
 
 @router.post("", summary="Upload a file", openapi_extra=form(_FORM, required=["file", "purpose"]))
 async def create_file(request: Request, caller: Authenticated) -> Answer[File]:
+    """Upload a file as multipart/form-data."""
     sent = read_form(request, caller, file_field="file")
     file = await upload_file(
         caller.services, caller.tenant, sent.content(body_stream(request)), lambda: _use(sent)
@@ -88,6 +89,7 @@ async def list_files(
         WithJsonSchema({"type": "string", "enum": ["asc", "desc"]}),
     ] = None,
 ) -> Answer[ListPage[File]]:
+    """One page of your files. To get the next page, pass the last id as `after`."""
     asked = {"limit": limit, "after": after, "order": order}
     paging = read_paging(asked, most=_MOST_FILES, default=_MOST_FILES)
     with known_cursor(paging):
@@ -103,11 +105,13 @@ async def list_files(
 
 @router.get("/{file_id}", summary="Look at a file")
 async def retrieve_file(file_id: str, caller: Authenticated) -> Answer[File]:
+    """The file's name, size, purpose and times, without its content."""
     return Answer((await _file(caller, file_id)).to_wire())
 
 
 @router.delete("/{file_id}", summary="Delete a file")
 async def delete_file(file_id: str, caller: Authenticated) -> Answer[FileDeleted]:
+    """Delete the file. A batch that runs on it continues."""
     try:
         await delete.delete_file(caller.services, caller.tenant, file_id)
     except RecordNotFound:
@@ -136,6 +140,7 @@ async def download_file(
         ),
     ] = None,
 ) -> StreamingResponse:
+    """The content of an input, output or error file, or one range of its bytes."""
     file = await _file(caller, file_id)
     if file.purpose not in _DOWNLOADABLE:
         raise ApiError(400, f"Not allowed to download files of purpose: {file.purpose}")

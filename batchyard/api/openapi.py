@@ -34,6 +34,7 @@ class DescribedApi(FastAPI):
     """FastAPI, whose document has everything that routes of :class:`Route` say of themselves."""
 
     def openapi(self) -> Json:
+        """The OpenAPI document as a JSON object, made at the first call."""
         if not self.openapi_schema:
             document = super().openapi()
             routes = [each.original_route for each in iter_route_contexts(self.routes)]

@@ -30,7 +30,9 @@ class HasId(Protocol):
     """What a list may hold."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """What `after` of the next page names."""
+        ...
 
 
 T = TypeVar("T", bound=HasId)
@@ -103,9 +105,9 @@ def to_list_page(items: Sequence[T], *, has_more: bool) -> ListPage[T]:
 
 @contextmanager
 def known_cursor(paging: Paging) -> Iterator[None]:
-    """Around the reading of a page: 400 where ``after`` names nothing of this tenant.
+    """Raise a 400 where the block finds that ``after`` names nothing of this tenant.
 
-    Never page 1 again, which would not end.
+    Page 1 again would never end.
     """
     try:
         yield

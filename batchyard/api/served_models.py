@@ -103,6 +103,7 @@ router = APIRouter(prefix="/models", lifespan=catalogue, route_class=Route)
 
 @router.get("", summary="List the models on offer")
 async def list_models(request: Request, _: Authenticated) -> Answer[ModelList]:
+    """The models that batches may name."""
     offered = await request.app.state.catalogue.models()
     return Answer(ModelList(data=[_to_wire(model) for model in offered.values()]))
 
@@ -110,6 +111,7 @@ async def list_models(request: Request, _: Authenticated) -> Answer[ModelList]:
 # A model's name may hold slashes, which clients send as they are or encoded.
 @router.get("/{model:path}", summary="Look at a model")
 async def retrieve_model(model: str, request: Request, _: Authenticated) -> Answer[Model]:
+    """One model that batches may name."""
     offered = (await request.app.state.catalogue.models()).get(model)
     if offered is None:
         raise ApiError(

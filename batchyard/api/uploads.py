@@ -80,6 +80,7 @@ class CompleteUpload(RequestBody):
 async def create_upload(
     caller: Authenticated, asked: Annotated[CreateUpload, Depends(JsonBody(CreateUpload))]
 ) -> Answer[Upload]:
+    """Announce a file that is sent in parts, with its name, size and purpose."""
     lifetime = asked.expires_after.lifetime_seconds() if asked.expires_after else None
     use = FileUse(asked.filename, asked.purpose, lifetime)
     upload = await caller.services.store.uploads.create(
@@ -103,6 +104,7 @@ async def create_upload(
 async def add_upload_part(
     upload_id: str, request: Request, caller: Authenticated
 ) -> Answer[UploadPart]:
+    """Send one part as multipart/form-data. Parts may be sent at the same time and in any order."""
     sent = read_form(request, caller, file_field="data", most_bytes=parts.MAX_PART_BYTES)
     with _as_uploads_say(upload_id):
         part = await parts.add_part(caller.services, caller.tenant, upload_id, _data(request, sent))
@@ -115,6 +117,7 @@ async def complete_upload(
     caller: Authenticated,
     asked: Annotated[CompleteUpload, Depends(JsonBody(CompleteUpload))],
 ) -> Answer[Upload]:
+    """Make a file of the parts, in the order in which their ids are listed."""
     with _as_uploads_say(upload_id):
         upload, file = await complete.complete_upload(
             caller.services, caller.tenant, upload_id, asked.part_ids, asked.md5
@@ -128,6 +131,7 @@ async def cancel_upload(
     caller: Authenticated,
     _: Annotated[AnyKeys, Depends(JsonBody(AnyKeys, may_be_empty=True))],
 ) -> Answer[Upload]:
+    """Cancel the upload. Its parts are deleted."""
     with _as_uploads_say(upload_id):
         upload = await parts.cancel_upload(caller.services, caller.tenant, upload_id)
     return Answer(upload.to_wire())

@@ -67,6 +67,7 @@ class RotateSecret(RequestBody):
     )
 
     def keeps_old(self) -> bool:
+        """Whether the old secret signs for another day."""
         return bool(self.keep_old_secret_active_for_24_hours)
 
 
@@ -136,6 +137,7 @@ async def create_webhook_endpoint(
     caller: Authenticated,
     asked: Annotated[CreateWebhookEndpoint, Depends(JsonBody(CreateWebhookEndpoint))],
 ) -> Answer[WebhookEndpointWithSecret]:
+    """Send events of these types to the URL. The signing secret is only in this answer."""
     _check(caller, asked.name, asked.url)
     made = await caller.services.store.webhook_endpoints.create(
         caller.tenant,
@@ -150,6 +152,7 @@ async def create_webhook_endpoint(
 async def list_webhook_endpoints(
     caller: Authenticated, paging: AskedPage
 ) -> Answer[ListPage[WebhookEndpoint]]:
+    """One page of your endpoints, without their secrets."""
     with known_cursor(paging):
         page = await caller.services.store.webhook_endpoints.page(
             caller.tenant, limit=paging.limit, after=paging.after
@@ -161,6 +164,7 @@ async def list_webhook_endpoints(
 async def retrieve_webhook_endpoint(
     webhook_endpoint_id: str, caller: Authenticated
 ) -> Answer[WebhookEndpoint]:
+    """The endpoint, without its secret."""
     endpoints = caller.services.store.webhook_endpoints
     return Answer(_to_wire(await endpoints.get(webhook_endpoint_id, caller.tenant)))
 
@@ -175,6 +179,7 @@ async def update_webhook_endpoint(
         UpdateWebhookEndpoint, Depends(JsonBody(UpdateWebhookEndpoint, may_be_empty=True))
     ],
 ) -> Answer[WebhookEndpoint]:
+    """Change what is given and keep the rest. An endpoint that was disabled is enabled again."""
     _check(caller, asked.name, asked.url)
     event_types = asked.event_types
     if event_types is not None:
@@ -189,6 +194,7 @@ async def update_webhook_endpoint(
 async def delete_webhook_endpoint(
     webhook_endpoint_id: str, caller: Authenticated
 ) -> Answer[WebhookEndpointDeleted]:
+    """Delete the endpoint. Its pending deliveries fail."""
     await caller.services.store.webhook_endpoints.delete(webhook_endpoint_id, caller.tenant)
     return Answer(WebhookEndpointDeleted(id=webhook_endpoint_id))
 
@@ -199,6 +205,7 @@ async def delete_webhook_endpoint(
 async def rotate_webhook_endpoint_secret(
     webhook_endpoint_id: str, caller: Authenticated, asked: RotateBody
 ) -> Answer[WebhookEndpointWithSecret]:
+    """Sign with a new secret, which is only in this answer."""
     made = await caller.services.store.webhook_endpoints.rotate(
         webhook_endpoint_id, caller.tenant, keep_old=asked.keeps_old()
     )
@@ -211,6 +218,7 @@ async def test_webhook_endpoint(
     caller: Authenticated,
     asked: Annotated[TestWebhookEndpoint, Depends(JsonBody(TestWebhookEndpoint))],
 ) -> Answer[WebhookEndpointTest]:
+    """Send one signed sample event now, and return the status of the receiver's answer."""
     (event_type,) = checked_event_types([asked.event_type], param="event_type")
     status_code = await send_test(
         caller.services, webhook_endpoint_id, event_type, tenant=caller.tenant
@@ -226,6 +234,7 @@ async def test_webhook_endpoint(
 
 @router.get("/webhook_event_types", summary="List event types")
 async def list_webhook_event_types(_: Authenticated) -> Answer[WebhookEventTypeList]:
+    """The types of events that endpoints can receive."""
     return Answer(WebhookEventTypeList(data=EVENT_TYPES))
 
 
@@ -233,6 +242,7 @@ async def list_webhook_event_types(_: Authenticated) -> Answer[WebhookEventTypeL
     "/webhook_secret", summary="Make a new secret for the URLs that batches name themselves"
 )
 async def rotate_webhook_secret(caller: Authenticated, asked: RotateBody) -> Answer[WebhookSecret]:
+    """Sign events to `webhook_url` with a new secret, which is only in this answer."""
     secret = await caller.services.store.tenants.rotate_webhook_secret(
         caller.tenant, keep_old=asked.keeps_old()
     )

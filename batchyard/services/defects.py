@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def defects_as_ours(doing: str) -> Iterator[None]:
-    """Turn an exception that nobody expected into :class:`~batchyard.errors.UnexpectedError`.
+    """Raise :class:`~batchyard.errors.UnexpectedError` in place of an unexpected exception.
 
     ``doing`` completes "Batchyard failed while …". Errors of ours pass, and so do those of the
     machine (:class:`OSError`, :class:`MemoryError`), which say nothing about the batch.

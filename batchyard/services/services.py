@@ -47,16 +47,16 @@ class Progress:
 
 
 def ignore_progress(_: Progress) -> None:
-    """For those who do not watch."""
+    """For processes that show no progress."""
 
 
 async def no_engine(model: str) -> Engine:
-    """For those who run none."""
+    """For processes that run no engine: raises :class:`~batchyard.errors.SettingsError`."""
     raise SettingsError(f"This process runs no engine, so none for {model}.")
 
 
 async def nothing_is_known(_: str) -> str | None:
-    """For those who have an engine of their own, or none to ask."""
+    """For processes with an engine of their own, or without Prefect: None."""
     return None
 
 

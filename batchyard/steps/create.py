@@ -208,7 +208,10 @@ def check_priority(priority: int) -> None:
 
 
 def parse_window(text: str) -> int:
-    """Seconds of a completion window such as ``24h``, ``90m`` or ``7d``."""
+    """Seconds of a completion window such as ``24h``, ``90m`` or ``7d``.
+
+    Raises :class:`~batchyard.errors.RequestRefused` for anything else, and for too long a window.
+    """
     match = re.fullmatch(WINDOW_PATTERN, text)
     if match is None:
         raise RequestRefused(

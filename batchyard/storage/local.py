@@ -53,6 +53,7 @@ class LocalStorage:
         return read_file(self._path(key), start=start, stop=stop, name=key)
 
     async def size(self, key: str) -> int:
+        """Length in bytes. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         path = await self._existing(key)
         with os_errors_as_ours(key):
             return (await in_thread(path.stat)).st_size

@@ -50,6 +50,7 @@ class MemoryStorage:
             yield content[begin : begin + BLOCK_BYTES]
 
     async def size(self, key: str) -> int:
+        """Length in bytes. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         return len(self._content(key))
 
     async def delete(self, key: str) -> None:

@@ -46,6 +46,7 @@ class S3Storage:
         return self._bucket.read(self._name(key), start=start, stop=stop)
 
     async def size(self, key: str) -> int:
+        """Length in bytes. Raises :class:`~batchyard.errors.ObjectNotFound`."""
         return await self._bucket.size(self._name(key))
 
     async def delete(self, key: str) -> None:

@@ -47,9 +47,14 @@ class Sealed(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """The text, encrypted with the newest key."""
         return None if value is None else _keyring(dialect).encrypt(value.encode()).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        """The text, decrypted.
+
+        Raises :class:`~batchyard.errors.StoreError` if no key opens it.
+        """
         if value is None:
             return None
         try:
@@ -67,6 +72,7 @@ class OpenedOrNone(Sealed):
     cache_ok = True
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        """The text, decrypted; None if no key opens it."""
         try:
             return super().process_result_value(value, dialect)
         except (StoreError, SettingsError):

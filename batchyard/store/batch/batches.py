@@ -125,7 +125,10 @@ class Batches(Aggregate):
 
     @reads
     async def locations(self, connection: AsyncConnection, batch_id: str) -> BatchLocations:
-        """Where the user keeps the input and wants the results, who is told: secrets, opened."""
+        """The user's own places of the input and the results, and the receivers, decrypted.
+
+        Raises :class:`~batchyard.errors.RecordNotFound`.
+        """
         found = await connection.execute(
             select(*LOCATION_COLUMNS, RECEIVERS.c.kind, RECEIVERS.c.destination)
             .outerjoin(RECEIVERS, RECEIVERS.c.batch_id == BATCHES.c.id)
@@ -165,7 +168,10 @@ class Batches(Aggregate):
     async def set_flow_run(
         self, connection: AsyncConnection, batch_id: str, flow_run_id: str
     ) -> None:
-        """Name the flow run that now works on the batch."""
+        """Record the flow run that now works on the batch.
+
+        Raises :class:`~batchyard.errors.RecordNotFound`.
+        """
         updated = await connection.execute(
             update(BATCHES).where(BATCHES.c.id == batch_id).values(flow_run_id=flow_run_id)
         )
@@ -221,7 +227,10 @@ class Batches(Aggregate):
 
     @reads
     async def of_flow_run(self, connection: AsyncConnection, flow_run_id: str) -> str:
-        """The batch that this flow run worked on last."""
+        """The id of the batch that this flow run worked on last.
+
+        Raises :class:`~batchyard.errors.RecordNotFound`.
+        """
         statement = select(BATCHES.c.id).where(BATCHES.c.flow_run_id == flow_run_id)
         batch_id = (await connection.execute(statement)).scalars().first()
         if batch_id is None:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 async def load_batch(
     connection: AsyncConnection, batch_id: str, tenant: str | None = None
 ) -> BatchRecord:
-    """As :meth:`Batches.get <batchyard.store.batch.batches.Batches.get>`, within a transaction."""
+    """As :meth:`Batches.get <batchyard.store.batch.batches.Batches.get>`, within a transaction.
+
+    Raises :class:`~batchyard.errors.RecordNotFound`.
+    """
     statement = select(*RECORD_COLUMNS).where(BATCHES.c.id == batch_id)
     if tenant is not None:
         statement = statement.where(BATCHES.c.tenant == tenant)

@@ -219,7 +219,10 @@ async def insert_file(connection: AsyncConnection, new: NewFile) -> None:
 async def load_file(
     connection: AsyncConnection, file_id: str, tenant: str | None = None
 ) -> FileRecord:
-    """The file, as :meth:`Files.get` finds it, within a transaction."""
+    """The file, as :meth:`Files.get` finds it, within a transaction.
+
+    Raises :class:`~batchyard.errors.RecordNotFound`.
+    """
     statement = select(_FILES).where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
     if tenant is not None:
         statement = statement.where(_FILES.c.tenant == tenant, _IS_CURRENT)

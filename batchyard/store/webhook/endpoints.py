@@ -189,7 +189,10 @@ class WebhookEndpoints(Aggregate):
     async def secrets(
         self, connection: AsyncConnection, endpoint_id: str, tenant: str | None = None
     ) -> tuple[str, ...]:
-        """What it is signed with now, the newest first; for an event that is only a test."""
+        """The secrets that sign its events now, the newest first; for test events.
+
+        Raises :class:`~batchyard.errors.RecordNotFound`.
+        """
         statement = select(*ENDPOINT_SECRETS.selected()).where(ENDPOINTS.c.id == endpoint_id)
         if tenant is not None:
             statement = statement.where(ENDPOINTS.c.tenant == tenant)
