@@ -188,11 +188,11 @@ class _Usage(msgspec.Struct):
     output_tokens_details: _OutputDetails | None = None
 
 
-class _Answer(msgspec.Struct):
+class _AnswerBody(msgspec.Struct):
     usage: _Usage | None = None
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_answer = msgspec.json.Decoder(_AnswerBody).decode
 _decode_any = msgspec.json.Decoder().decode
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import WithJsonSchema
 
-from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.batch_body import CreateBatch, DeliverResults
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.json_body import AnyKeys, JsonBody
+from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
 from batchyard.api.route import Route, may_refuse
 from batchyard.api.waking import waking
@@ -53,7 +53,7 @@ async def create_batch(
         ),
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS}),
     ] = None,
-) -> Answer[Batch]:
+) -> JsonResponse[Batch]:
     """Create a batch from an uploaded file or from `input_url`."""
     key = _idempotency_key(idempotency_key, asked)
     services = caller.services
@@ -72,24 +72,24 @@ async def create_batch(
                 idempotency=key,
             )
     request.app.state.wake()
-    return Answer(batch.to_wire())
+    return JsonResponse(batch.to_wire())
 
 
 @router.get("", summary="List batches, the newest first")
-async def list_batches(caller: Authenticated, paging: AskedPage) -> Answer[ListPage[Batch]]:
+async def list_batches(caller: Authenticated, paging: AskedPage) -> JsonResponse[ListPage[Batch]]:
     """One page of your batches. To get the next page, pass the last id as `after`."""
     with known_cursor(paging):
         page = await caller.services.store.batches.page(
             caller.tenant, limit=paging.limit, after=paging.after
         )
-    return Answer(to_list_page([batch.to_wire() for batch in page], has_more=page.has_more))
+    return JsonResponse(to_list_page([batch.to_wire() for batch in page], has_more=page.has_more))
 
 
 @router.get("/{batch_id}", summary="Look at a batch")
-async def retrieve_batch(batch_id: str, caller: Authenticated) -> Answer[Batch]:
+async def retrieve_batch(batch_id: str, caller: Authenticated) -> JsonResponse[Batch]:
     """The batch with its status, its counts up to now, its usage and the ids of its files."""
     batch = await caller.services.store.batches.get(batch_id, caller.tenant)
-    return Answer(batch.to_wire())
+    return JsonResponse(batch.to_wire())
 
 
 @router.post("/{batch_id}/cancel", summary="Cancel a batch", responses=may_refuse(409))
@@ -98,7 +98,7 @@ async def cancel_batch(
     request: Request,
     caller: Authenticated,
     _: Annotated[AnyKeys, Depends(JsonBody(AnyKeys, may_be_empty=True))],
-) -> Answer[Batch]:
+) -> JsonResponse[Batch]:
     """Stop the batch: it is `cancelling` at once, and `cancelled` when its files are written.
 
     Finished lines keep their results. If the batch has ended already, the answer is a 409.
@@ -109,7 +109,7 @@ async def cancel_batch(
         raise ApiError(409, str(error)) from None
     # One that nobody has taken up yet must be taken up to be ended.
     request.app.state.wake()
-    return Answer(batch.to_wire())
+    return JsonResponse(batch.to_wire())
 
 
 # Not here but by whichever process delivers: a file may have gigabytes.
@@ -123,7 +123,7 @@ async def deliver_results(
     request: Request,
     caller: Authenticated,
     asked: Annotated[DeliverResults, Depends(JsonBody(DeliverResults))],
-) -> Answer[ListPage[Delivery]]:
+) -> JsonResponse[ListPage[Delivery]]:
     """Send the output file, the error file or both to URLs. Each is one of your deliveries.
 
     If the batch has not ended, or too many of its files are on their way, the answer is a 409.
@@ -140,7 +140,9 @@ async def deliver_results(
             raise ApiError(409, str(error), code=error.refusal_code) from None
         raise
     request.app.state.wake()
-    return Answer(to_list_page([delivery_object(each) for each in deliveries], has_more=False))
+    return JsonResponse(
+        to_list_page([delivery_object(each) for each in deliveries], has_more=False)
+    )
 
 
 def _idempotency_key(key: str | None, asked: CreateBatch) -> IdempotencyKey | None:

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from pydantic import WithJsonSchema
 
-from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.errors import ApiError
 from batchyard.api.json_body import JsonBody, NoKeys
+from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
 from batchyard.api.route import Route, may_refuse
 from batchyard.delivery.webhooks import (
@@ -34,7 +34,7 @@ async def list_deliveries(
     status: Annotated[
         str | None, WithJsonSchema({"type": "string", "enum": list(DeliveryStatus)})
     ] = None,
-) -> Answer[ListPage[Delivery]]:
+) -> JsonResponse[ListPage[Delivery]]:
     """One page of the notifications and result files that were sent or are to be sent."""
     with known_cursor(paging):
         page = await caller.services.store.deliveries.page(
@@ -45,17 +45,19 @@ async def list_deliveries(
             limit=paging.limit,
             after=paging.after,
         )
-    return Answer(to_list_page([delivery_object(each) for each in page], has_more=page.has_more))
+    return JsonResponse(
+        to_list_page([delivery_object(each) for each in page], has_more=page.has_more)
+    )
 
 
 @router.get("/{delivery_id}", summary="Look at a delivery and its attempts")
 async def retrieve_delivery(
     delivery_id: str, caller: Authenticated
-) -> Answer[DeliveryWithAttempts]:
+) -> JsonResponse[DeliveryWithAttempts]:
     """The delivery and the log of its attempts, with the status and the error of each."""
     deliveries = caller.services.store.deliveries
     delivery = await deliveries.get(delivery_id, caller.tenant)
-    return Answer(delivery_with_attempts(delivery, await deliveries.attempts(delivery_id)))
+    return JsonResponse(delivery_with_attempts(delivery, await deliveries.attempts(delivery_id)))
 
 
 @router.post(
@@ -66,7 +68,7 @@ async def replay_delivery(
     request: Request,
     caller: Authenticated,
     _: Annotated[NoKeys, Depends(JsonBody(NoKeys, may_be_empty=True))],
-) -> Answer[Delivery]:
+) -> JsonResponse[Delivery]:
     """Send a delivery that has ended once more, under the same id.
 
     If it is pending, the answer is a 409.
@@ -76,7 +78,7 @@ async def replay_delivery(
     except TransitionConflict as error:
         raise ApiError(409, str(error)) from None
     request.app.state.wake()
-    return Answer(delivery_object(delivery))
+    return JsonResponse(delivery_object(delivery))
 
 
 def _status(text: str | None) -> DeliveryStatus | None:

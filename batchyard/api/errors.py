@@ -12,7 +12,7 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from batchyard.api.answer import Answer
+from batchyard.api.json_response import JsonResponse
 from batchyard.errors import (
     BatchLimitExceeded,
     BatchyardError,
@@ -97,7 +97,7 @@ class ApiError(Exception):
         if self.status == 409:
             # The SDKs would send the same conflict three times.
             headers.setdefault("x-should-retry", "false")
-        return Answer(Error(error), status=self.status, headers=headers)
+        return JsonResponse(Error(error), status=self.status, headers=headers)
 
 
 def missing(param: str) -> ApiError:

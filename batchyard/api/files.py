@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import StreamingResponse
 from pydantic import WithJsonSchema
 
-from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.body import body_stream
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.json_body import EXPIRY
+from batchyard.api.json_response import JsonResponse
 from batchyard.api.multipart import Form, too_large
 from batchyard.api.pages import (
     After,
@@ -69,13 +69,13 @@ _BYTES = {"headers": HEADERS, "content": {"application/octet-stream": {"schema":
 
 
 @router.post("", summary="Upload a file", openapi_extra=form(_FORM, required=["file", "purpose"]))
-async def create_file(request: Request, caller: Authenticated) -> Answer[File]:
+async def create_file(request: Request, caller: Authenticated) -> JsonResponse[File]:
     """Upload a file as multipart/form-data."""
     sent = read_form(request, caller, file_field="file")
     file = await upload_file(
         caller.services, caller.tenant, sent.content(body_stream(request)), lambda: _use(sent)
     )
-    return Answer(file.to_wire())
+    return JsonResponse(file.to_wire())
 
 
 @router.get("", summary="List files")
@@ -88,7 +88,7 @@ async def list_files(
         str | None,
         WithJsonSchema({"type": "string", "enum": ["asc", "desc"]}),
     ] = None,
-) -> Answer[ListPage[File]]:
+) -> JsonResponse[ListPage[File]]:
     """One page of your files. To get the next page, pass the last id as `after`."""
     asked = {"limit": limit, "after": after, "order": order}
     paging = read_paging(asked, most=_MOST_FILES, default=_MOST_FILES)
@@ -100,23 +100,23 @@ async def list_files(
             limit=paging.limit,
             after=paging.after,
         )
-    return Answer(to_list_page([file.to_wire() for file in page], has_more=page.has_more))
+    return JsonResponse(to_list_page([file.to_wire() for file in page], has_more=page.has_more))
 
 
 @router.get("/{file_id}", summary="Look at a file")
-async def retrieve_file(file_id: str, caller: Authenticated) -> Answer[File]:
+async def retrieve_file(file_id: str, caller: Authenticated) -> JsonResponse[File]:
     """The file's name, size, purpose and times, without its content."""
-    return Answer((await _file(caller, file_id)).to_wire())
+    return JsonResponse((await _file(caller, file_id)).to_wire())
 
 
 @router.delete("/{file_id}", summary="Delete a file")
-async def delete_file(file_id: str, caller: Authenticated) -> Answer[FileDeleted]:
+async def delete_file(file_id: str, caller: Authenticated) -> JsonResponse[FileDeleted]:
     """Delete the file. A batch that runs on it continues."""
     try:
         await delete.delete_file(caller.services, caller.tenant, file_id)
     except RecordNotFound:
         raise _no_such_file(file_id) from None
-    return Answer(FileDeleted(id=file_id))
+    return JsonResponse(FileDeleted(id=file_id))
 
 
 @router.get(

@@ -2,7 +2,7 @@
 
 FastAPI writes the document, and knows parameters, security and summaries. What it cannot see is
 added here, from the handler's own signature: the body that :class:`JsonBody` reads, the struct in
-the :class:`Answer`, and the errors that a route of its kind can answer with.
+the :class:`JsonResponse`, and the errors that a route of its kind can answer with.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hin
 
 from fastapi.routing import APIRoute
 
-from batchyard.api.answer import Answer
 from batchyard.api.json_body import JsonBody
+from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import ListPage
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Route(APIRoute):
 
     def _describe_answer(self) -> Any:
         answered = get_type_hints(self.endpoint)["return"]
-        if get_origin(answered) is not Answer:
+        if get_origin(answered) is not JsonResponse:
             return None
         (shape,) = get_args(answered)
         name = component_name(shape)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from fastapi import APIRouter, Request
 
-from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.errors import ApiError
+from batchyard.api.json_response import JsonResponse
 from batchyard.api.route import Route
 from batchyard.dispatch import PrefectApi
 from batchyard.errors import BatchyardError, SettingsError
@@ -102,22 +102,22 @@ router = APIRouter(prefix="/models", lifespan=catalogue, route_class=Route)
 
 
 @router.get("", summary="List the models on offer")
-async def list_models(request: Request, _: Authenticated) -> Answer[ModelList]:
+async def list_models(request: Request, _: Authenticated) -> JsonResponse[ModelList]:
     """The models that batches may name."""
     offered = await request.app.state.catalogue.models()
-    return Answer(ModelList(data=[_to_wire(model) for model in offered.values()]))
+    return JsonResponse(ModelList(data=[_to_wire(model) for model in offered.values()]))
 
 
 # A model's name may hold slashes, which clients send as they are or encoded.
 @router.get("/{model:path}", summary="Look at a model")
-async def retrieve_model(model: str, request: Request, _: Authenticated) -> Answer[Model]:
+async def retrieve_model(model: str, request: Request, _: Authenticated) -> JsonResponse[Model]:
     """One model that batches may name."""
     offered = (await request.app.state.catalogue.models()).get(model)
     if offered is None:
         raise ApiError(
             404, f"The model '{model}' does not exist.", param="model", code="model_not_found"
         )
-    return Answer(_to_wire(offered))
+    return JsonResponse(_to_wire(offered))
 
 
 def _to_wire(offered: OfferedModel) -> Model:

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.body import body_stream
 from batchyard.api.errors import ApiError, missing
@@ -25,6 +24,7 @@ from batchyard.api.json_body import (
     Texts,
     described,
 )
+from batchyard.api.json_response import JsonResponse
 from batchyard.api.route import Route, form
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.files import complete, parts
@@ -79,7 +79,7 @@ class CompleteUpload(RequestBody):
 @router.post("", summary="Begin a file in parts")
 async def create_upload(
     caller: Authenticated, asked: Annotated[CreateUpload, Depends(JsonBody(CreateUpload))]
-) -> Answer[Upload]:
+) -> JsonResponse[Upload]:
     """Announce a file that is sent in parts, with its name, size and purpose."""
     lifetime = asked.expires_after.lifetime_seconds() if asked.expires_after else None
     use = FileUse(asked.filename, asked.purpose, lifetime)
@@ -93,7 +93,7 @@ async def create_upload(
             file_lifetime_seconds=use.kept_seconds(),
         )
     )
-    return Answer(upload.to_wire())
+    return JsonResponse(upload.to_wire())
 
 
 @router.post(
@@ -103,12 +103,12 @@ async def create_upload(
 )
 async def add_upload_part(
     upload_id: str, request: Request, caller: Authenticated
-) -> Answer[UploadPart]:
+) -> JsonResponse[UploadPart]:
     """Send one part as multipart/form-data. Parts may be sent at the same time and in any order."""
     sent = read_form(request, caller, file_field="data", most_bytes=parts.MAX_PART_BYTES)
     with _as_uploads_say(upload_id):
         part = await parts.add_part(caller.services, caller.tenant, upload_id, _data(request, sent))
-    return Answer(part.to_wire())
+    return JsonResponse(part.to_wire())
 
 
 @router.post("/{upload_id}/complete", summary="Join the parts")
@@ -116,13 +116,13 @@ async def complete_upload(
     upload_id: str,
     caller: Authenticated,
     asked: Annotated[CompleteUpload, Depends(JsonBody(CompleteUpload))],
-) -> Answer[Upload]:
+) -> JsonResponse[Upload]:
     """Make a file of the parts, in the order in which their ids are listed."""
     with _as_uploads_say(upload_id):
         upload, file = await complete.complete_upload(
             caller.services, caller.tenant, upload_id, asked.part_ids, asked.md5
         )
-    return Answer(upload.to_wire(file))
+    return JsonResponse(upload.to_wire(file))
 
 
 @router.post("/{upload_id}/cancel", summary="Drop the parts")
@@ -130,11 +130,11 @@ async def cancel_upload(
     upload_id: str,
     caller: Authenticated,
     _: Annotated[AnyKeys, Depends(JsonBody(AnyKeys, may_be_empty=True))],
-) -> Answer[Upload]:
+) -> JsonResponse[Upload]:
     """Cancel the upload. Its parts are deleted."""
     with _as_uploads_say(upload_id):
         upload = await parts.cancel_upload(caller.services, caller.tenant, upload_id)
-    return Answer(upload.to_wire())
+    return JsonResponse(upload.to_wire())
 
 
 async def _data(request: Request, form: Form) -> AsyncIterator[bytes]:

@@ -12,9 +12,9 @@ import msgspec
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from batchyard.api.answer import Answer
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.json_body import Boolean, JsonBody, RequestBody, Text, Texts, Url, described
+from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
 from batchyard.api.route import Route
 from batchyard.delivery.webhooks import secret_hint, send_test
@@ -136,7 +136,7 @@ class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
 async def create_webhook_endpoint(
     caller: Authenticated,
     asked: Annotated[CreateWebhookEndpoint, Depends(JsonBody(CreateWebhookEndpoint))],
-) -> Answer[WebhookEndpointWithSecret]:
+) -> JsonResponse[WebhookEndpointWithSecret]:
     """Send events of these types to the URL. The signing secret is only in this answer."""
     _check(caller, asked.name, asked.url)
     made = await caller.services.store.webhook_endpoints.create(
@@ -145,28 +145,28 @@ async def create_webhook_endpoint(
         url=asked.url,
         event_types=checked_event_types(asked.event_types, param="event_types"),
     )
-    return Answer(_with_secret(made))
+    return JsonResponse(_with_secret(made))
 
 
 @router.get("/webhook_endpoints", summary="List webhook endpoints, the newest first")
 async def list_webhook_endpoints(
     caller: Authenticated, paging: AskedPage
-) -> Answer[ListPage[WebhookEndpoint]]:
+) -> JsonResponse[ListPage[WebhookEndpoint]]:
     """One page of your endpoints, without their secrets."""
     with known_cursor(paging):
         page = await caller.services.store.webhook_endpoints.page(
             caller.tenant, limit=paging.limit, after=paging.after
         )
-    return Answer(to_list_page([_to_wire(each) for each in page], has_more=page.has_more))
+    return JsonResponse(to_list_page([_to_wire(each) for each in page], has_more=page.has_more))
 
 
 @router.get("/webhook_endpoints/{webhook_endpoint_id}", summary="Look at an endpoint")
 async def retrieve_webhook_endpoint(
     webhook_endpoint_id: str, caller: Authenticated
-) -> Answer[WebhookEndpoint]:
+) -> JsonResponse[WebhookEndpoint]:
     """The endpoint, without its secret."""
     endpoints = caller.services.store.webhook_endpoints
-    return Answer(_to_wire(await endpoints.get(webhook_endpoint_id, caller.tenant)))
+    return JsonResponse(_to_wire(await endpoints.get(webhook_endpoint_id, caller.tenant)))
 
 
 @router.post(
@@ -178,7 +178,7 @@ async def update_webhook_endpoint(
     asked: Annotated[
         UpdateWebhookEndpoint, Depends(JsonBody(UpdateWebhookEndpoint, may_be_empty=True))
     ],
-) -> Answer[WebhookEndpoint]:
+) -> JsonResponse[WebhookEndpoint]:
     """Change what is given and keep the rest. An endpoint that was disabled is enabled again."""
     _check(caller, asked.name, asked.url)
     event_types = asked.event_types
@@ -187,16 +187,16 @@ async def update_webhook_endpoint(
     endpoint = await caller.services.store.webhook_endpoints.update(
         webhook_endpoint_id, caller.tenant, name=asked.name, url=asked.url, event_types=event_types
     )
-    return Answer(_to_wire(endpoint))
+    return JsonResponse(_to_wire(endpoint))
 
 
 @router.delete("/webhook_endpoints/{webhook_endpoint_id}", summary="Delete an endpoint")
 async def delete_webhook_endpoint(
     webhook_endpoint_id: str, caller: Authenticated
-) -> Answer[WebhookEndpointDeleted]:
+) -> JsonResponse[WebhookEndpointDeleted]:
     """Delete the endpoint. Its pending deliveries fail."""
     await caller.services.store.webhook_endpoints.delete(webhook_endpoint_id, caller.tenant)
-    return Answer(WebhookEndpointDeleted(id=webhook_endpoint_id))
+    return JsonResponse(WebhookEndpointDeleted(id=webhook_endpoint_id))
 
 
 @router.post(
@@ -204,12 +204,12 @@ async def delete_webhook_endpoint(
 )
 async def rotate_webhook_endpoint_secret(
     webhook_endpoint_id: str, caller: Authenticated, asked: RotateBody
-) -> Answer[WebhookEndpointWithSecret]:
+) -> JsonResponse[WebhookEndpointWithSecret]:
     """Sign with a new secret, which is only in this answer."""
     made = await caller.services.store.webhook_endpoints.rotate(
         webhook_endpoint_id, caller.tenant, keep_old=asked.keeps_old()
     )
-    return Answer(_with_secret(made))
+    return JsonResponse(_with_secret(made))
 
 
 @router.post("/webhook_endpoints/{webhook_endpoint_id}/test", summary="Send a sample event now")
@@ -217,13 +217,13 @@ async def test_webhook_endpoint(
     webhook_endpoint_id: str,
     caller: Authenticated,
     asked: Annotated[TestWebhookEndpoint, Depends(JsonBody(TestWebhookEndpoint))],
-) -> Answer[WebhookEndpointTest]:
+) -> JsonResponse[WebhookEndpointTest]:
     """Send one signed sample event now, and return the status of the receiver's answer."""
     (event_type,) = checked_event_types([asked.event_type], param="event_type")
     status_code = await send_test(
         caller.services, webhook_endpoint_id, event_type, tenant=caller.tenant
     )
-    return Answer(
+    return JsonResponse(
         WebhookEndpointTest(
             webhook_endpoint_id=webhook_endpoint_id,
             event_type=event_type,
@@ -233,20 +233,24 @@ async def test_webhook_endpoint(
 
 
 @router.get("/webhook_event_types", summary="List event types")
-async def list_webhook_event_types(_: Authenticated) -> Answer[WebhookEventTypeList]:
+async def list_webhook_event_types(_: Authenticated) -> JsonResponse[WebhookEventTypeList]:
     """The types of events that endpoints can receive."""
-    return Answer(WebhookEventTypeList(data=EVENT_TYPES))
+    return JsonResponse(WebhookEventTypeList(data=EVENT_TYPES))
 
 
 @router.post(
     "/webhook_secret", summary="Make a new secret for the URLs that batches name themselves"
 )
-async def rotate_webhook_secret(caller: Authenticated, asked: RotateBody) -> Answer[WebhookSecret]:
+async def rotate_webhook_secret(
+    caller: Authenticated, asked: RotateBody
+) -> JsonResponse[WebhookSecret]:
     """Sign events to `webhook_url` with a new secret, which is only in this answer."""
     secret = await caller.services.store.tenants.rotate_webhook_secret(
         caller.tenant, keep_old=asked.keeps_old()
     )
-    return Answer(WebhookSecret(signing_secret=secret, signing_secret_hint=secret_hint(secret)))
+    return JsonResponse(
+        WebhookSecret(signing_secret=secret, signing_secret_hint=secret_hint(secret))
+    )
 
 
 def _check(caller: Caller, name: str | None, url: str | None) -> None:

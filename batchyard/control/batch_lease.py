@@ -81,9 +81,9 @@ class LeasedBatch:
 
     async def next_step(self) -> Step:
         """What the database says is to be done now; see :func:`next_step`."""
-        standing = (await self._services.store.batch_leases.standings([self.id]))[self.id]
-        self._status = standing.status
-        return next_step(standing.status, has_open_chunks=standing.has_open_chunks)
+        snapshot = (await self._services.store.batch_leases.snapshots([self.id]))[self.id]
+        self._status = snapshot.status
+        return next_step(snapshot.status, has_open_chunks=snapshot.has_open_chunks)
 
     @asynccontextmanager
     async def doing(self, step: Step) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from batchyard.notify.answer import Answer
+    from batchyard.notify.outcome import SendOutcome
     from batchyard.store import DeliveryClaim
 
 Message = TypeVar("Message")
@@ -32,10 +32,10 @@ class Channel(Protocol[Message]):
         """An attempt that takes longer has a defect: it must not hold its place for ever."""
         ...
 
-    async def compose(self, claim: DeliveryClaim) -> Message | Answer:
+    async def compose(self, claim: DeliveryClaim) -> Message | SendOutcome:
         """What is sent; an answer where nothing can be, or nowhere."""
         ...
 
-    async def send(self, claim: DeliveryClaim, message: Message) -> Answer:
+    async def send(self, claim: DeliveryClaim, message: Message) -> SendOutcome:
         """Make the attempt."""
         ...

@@ -20,7 +20,7 @@ from batchyard.delivery.channel import TIMEOUT_SECONDS
 from batchyard.delivery.messenger import Messenger
 from batchyard.delivery.schedule import SCHEDULE_SECONDS, Verdict, verdict
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
-from batchyard.notify.answer import Answer
+from batchyard.notify.outcome import SendOutcome
 from batchyard.services.patience import patiently
 from batchyard.services.renewal import renewing
 from batchyard.store import Attempt, DeliveryStatus
@@ -292,14 +292,14 @@ class Deliverer:
         except StoreError as error:
             logger.warning("endpoint.not_disabled endpoint=%s %s", delivery.endpoint_id, error)
 
-    async def _answer(self, claim: DeliveryClaim) -> Answer:
+    async def _answer(self, claim: DeliveryClaim) -> SendOutcome:
         try:
             return await patiently(lambda: self._messenger.send(claim), claim.delivery.id)
         except BatchyardError as error:
-            return Answer(error=str(error))
+            return SendOutcome(error=str(error))
         except Exception as error:  # noqa: BLE001 - a defect of ours must not hold its place
             # The name alone: its text may hold anything.
-            return Answer(error=f"the attempt could not be made ({type(error).__name__})")
+            return SendOutcome(error=f"the attempt could not be made ({type(error).__name__})")
 
 
 def _log(delivery: DeliveryRecord, attempt: Attempt, end: Verdict) -> None:

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from batchyard.delivery.channel import AT_MOST_SECONDS
 from batchyard.errors import RecordNotFound
-from batchyard.notify.answer import Answer
 from batchyard.notify.email import GivenUp, batch_email, given_up_email
+from batchyard.notify.outcome import SendOutcome
 from batchyard.store import WEBHOOK_GIVEN_UP
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ class EmailChannel:
     """None: no mail server is set up."""
     at_most_seconds: float = AT_MOST_SECONDS
 
-    async def compose(self, claim: DeliveryClaim) -> EmailMessage | Answer:
+    async def compose(self, claim: DeliveryClaim) -> EmailMessage | SendOutcome:
         if self.mailer is None:
-            return Answer(error="no mail server is set up: set BATCHYARD_SMTP__HOST")
+            return SendOutcome(error="no mail server is set up: set BATCHYARD_SMTP__HOST")
         try:
             return await self._message(claim.delivery)
         except ValueError:
             # Of an older version, or of somebody who wrote into the database.
-            return Answer(error="the address is not one that can be written to", is_final=True)
+            return SendOutcome(error="the address is not one that can be written to", is_final=True)
 
-    async def send(self, _: DeliveryClaim, message: EmailMessage) -> Answer:
+    async def send(self, _: DeliveryClaim, message: EmailMessage) -> SendOutcome:
         assert self.mailer is not None  # noqa: S101 - composed
         return await self.mailer.send(message)
 

@@ -14,7 +14,7 @@ from batchyard.errors import (
     RequestRefused,
     StorageError,
 )
-from batchyard.notify.answer import Answer
+from batchyard.notify.outcome import SendOutcome
 from batchyard.storage.location import parse_location
 from batchyard.store import FILE_EVENTS
 
@@ -34,12 +34,12 @@ class FileChannel:
     services: Services
     at_most_seconds: float = _FILE_SECONDS
 
-    async def compose(self, claim: DeliveryClaim) -> BatchRecord | Answer:
+    async def compose(self, claim: DeliveryClaim) -> BatchRecord | SendOutcome:
         if claim.url is None:
-            return Answer(error="no key opens its URL any more", is_final=True)
+            return SendOutcome(error="no key opens its URL any more", is_final=True)
         return await self.services.store.batches.get(claim.delivery.batch_id)
 
-    async def send(self, claim: DeliveryClaim, message: BatchRecord) -> Answer:
+    async def send(self, claim: DeliveryClaim, message: BatchRecord) -> SendOutcome:
         assert claim.url is not None  # noqa: S101 - composed
         # A client's, whoever made the batch.
         access = replace(self.services.access, web=self.services.public_web)
@@ -47,7 +47,7 @@ class FileChannel:
         try:
             await write_kept(self.services, message, kind, parse_location(claim.url), access)
         except _FINAL as error:
-            return Answer(error=str(error), is_final=True)
+            return SendOutcome(error=str(error), is_final=True)
         except (StorageError, OSError) as error:
-            return Answer(error=str(error))
-        return Answer()
+            return SendOutcome(error=str(error))
+        return SendOutcome()

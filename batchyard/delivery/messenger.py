@@ -10,7 +10,7 @@ from batchyard.delivery.channel import TIMEOUT_SECONDS
 from batchyard.delivery.email_channel import EmailChannel
 from batchyard.delivery.file_channel import FileChannel
 from batchyard.delivery.webhook_channel import WebhookChannel
-from batchyard.notify.answer import Answer
+from batchyard.notify.outcome import SendOutcome
 from batchyard.notify.smtp import Mailer
 from batchyard.notify.webhook import WebhookSender
 from batchyard.store import DeliveryKind
@@ -46,17 +46,17 @@ class Messenger:
     async def __aexit__(self, *_: object) -> None:
         await self._exits.aclose()
 
-    async def send(self, claim: DeliveryClaim) -> Answer:
+    async def send(self, claim: DeliveryClaim) -> SendOutcome:
         """Make the attempt. Raises :class:`~batchyard.errors.StoreError`, nothing else."""
         channel = self._channels[claim.delivery.kind]
         try:
             async with asyncio.timeout(channel.at_most_seconds):
                 message = await channel.compose(claim)
-                if isinstance(message, Answer):
+                if isinstance(message, SendOutcome):
                     return message
                 return await channel.send(claim, message)
         except TimeoutError:
-            return Answer(error="the attempt came to no end")
+            return SendOutcome(error="the attempt came to no end")
 
 
 def _mailer(settings: Settings) -> Mailer | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from batchyard.store import DeliveryStatus
 
 if TYPE_CHECKING:
-    from batchyard.notify.answer import Answer
+    from batchyard.notify.outcome import SendOutcome
     from batchyard.store import DeliveryRecord
 
 SCHEDULE_SECONDS: Final = (5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
@@ -31,7 +31,7 @@ class Verdict:
     disables_endpoint: bool = False
 
 
-def verdict(delivery: DeliveryRecord, answer: Answer) -> Verdict:
+def verdict(delivery: DeliveryRecord, answer: SendOutcome) -> Verdict:
     """What ``answer`` means for ``delivery``, whose attempts are those before this one."""
     if answer.is_accepted:
         return Verdict()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.delivery.channel import AT_MOST_SECONDS
-from batchyard.notify.answer import Answer
 from batchyard.notify.event import batch_data, event_body
+from batchyard.notify.outcome import SendOutcome
 
 if TYPE_CHECKING:
     from batchyard.notify.webhook import WebhookSender
@@ -21,10 +21,10 @@ class WebhookChannel:
     sender: WebhookSender
     at_most_seconds: float = AT_MOST_SECONDS
 
-    async def compose(self, claim: DeliveryClaim) -> bytes | Answer:
+    async def compose(self, claim: DeliveryClaim) -> bytes | SendOutcome:
         delivery = claim.delivery
         if claim.url is None:
-            return Answer(error="its URL is gone, or no key opens it any more", is_final=True)
+            return SendOutcome(error="its URL is gone, or no key opens it any more", is_final=True)
         batch = await self.services.store.batches.get(delivery.batch_id)
         is_full = self.services.settings.webhook_data == "full"
         return event_body(
@@ -34,7 +34,7 @@ class WebhookChannel:
             data=batch_data(batch.to_wire(), full=is_full),
         )
 
-    async def send(self, claim: DeliveryClaim, message: bytes) -> Answer:
+    async def send(self, claim: DeliveryClaim, message: bytes) -> SendOutcome:
         assert claim.url is not None  # noqa: S101 - composed
         return await self.sender.send(
             claim.url, message, delivery_id=claim.delivery.id, secrets=claim.secrets

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import EngineRequest
 
-    Answer = Callable[[EngineRequest], Coroutine[Any, Any, EngineAnswer]]
+    Answering = Callable[[EngineRequest], Coroutine[Any, Any, EngineAnswer]]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ TURN_REQUESTS = 64
 
 
 async def answer_concurrently(
-    requests: AsyncIterable[EngineRequest | Abort], answer: Answer
+    requests: AsyncIterable[EngineRequest | Abort], answer: Answering
 ) -> AsyncGenerator[EngineAnswer, None]:
     """Run ``answer`` for each request as ``requests`` yields it; an abort cancels its own.
 
@@ -59,7 +59,7 @@ async def answer_concurrently(
 class _Tasks:
     """A task for each request in flight, by tag."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answering) -> None:
         self.running: dict[int, asyncio.Task[EngineAnswer]] = {}
         self.finished: deque[tuple[int, asyncio.Task[EngineAnswer]]] = deque()
         self.wake = asyncio.Event()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import aiosmtplib
 
-from batchyard.notify.answer import Answer
+from batchyard.notify.outcome import SendOutcome
 
 if TYPE_CHECKING:
     from email.message import EmailMessage
@@ -36,7 +36,7 @@ class Mailer:
     timeout_seconds: float = 15.0
     """For the whole of it, from the connection to the answer."""
 
-    async def send(self, message: EmailMessage) -> Answer:
+    async def send(self, message: EmailMessage) -> SendOutcome:
         """Send to the one address in ``To``, and say how it went.
 
         Never raises for what the network or the server does.
@@ -60,7 +60,7 @@ class Mailer:
         except TimeoutError:
             # aiosmtplib's own is one too.
             seconds = f"{self.timeout_seconds:g}"
-            return Answer(error=f"the mail server did not answer within {seconds} seconds")
+            return SendOutcome(error=f"the mail server did not answer within {seconds} seconds")
         except (aiosmtplib.SMTPException, OSError, UnicodeError) as error:
             return _refusal(error)
         else:
@@ -68,7 +68,7 @@ class Mailer:
         finally:
             client.close()
 
-    async def _send(self, client: aiosmtplib.SMTP, message: EmailMessage) -> Answer:
+    async def _send(self, client: aiosmtplib.SMTP, message: EmailMessage) -> SendOutcome:
         senders, recipients = message["From"].addresses, message["To"].addresses
         if len(senders) != 1 or len(recipients) != 1:
             raise ValueError("A message is from one address to one address.")
@@ -76,21 +76,21 @@ class Mailer:
         await client.ehlo()
         if self.security == "starttls":
             if not client.supports_extension("starttls"):
-                return Answer(error="the mail server offers no STARTTLS, so nothing was sent")
+                return SendOutcome(error="the mail server offers no STARTTLS, so nothing was sent")
             await client.starttls()
             # What was said in the clear counts no more.
             await client.ehlo()
         if self.username is not None:
             if not client.supported_auth_methods:
-                return Answer(error="the mail server offers no login of a kind that we know")
+                return SendOutcome(error="the mail server offers no login of a kind that we know")
             await client.login(self.username.encode(), (self.password or "").encode())
         await client.send_message(
             message, sender=senders[0].addr_spec, recipients=[recipients[0].addr_spec]
         )
-        return Answer(status_code=_OK)
+        return SendOutcome(status_code=_OK)
 
 
-def _refusal(error: Exception) -> Answer:
+def _refusal(error: Exception) -> SendOutcome:
     """What an exception of aiosmtplib's means. The server's own text may hold the address."""
     match error:
         case aiosmtplib.SMTPRecipientsRefused(recipients=[refused, *_]):
@@ -105,19 +105,19 @@ def _refusal(error: Exception) -> Answer:
         case aiosmtplib.SMTPResponseException(code=code):
             return _answered(code, "is not ready")
         case aiosmtplib.SMTPServerDisconnected():
-            return Answer(error="the connection to the mail server broke")
+            return SendOutcome(error="the connection to the mail server broke")
         case _ if _is_about_tls(error):
-            return Answer(
+            return SendOutcome(
                 error="the mail server's TLS certificate is not trusted, or it does not use TLS"
             )
         case aiosmtplib.SMTPConnectError() | OSError() | UnicodeError():
-            return Answer(error="the mail server cannot be reached: check its host and port")
+            return SendOutcome(error="the mail server cannot be reached: check its host and port")
         case _:
-            return Answer(error="the mail server did not do as asked")
+            return SendOutcome(error="the mail server did not do as asked")
 
 
-def _answered(code: int, what: str, *, is_final: bool = False) -> Answer:
-    return Answer(
+def _answered(code: int, what: str, *, is_final: bool = False) -> SendOutcome:
+    return SendOutcome(
         status_code=code,
         error=f"the mail server answered {code}: it {what}",
         is_final=is_final,

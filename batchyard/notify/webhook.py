@@ -13,7 +13,7 @@ import aiohttp
 
 from batchyard import __version__
 from batchyard.errors import LocationRefused
-from batchyard.notify.answer import Answer
+from batchyard.notify.outcome import SendOutcome
 from batchyard.notify.signing import signed_headers
 from batchyard.web.address import AddressRefused
 from batchyard.web.retry_after import retry_after_seconds
@@ -67,7 +67,7 @@ class WebhookSender:
 
     async def send(
         self, url: str, body: bytes, *, delivery_id: str, secrets: Sequence[str]
-    ) -> Answer:
+    ) -> SendOutcome:
         """Sign the JSON ``body``, send it, and say how it went.
 
         Never raises for what the network or the receiver does. From the host's name to the end
@@ -76,19 +76,19 @@ class WebhookSender:
         try:
             return await self._send(url, body, delivery_id, secrets)
         except TimeoutError:
-            return Answer(
+            return SendOutcome(
                 error=f"the receiver did not answer within {self._timeout_seconds:g} seconds"
             )
         except LocationRefused:
-            return Answer(
+            return SendOutcome(
                 error="the URL cannot be used: it must be https, with a host and no password"
             )
         except (aiohttp.ClientError, OSError, UnicodeError) as error:
-            return Answer(error=_in_our_words(error))
+            return SendOutcome(error=_in_our_words(error))
 
     async def _send(
         self, url: str, body: bytes, delivery_id: str, secrets: Sequence[str]
-    ) -> Answer:
+    ) -> SendOutcome:
         if self._session is None:
             raise RuntimeError("A WebhookSender is used within its `async with`.")
         target = checked_url(url)
@@ -120,22 +120,22 @@ async def _read_some(content: aiohttp.StreamReader) -> None:
         left -= len(piece)
 
 
-def _answer(status: int, retry_after: str | None) -> Answer:
+def _answer(status: int, retry_after: str | None) -> SendOutcome:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-        return Answer(status_code=status)
+        return SendOutcome(status_code=status)
     if status < HTTPStatus.BAD_REQUEST:
-        return Answer(
+        return SendOutcome(
             status_code=status,
             error=f"the receiver redirects ({status}), which is not followed: give the final URL",
         )
     if status == HTTPStatus.GONE:
-        return Answer(
+        return SendOutcome(
             status_code=status,
             error="the receiver says that it is gone for good (410)",
             is_final=True,
         )
     pause = retry_after_seconds(retry_after) if status in _ASKING_FOR_TIME else None
-    return Answer(
+    return SendOutcome(
         status_code=status,
         error=f"the receiver answered {status}",
         retry_after_seconds=None if pause is None else min(pause, _MAX_RETRY_AFTER_SECONDS),

@@ -27,7 +27,7 @@ from batchyard.services.segments import (
     finished_lines,
     read_object,
 )
-from batchyard.store import Standing
+from batchyard.store import ChunkAction
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ChunkRun:
     _failure: Exception | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _is_lost: bool = False
-    _standing: Standing = Standing.RUN
+    _action: ChunkAction = ChunkAction.RUN
     _told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -103,12 +103,12 @@ class ChunkRun:
         self._is_lost = True
         self._told.set()
 
-    def stop(self, standing: Standing) -> None:
+    def stop(self, action: ChunkAction) -> None:
         """End early and give the chunk back: what is in flight is finished or, to drop, aborted."""
         # To drop is for good: a runner that drains may be told to yield after it.
-        if standing in {Standing.RUN, self._standing} or self._standing is Standing.DROP:
+        if action in {ChunkAction.RUN, self._action} or self._action is ChunkAction.DROP:
             return
-        self._standing = standing
+        self._action = action
         self._told.set()
 
     async def run(self) -> ChunkTally | None:
@@ -193,7 +193,7 @@ class ChunkRun:
         is_left = False
         while not is_left:
             self._told.clear()
-            abort = self._is_lost or self._standing is Standing.DROP or self._failure is not None
+            abort = self._is_lost or self._action is ChunkAction.DROP or self._failure is not None
             leaving = asyncio.create_task(self.window.withdraw(self.lease.key, abort=abort))
             told = asyncio.create_task(self._told.wait())
             try:

@@ -29,7 +29,7 @@ from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.renewal import renewing
 from batchyard.services.services import Progress
-from batchyard.store import Standing
+from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -339,12 +339,12 @@ class Runner:
         # Before the database is asked: what is claimed meanwhile is not in its answer.
         running = list(self._running.items())
         if running:
-            standings = await store.chunks.held(self._owner)
+            actions = await store.chunks.held(self._owner)
             for key, chunk in running:
-                if key not in standings:
+                if key not in actions:
                     chunk.lose()
                 else:
-                    chunk.stop(standings[key])
+                    chunk.stop(actions[key])
 
     async def _report(self) -> None:
         """Send the heartbeat and report the throughput."""
@@ -362,7 +362,7 @@ class Runner:
         """Another model waits for this place: finish what is in the engine, nothing more."""
         self._is_draining = True
         for chunk in self._running.values():
-            chunk.stop(Standing.YIELD)
+            chunk.stop(ChunkAction.YIELD)
 
     async def _start_engine(self) -> None:
         began = time.monotonic()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from batchyard.settings import Settings
-    from batchyard.store import BatchStanding, Store
+    from batchyard.store import BatchSnapshot, Store
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +45,16 @@ class HeldBatch:
     def __init__(self, lease: BatchLease) -> None:
         self.lease = lease
         self.is_lost = False
-        self._standing: BatchStanding | None = None
+        self._snapshot: BatchSnapshot | None = None
         self._news = asyncio.Event()
         self._work: Interruption | None = None
 
     async def until_run(self) -> None:
         """Return when no chunk of a planned batch is open, or none is to be run any more."""
         await self._until(
-            lambda standing: (
-                not standing.may_run
-                or (standing.status is BatchStatus.IN_PROGRESS and not standing.has_open_chunks)
+            lambda snapshot: (
+                not snapshot.may_run
+                or (snapshot.status is BatchStatus.IN_PROGRESS and not snapshot.has_open_chunks)
             )
         )
 
@@ -64,7 +64,7 @@ class HeldBatch:
         interruption = Interruption()
 
         async def interrupt() -> None:
-            await self._until(lambda standing: standing.status not in statuses)
+            await self._until(lambda snapshot: snapshot.status not in statuses)
             interruption.now()
 
         watch = asyncio.create_task(interrupt())
@@ -74,17 +74,17 @@ class HeldBatch:
         finally:
             watch.cancel()
 
-    def see(self, standing: BatchStanding | None) -> None:
+    def see(self, snapshot: BatchSnapshot | None) -> None:
         """What the database says of the batch now; None: it has no such batch."""
         # The end of a batch ends its lease, and what is left to do is to say so.
-        is_ours = standing is not None and (
-            standing.epoch == self.lease.epoch
-            and (standing.owner == self.lease.owner or standing.status in TERMINAL)
+        is_ours = snapshot is not None and (
+            snapshot.epoch == self.lease.epoch
+            and (snapshot.owner == self.lease.owner or snapshot.status in TERMINAL)
         )
         if not is_ours:
             self.lose()
-        elif standing != self._standing:
-            self._standing = standing
+        elif snapshot != self._snapshot:
+            self._snapshot = snapshot
             self._news.set()
             self._news = asyncio.Event()
 
@@ -110,8 +110,8 @@ class HeldBatch:
         finally:
             self._work = None
 
-    async def _until(self, is_true: Callable[[BatchStanding], bool]) -> None:
-        while self._standing is None or not is_true(self._standing):
+    async def _until(self, is_true: Callable[[BatchSnapshot], bool]) -> None:
+        while self._snapshot is None or not is_true(self._snapshot):
             await self._news.wait()
 
 
@@ -133,7 +133,7 @@ class HeldBatches:
         await self._at_end.enter_async_context(
             renewing(self._renew, every_seconds=every_seconds, what=self.owner)
         )
-        looking = asyncio.create_task(self._keep_looking(), name="batch standings")
+        looking = asyncio.create_task(self._keep_looking(), name="batch snapshots")
 
         async def stop_looking() -> None:
             looking.cancel()
@@ -242,10 +242,10 @@ class HeldBatches:
         seen = dict(self._held)
         if not seen:
             return
-        standings = await self._store.batch_leases.standings(seen)
-        if any(standing.is_overdue and standing.may_run for standing in standings.values()):
+        snapshots = await self._store.batch_leases.snapshots(seen)
+        if any(snapshot.is_overdue and snapshot.may_run for snapshot in snapshots.values()):
             await self._store.batches.expire_overdue()
-            standings = await self._store.batch_leases.standings(seen)
+            snapshots = await self._store.batch_leases.snapshots(seen)
         for batch_id, held in seen.items():
             if not held.is_lost:
-                held.see(standings.get(batch_id))
+                held.see(snapshots.get(batch_id))

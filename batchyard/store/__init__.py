@@ -7,11 +7,11 @@ Where an aggregate is large, ``rows`` has its tables and records, and the plain 
 
 from batchyard.batch_options import DeliveryKind
 from batchyard.store.batch.batches import Batches
-from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchStanding
+from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchSnapshot
 from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
-from batchyard.store.chunk.chunks import Chunks, ModelDemand, Standing
+from batchyard.store.chunk.chunks import ChunkAction, Chunks, ModelDemand
 from batchyard.store.chunk.rows import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
 from batchyard.store.database import Database
 from batchyard.store.delivery.deliveries import Deliveries
@@ -54,8 +54,9 @@ __all__ = [
     "BatchOptions",
     "BatchRecord",
     "BatchSchedule",
-    "BatchStanding",
+    "BatchSnapshot",
     "Batches",
+    "ChunkAction",
     "ChunkLease",
     "ChunkStatus",
     "ChunkSummary",
@@ -91,7 +92,6 @@ __all__ = [
     "RunnerStatus",
     "Runners",
     "SealingProof",
-    "Standing",
     "StatusChange",
     "StatusChanges",
     "Store",

@@ -21,7 +21,7 @@ from batchyard.services import patience
 from batchyard.services.keys import file_key, plan_key, segment_key
 from batchyard.services.segments import encode_entry, finished_lines, put_bytes
 from batchyard.storage.local import LocalStorage
-from batchyard.store import Standing
+from batchyard.store import ChunkAction
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
@@ -212,17 +212,17 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
 
 async def test_a_drain_does_not_take_back_an_abort(running: Running) -> None:
     """The batch was cancelled, and then its runner is told to make room for another model."""
-    running.chunk.stop(Standing.DROP)
-    running.chunk.stop(Standing.YIELD)
+    running.chunk.stop(ChunkAction.DROP)
+    running.chunk.stop(ChunkAction.YIELD)
     assert await running.end() is None
     assert running.engine.aborted == 3
 
 
 async def test_an_abort_goes_before_a_drain_that_still_waits(running: Running) -> None:
-    running.chunk.stop(Standing.YIELD)
+    running.chunk.stop(ChunkAction.YIELD)
     await asyncio.sleep(0.05)
     assert not running.task.done()
-    running.chunk.stop(Standing.DROP)
+    running.chunk.stop(ChunkAction.DROP)
     assert await running.end() is None
     assert running.engine.aborted == 3
 

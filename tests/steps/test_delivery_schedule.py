@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchyard.delivery.schedule import SCHEDULE_SECONDS, verdict
-from batchyard.notify.answer import Answer
+from batchyard.notify.outcome import SendOutcome
 from batchyard.store import DeliveryKind, DeliveryRecord, DeliveryStatus
 
 DELIVERY = DeliveryRecord(
@@ -26,12 +26,12 @@ DELIVERY = DeliveryRecord(
     due_at=0.0,
     ended_at=None,
 )
-BROKEN = Answer(status_code=500, error="the receiver answered 500")
-GONE = Answer(status_code=410, error="gone", is_final=True)
+BROKEN = SendOutcome(status_code=500, error="the receiver answered 500")
+GONE = SendOutcome(status_code=410, error="gone", is_final=True)
 
 
 def test_what_is_accepted_is_delivered() -> None:
-    end = verdict(DELIVERY, Answer(status_code=204))
+    end = verdict(DELIVERY, SendOutcome(status_code=204))
     assert (end.status, end.again_after_seconds) == (DeliveryStatus.DELIVERED, None)
 
 
@@ -60,12 +60,12 @@ def test_the_tenth_attempt_is_the_last_and_its_owner_is_told() -> None:
 
 
 def test_a_receiver_may_ask_to_be_left_alone_for_longer() -> None:
-    busy = Answer(status_code=503, error="busy", retry_after_seconds=600.0)
+    busy = SendOutcome(status_code=503, error="busy", retry_after_seconds=600.0)
     assert verdict(DELIVERY, busy).again_after_seconds == 600.0
 
 
 def test_a_receiver_cannot_ask_to_be_tried_sooner() -> None:
-    eager = Answer(status_code=503, error="busy", retry_after_seconds=1.0)
+    eager = SendOutcome(status_code=503, error="busy", retry_after_seconds=1.0)
     again = verdict(DELIVERY.model_copy(update={"attempts": 1}), eager).again_after_seconds
     assert again is not None
     assert again >= SCHEDULE_SECONDS[1]
@@ -86,5 +86,5 @@ def test_a_batch_has_no_endpoint_to_disable() -> None:
 
 
 def test_nobody_is_told_of_a_url_that_was_taken_away() -> None:
-    end = verdict(DELIVERY, Answer(error="its URL is gone", is_final=True))
+    end = verdict(DELIVERY, SendOutcome(error="its URL is gone", is_final=True))
     assert (end.status, end.tell_owner) == (DeliveryStatus.FAILED, False)

@@ -169,17 +169,17 @@ async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
     """Its answer does not know of that batch yet."""
     monkeypatch.setattr(intervals, "POLL_SECONDS", 3600)
     leases = yard.services.store.batch_leases
-    standings = leases.standings
+    snapshots = leases.snapshots
     async with HeldBatches(yard.services.store, yard.services.settings) as held:
         assert await held.claim(1) == [batch_id]
         late = await yard.create([chat_line("b")])
 
         async def slow(batch_ids: Collection[str]) -> Any:
-            found = await standings(list(batch_ids))
+            found = await snapshots(list(batch_ids))
             await held.claim(1)
             return found
 
-        monkeypatch.setattr(leases, "standings", slow)
+        monkeypatch.setattr(leases, "snapshots", slow)
         await held._look()
         assert not held._held[late].is_lost
         assert not held._held[batch_id].is_lost

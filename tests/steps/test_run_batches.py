@@ -49,5 +49,5 @@ async def test_a_run_that_failed_without_ending_its_batch_is_not_counted(yard: Y
 
     assert await serve(yard, take) == 0
     assert taken == [batch_id]  # it is left alone for a few seconds
-    (standing,) = (await yard.services.store.batch_leases.standings([batch_id])).values()
-    assert standing.owner is None
+    (snapshot,) = (await yard.services.store.batch_leases.snapshots([batch_id])).values()
+    assert snapshot.owner is None

@@ -46,7 +46,7 @@ class BatchLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchStanding:
+class BatchSnapshot:
     """How a batch stands, for whoever waits for something to happen to it."""
 
     status: BatchStatus
@@ -123,9 +123,9 @@ class BatchLeases(Aggregate):
         return (await connection.execute(statement)).rowcount == 1
 
     @reads
-    async def standings(
+    async def snapshots(
         self, connection: AsyncConnection, batch_ids: Collection[str]
-    ) -> dict[str, BatchStanding]:
+    ) -> dict[str, BatchSnapshot]:
         """How these batches stand; one that does not exist is left out."""
         has_open = select(CHUNKS.c.index).where(CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN).exists()
         statement = select(
@@ -137,7 +137,7 @@ class BatchLeases(Aggregate):
             has_open.label("has_open_chunks"),
         ).where(BATCHES.c.id.in_(sorted(batch_ids)))
         return {
-            batch_id: BatchStanding(
+            batch_id: BatchSnapshot(
                 status=status,
                 epoch=epoch,
                 owner=owner,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from batchyard.wire import BatchUsage
 
 
-class Standing(StrEnum):
+class ChunkAction(StrEnum):
     """What the owner of a leased chunk is to do with it."""
 
     RUN = "run"
@@ -197,21 +197,21 @@ class Chunks(Aggregate):
         return await summarise(connection, batch_id)
 
     @reads
-    async def held(self, connection: AsyncConnection, owner: str) -> dict[LeaseKey, Standing]:
+    async def held(self, connection: AsyncConnection, owner: str) -> dict[LeaseKey, ChunkAction]:
         """What has become of the leases of ``owner``; one that is missing is not its any more."""
         drop = or_(BATCHES.c.status != BatchStatus.IN_PROGRESS, BATCHES.c.expires_at <= clock())
-        standing = case(
-            (drop, Standing.DROP),
-            (BATCHES.c.paused_at.is_not(None), Standing.YIELD),
-            else_=Standing.RUN,
+        action = case(
+            (drop, ChunkAction.DROP),
+            (BATCHES.c.paused_at.is_not(None), ChunkAction.YIELD),
+            else_=ChunkAction.RUN,
         )
         statement = (
-            select(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch, standing)
+            select(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch, action)
             .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
             .where(CHUNKS.c.owner == owner, IS_LEASED)
         )
         rows = await connection.execute(statement)
-        return {LeaseKey(*row[:3]): Standing(row[3]) for row in rows}
+        return {LeaseKey(*row[:3]): ChunkAction(row[3]) for row in rows}
 
     @reads
     async def demand(self, connection: AsyncConnection) -> list[ModelDemand]:

@@ -280,23 +280,23 @@ async def test_a_lost_lease_cannot_be_given_back(store: Store) -> None:
 # -- looking --------------------------------------------------------------------------------
 
 
-async def test_a_standing_says_what_a_batch_waits_for(store: Store) -> None:
+async def test_a_snapshot_says_what_a_batch_waits_for(store: Store) -> None:
     new = await created(store)
     running = await begun_batch(store, window_seconds=OVERDUE)
     cancelled = await batch_in(store, S.CANCELLED)
     await claim(store, batch_id=running.id)
     missing = new_batch_id()
-    standings = await store.batch_leases.standings([new.id, running.id, cancelled.id, missing])
+    snapshots = await store.batch_leases.snapshots([new.id, running.id, cancelled.id, missing])
     seen = {
         batch_id: (s.status, s.epoch, s.owner, s.is_overdue, s.has_open_chunks, s.may_run)
-        for batch_id, s in standings.items()
+        for batch_id, s in snapshots.items()
     }
     assert seen == {
         new.id: (S.VALIDATING, 0, None, False, False, True),
         running.id: (S.IN_PROGRESS, 1, "a", True, True, True),
         cancelled.id: (S.CANCELLED, 0, None, False, True, False),
     }
-    assert await store.batch_leases.standings([]) == {}
+    assert await store.batch_leases.snapshots([]) == {}
 
 
 async def test_a_batch_whose_chunks_are_done_has_none_that_are_open(store: Store) -> None:
@@ -304,8 +304,8 @@ async def test_a_batch_whose_chunks_are_done_has_none_that_are_open(store: Store
     leases = await store.chunks.claim(model="qwen", owner="r", lease_seconds=60, limit=2)
     for lease, is_left in zip(leases, (True, False), strict=True):
         await store.chunks.complete(lease, completed=10, failed=0, usage=batch.usage)
-        standings = await store.batch_leases.standings([batch.id])
-        assert standings[batch.id].has_open_chunks is is_left
+        snapshots = await store.batch_leases.snapshots([batch.id])
+        assert snapshots[batch.id].has_open_chunks is is_left
 
 
 async def test_what_nobody_takes_care_of_is_counted(store: Store) -> None:

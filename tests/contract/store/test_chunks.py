@@ -11,11 +11,11 @@ from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import MAX_TOKENS
 from batchyard.store import (
+    ChunkAction,
     ChunkStatus,
     ChunkSummary,
     ModelDemand,
     NewChunk,
-    Standing,
     open_store,
 )
 from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, TokenUsage
@@ -343,13 +343,13 @@ async def test_a_runner_learns_what_to_do_with_each_of_its_leases(store: Store) 
     await store.batches.cancel(batches["cancelled"])
     await store.batches.advance(batches["finalizing"], S.IN_PROGRESS, S.FINALIZING)
     await store.chunks.renew("a", NOW_OVER, [leases[batches["ran out"]]])
-    standings = await store.chunks.held("a")
-    assert {name: standings[leases[batch_id]] for name, batch_id in batches.items()} == {
-        "runs": Standing.RUN,
-        "paused": Standing.YIELD,
-        "cancelled": Standing.DROP,
-        "finalizing": Standing.DROP,
-        "ran out": Standing.RUN,
+    actions = await store.chunks.held("a")
+    assert {name: actions[leases[batch_id]] for name, batch_id in batches.items()} == {
+        "runs": ChunkAction.RUN,
+        "paused": ChunkAction.YIELD,
+        "cancelled": ChunkAction.DROP,
+        "finalizing": ChunkAction.DROP,
+        "ran out": ChunkAction.RUN,
     }
 
 
@@ -358,7 +358,7 @@ async def test_a_batch_out_of_time_is_dropped_even_while_it_is_paused(store: Sto
     [lease] = await claim(store)
     await store.batch_schedule.pause(batch.id)
     await rewrite(store, batch.id, expires_at=batch.created_at)
-    assert await store.chunks.held("a") == {lease.key: Standing.DROP}
+    assert await store.chunks.held("a") == {lease.key: ChunkAction.DROP}
 
 
 async def test_a_lease_that_is_done_given_back_or_lost_is_missing(store: Store) -> None:
@@ -369,7 +369,7 @@ async def test_a_lease_that_is_done_given_back_or_lost_is_missing(store: Store) 
     [released] = await claim(store)
     await store.chunks.release(released)
     assert await store.chunks.held("a") == {}
-    assert await store.chunks.held("b") == {lost.key: Standing.RUN}
+    assert await store.chunks.held("b") == {lost.key: ChunkAction.RUN}
 
 
 async def test_what_the_dead_have_leased_is_put_back_once(store: Store) -> None:

@@ -23,7 +23,7 @@ from tests.services.receiver import Receiver, Reply, running_receiver
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-    from batchyard.notify.answer import Answer
+    from batchyard.notify.outcome import SendOutcome
 
 BODY = b'{"id":"evt_1","object":"event","type":"batch.completed","data":{"id":"batch_1"}}'
 SECRET = new_signing_secret()
@@ -42,7 +42,7 @@ async def send(
     *,
     guard: AddressGuard | None = LOOPBACK,
     timeout_seconds: float = 15.0,
-) -> Answer:
+) -> SendOutcome:
     context = receiver.client_context
     async with WebhookSender(guard, timeout_seconds=timeout_seconds, ssl_context=context) as sender:
         return await sender.send(

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Answer(Response, Generic[T]):
+class JsonResponse(Response, Generic[T]):
     """A struct as ``application/json``, its keys in order.
 
-    A route that returns ``Answer[Batch]`` is described with the shape of ``Batch``.
+    A route that returns ``JsonResponse[Batch]`` is described with the shape of ``Batch``.
     """
 
     media_type = "application/json"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SendOutcome:
     """What the other side said. No word of it is here: it may repeat what it was sent."""
 
     status_code: int | None = None
