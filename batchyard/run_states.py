@@ -24,5 +24,5 @@ PUT_OFF: Final = "PutOff"
 # Of the run of a batch, both ``Completed``.
 TAKEN_OVER: Final = "TakenOver"
 """Another process has the batch."""
-UNDELIVERED: Final = "Undelivered"
+UNPUBLISHED: Final = "Unpublished"
 """A result file could not be written to the place that was asked for."""

@@ -12,7 +12,7 @@ from batchyard.delivery.deliver import Deliverer
 from batchyard.delivery.redeliver import redeliver
 from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.run_states import UNDELIVERED
+from batchyard.run_states import UNPUBLISHED
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
 from commands.own_prefect import OwnPrefect
@@ -74,7 +74,7 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
             batch = await services.store.batches.get(batch_id)
             if batch.status in TERMINAL:
                 # Here because credentials for s3:// may be in a block.
-                ending = await _deliver_again(services, batch)
+                ending = await _publish_again(services, batch)
             else:
                 ending = await _run_flow(services, batch_id)
     except DispatchFailed as error:
@@ -122,29 +122,29 @@ async def _run_flow(services: Services, batch_id: str) -> Ending:
     except Exception as error:
         raise DispatchFailed(f"Prefect's API was lost ({type(error).__name__}).") from error
     batch = await services.store.batches.get(batch_id)
-    is_undelivered = state.name == UNDELIVERED
+    is_unpublished = state.name == UNPUBLISHED
     text = await summarise(services, batch)
-    if batch.status is BatchStatus.COMPLETED and not is_undelivered:
+    if batch.status is BatchStatus.COMPLETED and not is_unpublished:
         return Ending(0, text)
-    if is_undelivered:
-        text += _undelivered(batch, str(state.message))
+    if is_unpublished:
+        text += _unpublished(batch, str(state.message))
     elif batch.status not in TERMINAL:
         text += f"\nbatchyard: {state.message}\n{how_to_resume(batch_id)}"
     return Ending(1, text)
 
 
-async def _deliver_again(services: Services, batch: BatchRecord) -> Ending:
+async def _publish_again(services: Services, batch: BatchRecord) -> Ending:
     """A batch that ended before: all that may be left to do is to write its files."""
     failures = await redeliver(services, batch)
     batch = await services.store.batches.get(batch.id)
     text = await summarise(services, batch)
     if failures:
-        text += _undelivered(batch, ". ".join(failures))
+        text += _unpublished(batch, ". ".join(failures))
     is_done = batch.status is BatchStatus.COMPLETED and not batch.undelivered
     return Ending(0 if is_done else 1, text)
 
 
-def _undelivered(batch: BatchRecord, reason: str) -> str:
+def _unpublished(batch: BatchRecord, reason: str) -> str:
     return (
         f"\nbatchyard: {reason}\nTo write it again, repeat the command with --resume {batch.id}, "
         f"or to another place: batchyard results {batch.id} -o PLACE"

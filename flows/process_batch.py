@@ -10,7 +10,7 @@ from prefect.states import Completed, Failed, State
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNDELIVERED
+from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
 from batchyard.services.held_batches import BatchEnded
 from flows.cancel import cancel_its_batch, cancelled_with_flow_run
 from flows.control import control_services
@@ -89,7 +89,7 @@ def _final_state(batch: BatchRecord) -> State:
     if batch.status is BatchStatus.FAILED:
         return Failed(message=f"The batch failed: {_first_error(batch)}")
     if batch.undelivered:
-        return Completed(name=UNDELIVERED, message=". ".join(batch.undelivered.values()))
+        return Completed(name=UNPUBLISHED, message=". ".join(batch.undelivered.values()))
     counts = batch.counts
     return Completed(
         message=f"{batch.status.value}: {counts.completed:,} of {counts.total:,} requests "

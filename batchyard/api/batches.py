@@ -15,7 +15,7 @@ from batchyard.api.json_body import AnyKeys, JsonBody
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
 from batchyard.api.route import Route, may_refuse
-from batchyard.api.waking import waking
+from batchyard.api.runner_starter import starting_runners
 from batchyard.delivery.redeliver import ask_for_delivery
 from batchyard.delivery.webhooks import Delivery, delivery_object
 from batchyard.errors import (
@@ -32,7 +32,7 @@ from batchyard.wire import Batch  # noqa: TC001 — FastAPI reads it at run time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-router = APIRouter(prefix="/batches", lifespan=waking, route_class=Route)
+router = APIRouter(prefix="/batches", lifespan=starting_runners, route_class=Route)
 
 MAX_KEY_CHARS: Final = 255
 
@@ -71,7 +71,7 @@ async def create_batch(
                 batches_per_hour=services.settings.quota.batches_per_hour,
                 idempotency=key,
             )
-    request.app.state.wake()
+    request.app.state.request_runner()
     return JsonResponse(batch.to_wire())
 
 
@@ -108,7 +108,7 @@ async def cancel_batch(
     except TransitionConflict as error:
         raise ApiError(409, str(error)) from None
     # One that nobody has taken up yet must be taken up to be ended.
-    request.app.state.wake()
+    request.app.state.request_runner()
     return JsonResponse(batch.to_wire())
 
 
@@ -139,7 +139,7 @@ async def deliver_results(
         if error.refusal_code == "batch_not_ended":
             raise ApiError(409, str(error), code=error.refusal_code) from None
         raise
-    request.app.state.wake()
+    request.app.state.request_runner()
     return JsonResponse(
         to_list_page([delivery_object(each) for each in deliveries], has_more=False)
     )

@@ -77,7 +77,7 @@ async def replay_delivery(
         delivery = await caller.services.store.deliveries.replay(delivery_id, caller.tenant)
     except TransitionConflict as error:
         raise ApiError(409, str(error)) from None
-    request.app.state.wake()
+    request.app.state.request_runner()
     return JsonResponse(delivery_object(delivery))
 
 

@@ -141,11 +141,14 @@ async def batch_lease(services: Services, batch_id: str) -> AsyncIterator[Leased
         yield LeasedBatch(services, held, batch)
 
 
-def _held_batches(services: Services) -> AbstractAsyncContextManager[HeldBatches]:
+@asynccontextmanager
+async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
     """Those of this process, or some for one batch."""
     if services.held is not None:
-        return nullcontext(services.held)
-    return HeldBatches(services.store, services.settings)
+        yield services.held
+        return
+    async with HeldBatches(services.store, services.settings) as held, held.working():
+        yield held
 
 
 async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:

@@ -108,7 +108,7 @@ class BatchRunner:
 
     async def _run(self, batch_id: str) -> None:
         try:
-            async with self._held.busy:
+            async with self._held.working():
                 await self._process(batch_id)
             await self._count(batch_id)
         except LeaseLost as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.places import places_of
-from batchyard.steps.publish import deliver_file
+from batchyard.steps.publish import publish_file
 from batchyard.storage.location import write_location
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def write_kept(
     key = (await kept_file(services, batch, kind)).storage_key
     path = await services.storage.local_path(key, services.spool)
     await write_location(place, path, access)
-    await services.store.batches.delivered(batch.id, kind, place.text)
+    await services.store.batches.record_published(batch.id, kind, place.text)
 
 
 async def ask_for_delivery(
@@ -107,9 +107,9 @@ async def deliver_to(
     for kind, place in places.items():
         has_file = (batch.output_file_id if kind == "output" else batch.error_file_id) is not None
         key = (await kept_file(services, batch, kind)).storage_key if has_file else None
-        failure = await deliver_file(services, kind, key, place, access or services.access)
+        failure = await publish_file(services, kind, key, place, access or services.access)
         if failure is None:
-            await services.store.batches.delivered(batch.id, kind, place.text)
+            await services.store.batches.record_published(batch.id, kind, place.text)
         else:
             failures.append(failure)
     return tuple(failures)

@@ -122,8 +122,7 @@ class HeldBatches:
         self._store = store
         self._settings = settings
         self.owner = owner or f"control_{secrets.token_hex(16)}"
-        self.busy = asyncio.Semaphore(_BUSY_AT_ONCE)
-        """Held for a batch by whichever process limits how many are worked on at a time."""
+        self._busy = asyncio.Semaphore(_BUSY_AT_ONCE)
         self._held: dict[str, HeldBatch] = {}
         self._at_end = contextlib.AsyncExitStack()
 
@@ -191,13 +190,22 @@ class HeldBatches:
             await self._let_go(held, after_seconds)
 
     @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Work on one of ``_BUSY_AT_ONCE`` batches while the block runs; wait until that is so.
+
+        The block takes one batch to its end, and marks its pauses with :meth:`waiting`.
+        """
+        async with self._busy:
+            yield
+
+    @contextlib.asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """While the block waits for others, another batch may be busy here."""
-        self.busy.release()
+        """Let another batch be worked on while the block waits, within :meth:`working`."""
+        self._busy.release()
         try:
             yield
         finally:
-            await self.busy.acquire()
+            await self._busy.acquire()
 
     async def _obtain(self, batch_id: str) -> None:
         store, settings = self._store, self._settings

@@ -38,7 +38,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         # Before the user's files are touched: another's may be there by now.
         raise LeaseLost(f"{batch_id} has another owner; drop what is left of it.")
     services.on_progress(Progress(batch_id, "publishing"))
-    undelivered = await _deliver(services, batch, collected)
+    undelivered = await _publish_files(services, batch, collected)
     return await services.store.batches.finish(
         batch_id,
         target=collected.target,
@@ -53,7 +53,9 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     )
 
 
-async def _deliver(services: Services, batch: BatchRecord, collected: Collected) -> dict[str, str]:
+async def _publish_files(
+    services: Services, batch: BatchRecord, collected: Collected
+) -> dict[str, str]:
     """Write both files to the user's locations; by ``output`` and ``error`` what went wrong."""
     if collected.target is BatchStatus.FAILED and not (collected.output or collected.error):
         # Nothing was run: what lies at these places may be all that the user has.
@@ -66,13 +68,13 @@ async def _deliver(services: Services, batch: BatchRecord, collected: Collected)
         ("error", collected.error, wanted.error),
     ):
         key = None if file is None else file.storage_key
-        failure = await deliver_file(services, kind, key, place, access)
+        failure = await publish_file(services, kind, key, place, access)
         if failure is not None:
             undelivered[kind] = failure
     return undelivered
 
 
-async def deliver_file(
+async def publish_file(
     services: Services,
     kind: str,
     storage_key: str | None,

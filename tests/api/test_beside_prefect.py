@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 
-from batchyard.api import served_models, waking
+from batchyard.api import runner_starter, served_models
 from batchyard.store import RunnerKind
 from tests.api import small_prefect
 from tests.api.test_batches import create
@@ -37,8 +37,8 @@ def prefect(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallPrefect]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_models, "_KEPT_SECONDS", 0.0)
-    monkeypatch.setattr(waking, "_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(waking, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(runner_starter, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(runner_starter, "_RETRY_SECONDS", 0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def started(prefect: SmallPrefect) -> int:
 def test_many_creates_at_once_ask_prefect_once(
     monkeypatch: pytest.MonkeyPatch, prefect: SmallPrefect, api: Api
 ) -> None:
-    monkeypatch.setattr(waking, "_PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(runner_starter, "_PAUSE_SECONDS", 60.0)
     client = api.openai()
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda _: create(client), range(10)))

@@ -20,7 +20,7 @@ from prefect.exceptions import PrefectException
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.run_states import UNDELIVERED
+from batchyard.run_states import UNPUBLISHED
 from batchyard.services.keys import plan_key
 from batchyard.steps.collect import collect_results
 from batchyard.steps.create import BatchRequest, create_batch
@@ -226,7 +226,7 @@ async def test_results_that_cannot_be_delivered_show_in_the_final_state(
         )
         folder.rmdir()
         state = await process_batch(batch_id, return_state=True)
-    assert state.name == UNDELIVERED
+    assert state.name == UNPUBLISHED
     assert str(folder) in str(state.message)
 
 

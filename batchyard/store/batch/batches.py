@@ -145,12 +145,12 @@ class Batches(Aggregate):
         )
 
     @writes
-    async def delivered(
+    async def record_published(
         self, connection: AsyncConnection, batch_id: str, kind: str, location: str
     ) -> None:
-        """A result file that was not where it was wanted was delivered, to this location now.
+        """Record that a result file, which could not be written before, is now at this location.
 
-        ``kind`` is ``output`` or ``error``. Nothing where it had been delivered before.
+        ``kind`` is ``output`` or ``error``. Changes nothing if the file was published before.
         """
         column = {"output": "output_location", "error": "error_location"}[kind]
         statement = select(BATCHES.c.undelivered).where(BATCHES.c.id == batch_id)

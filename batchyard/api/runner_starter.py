@@ -1,7 +1,7 @@
-"""Waking a runner of batches from the API: in the background, and once for many batches.
+"""Has Prefect start a runner of batches for the API: in the background, once for many batches.
 
-Whatever becomes of it, no request waits for it or fails with it: the batch is in the database,
-and the reconciler wakes a runner too.
+No request waits for it or fails with it: the batch is in the database, and the reconciler asks
+for a runner too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 _GATHER_SECONDS = 0.05
 _PAUSE_SECONDS = 1.0
-"""A flow run takes seconds to start: asking more often tells nothing new."""
+"""A flow run takes seconds to start: asking more often changes nothing."""
 _RETRY_SECONDS = 10.0
 
 
-class RunnerWaker:
-    """Asks Prefect for a runner; how often :meth:`wake` is called meanwhile makes no difference."""
+class RunnerStarter:
+    """Asks Prefect for a runner, once for all calls of :meth:`request` in the meantime."""
 
     def __init__(self, prefect: PrefectApi, services: Services) -> None:
         self._prefect = prefect
@@ -39,12 +39,12 @@ class RunnerWaker:
         self._wanted = asyncio.Event()
         self._failure: str | None = None
 
-    def wake(self) -> None:
-        """There is a batch to take up. Returns at once."""
+    def request(self) -> None:
+        """Ask for a runner, because a batch has no owner. Returns at once."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """For ever; to be cancelled."""
+        """Ask whenever it is requested. Does not return: cancel it."""
         while True:
             await self._wanted.wait()
             await asyncio.sleep(_GATHER_SECONDS)
@@ -74,19 +74,19 @@ class RunnerWaker:
 
 
 @asynccontextmanager
-async def waking(app: FastAPI) -> AsyncIterator[None]:
-    """The router's lifespan: ``app.state.wake`` is there while the application runs."""
+async def starting_runners(app: FastAPI) -> AsyncIterator[None]:
+    """The router's lifespan: ``app.state.request_runner`` exists while the application runs."""
     try:
         prefect = PrefectApi.from_environment()
     except SettingsError as error:
         logger.warning("runner.not_woken %s Batches wait until somebody runs them.", error)
-        app.state.wake = lambda: None
+        app.state.request_runner = lambda: None
         yield
         return
     async with prefect:
-        waker = RunnerWaker(prefect, app.state.services)
-        app.state.wake = waker.wake
-        task = asyncio.create_task(waker.run(), name="wake runners")
+        starter = RunnerStarter(prefect, app.state.services)
+        app.state.request_runner = starter.request
+        task = asyncio.create_task(starter.run(), name="start runners")
         try:
             yield
         finally:
