@@ -22,7 +22,7 @@ LOGIN_FILE: Final = "prefect.login"
 PRIVATE_UMASK: Final = 0o077
 """Prefect's database holds parameters and logs. Workers keep the user's: results may be shared."""
 HOSTS: Final = ("127.0.0.1", "localhost")
-"""The only names that the server answers to; another one is a name that somebody pointed at us."""
+"""The only host names that the server accepts; others may be made to resolve to this machine."""
 
 _FACTORY = "commands.server_plugin:create_app"
 

@@ -81,19 +81,19 @@ async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect)
         batch = await services.store.batches.get(batch_id)
         if batch.status is not BatchStatus.VALIDATING:
             raise DispatchFailed(f"{error} {how_to_resume(batch_id)}") from error
-        # Nothing has begun, and nobody else would ever take the batch up.
+        # Nothing has begun, and no other process would continue the batch.
         ending = Ending(1, await summarise(services, await stop_failed(services, batch_id, error)))
     await _deliver(services)
     return ending
 
 
 def how_to_resume(batch_id: str) -> str:
-    """For whoever stopped or lost a batch."""
+    """The advice for a user whose batch was stopped or lost."""
     return f"Finished lines are kept. To continue, repeat the command with --resume {batch_id}."
 
 
 async def _deliver(services: Services) -> None:
-    """What is due, for there may be nobody else; what fails is tried again by who comes next."""
+    """Send what is due: no other process may be running. What fails is tried again later."""
     try:
         async with Deliverer(services) as deliverer:
             await deliverer.deliver_due(_DELIVERY_SECONDS)

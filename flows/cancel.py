@@ -64,10 +64,10 @@ async def _cancel_if_asked(services: Services, batch_id: str) -> None:
 
 
 async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None:  # noqa: ARG001
-    """Mark the batch, and see to it that somebody makes its files.
+    """Cancel the batch, and have a runner of batches make its files.
 
     Prefect runs this in the worker, because the flow run's own process is gone by then. A run
-    without a deployment is somebody's own command, where Ctrl-C is no wish to end the batch.
+    without a deployment belongs to a command, where Ctrl-C does not mean to end the batch.
     """
     if flow_run.deployment_id is None:
         return

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 2.0
 _RECONCILE_EVERY = 5
-"""Looks. The reconciler's own deployment does the same once a minute, whoever lives."""
+"""In looks. The reconciler's own deployment does the same once a minute, in any case."""
 
 
 @asynccontextmanager
@@ -115,7 +115,7 @@ async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> No
 
 
 async def tell_all(services: Services, api: PrefectApi, owner: str) -> None:
-    """Tell Prefect of each status that a batch has entered, if it is our turn."""
+    """Report each status that a batch has entered to Prefect, if it is our turn."""
     while await tell_status_changes(api, services.store, owner):
         pass
 
@@ -127,7 +127,7 @@ async def _keep_telling(services: Services, api: PrefectApi, owner: str) -> None
         try:
             await tell_all(services, api, owner)
             trouble = ""
-        except Exception as error:  # noqa: BLE001 - Prefect is away: it is told when it is back
+        except Exception as error:  # noqa: BLE001 - Prefect cannot be reached: reported when it is back
             pause = _LOOK_SECONDS
             if trouble != type(error).__name__:
                 trouble = type(error).__name__
@@ -142,5 +142,5 @@ async def _stop_batches_of(services: Services, given_up: GivenUp) -> None:
         try:
             await stop_failed(services, batch_id, given_up.error)
         except StoreError as error:
-            # The others are stopped now; this one when its model is given up again.
+            # The others are stopped now; this one when its model fails again.
             logger.warning("batch.not_stopped batch=%s %s", batch_id, error)

@@ -11,7 +11,7 @@ from flows.worker import worker_services
 
 @flow(name="expire-files", persist_result=False)
 async def expire_files() -> State:
-    """Delete expired files, and objects that nothing names any more."""
+    """Delete expired files, and objects that nothing refers to."""
     async with worker_services() as services:
         expired = await retention.expire_files(services)
         swept = await retention.sweep_orphans(services)

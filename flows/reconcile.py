@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
 
 _TIMEOUT_SECONDS = 180
-"""Nothing here takes so long. Runs that hang, with a database for example, must not pile up."""
+"""A run takes less. Runs that hang, for example on the database, must not pile up."""
 
 
 @flow(name="reconcile", persist_result=False, timeout_seconds=_TIMEOUT_SECONDS)
@@ -33,7 +33,7 @@ async def reconcile() -> State:
     async with worker_services() as services:
         found = await put_right(services)
         if (seconds := await unrenewed_lease_seconds(services)) is not None:
-            # Whoever should have renewed it is gone: the batch need not wait for the next run.
+            # Its owner has not renewed it: the batch need not wait for the next run.
             await asyncio.sleep(seconds)
             found = await put_right(services)
         said = _words(found)

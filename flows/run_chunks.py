@@ -96,7 +96,7 @@ async def _devices_for(services: Services, model: str) -> AsyncIterator[None]:
 async def serve(services: Services, model: str, *, batch_id: str | None = None) -> int:
     """Lease and run chunks, each a task run of the current flow run; the requests answered.
 
-    With ``batch_id``: those of this batch alone, to its last.
+    With ``batch_id``: only the chunks of this batch, to the last one.
     """
     runner = Runner(services, model, batch_id=batch_id, flow_run_id=str(flow_run.id))
     async with runner, _Records() as records:

@@ -134,7 +134,7 @@ async def _load(block_type: type[B], name: str) -> B | None:
     try:
         return await block_type.aload(name)
     except ValueError:
-        # Prefect says ValueError for a document, and for a type, that nobody has made.
+        # Prefect raises ValueError for a document, and for a type, that does not exist.
         return None
     except (HTTPError, PrefectException, OSError) as error:
         raise DispatchFailed(

@@ -80,7 +80,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 class RequestIds:
-    """``x-request-id`` on every answer, and an answer to every failure that nobody else caught."""
+    """``x-request-id`` on every answer, and an answer to every exception that is left."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

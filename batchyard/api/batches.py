@@ -107,7 +107,7 @@ async def cancel_batch(
         batch = await caller.services.store.batches.cancel(batch_id, caller.tenant)
     except TransitionConflict as error:
         raise ApiError(409, str(error)) from None
-    # One that nobody has taken up yet must be taken up to be ended.
+    # A batch that has no owner yet needs one that ends it.
     request.app.state.request_runner()
     return JsonResponse(batch.to_wire())
 

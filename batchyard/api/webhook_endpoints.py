@@ -1,4 +1,4 @@
-"""``/webhook_endpoints``: who is told of the ends of a tenant's batches, and tries of it.
+"""``/webhook_endpoints``: the URLs that receive a tenant's events, and test events.
 
 Also ``/webhook_event_types``, and ``/webhook_secret``, which signs what goes to the URLs that
 batches name themselves.

@@ -87,11 +87,11 @@ class LeasedBatch:
 
     @asynccontextmanager
     async def doing(self, step: Step) -> AsyncIterator[None]:
-        """Around one step: an error that is the batch's own stops it, and its next step follows.
+        """Run one step in the block. An error in the batch itself stops the batch.
 
-        A batch that was cancelled or has become overdue meanwhile has another next step. Raises
+        If the batch was cancelled or is overdue by now, its next step is another one. Raises
         :class:`~batchyard.errors.LeaseLost`, errors of our own database and object store, and
-        what goes wrong while the files are made: the batch stays as it is, and can be gone on with.
+        errors while the files are made: the batch keeps its status and can be continued.
         """
         try:
             async with self._around(step):
@@ -143,7 +143,7 @@ async def batch_lease(services: Services, batch_id: str) -> AsyncIterator[Leased
 
 @asynccontextmanager
 async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
-    """Those of this process, or some for one batch."""
+    """Those of this process, or new ones for a single batch."""
     if services.held is not None:
         yield services.held
         return
@@ -152,9 +152,9 @@ async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
 
 
 async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:
-    """Whether it is our own database or object store that is away or full.
+    """Whether our own database or object store cannot be reached or is full.
 
-    While the input is being fetched it may as well be the user's, and then the batch fails.
+    While the input is fetched, it may be the user's store instead: then the batch fails.
     """
     if not isinstance(error, StorageError):
         return isinstance(error, StoreUnavailable)
@@ -171,9 +171,9 @@ async def _is_passing(services: Services, batch_id: str, error: BatchyardError) 
 
 
 async def _settle(services: Services, batch_id: str) -> None:
-    """Let runners that are stopping make durable what they have finished.
+    """Wait until runners that are stopping have made durable what they have finished.
 
-    One that is dead keeps its lease for longer than anybody wants to wait.
+    A crashed runner keeps its lease for longer than is worth waiting for.
     """
     until = time.monotonic() + _SETTLE_SECONDS
     while time.monotonic() < until:

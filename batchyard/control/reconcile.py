@@ -1,6 +1,6 @@
-"""The reconciler: cleans up after crashed processes, from what the database says.
+"""The reconciler: cleans up after crashed processes. It needs only the database.
 
-Everything here may be done at any time, by any process, any number of times.
+Any process may run it at any time, any number of times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _ENDED_RUNNERS_KEPT_SECONDS = 7 * 86_400
 _RENEWED_LATE_SECONDS = 2.0
-"""A process that is busy may renew its leases so much later than it meant to."""
+"""A busy process may renew its leases this much later than it should."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""The control runner: takes batches through their lives, hundreds side by side, and tells of them.
+"""The control runner: processes hundreds of batches at a time, from their input to their end.
 
-What the outbox holds is delivered by the same process, whichever batch it is about.
+The same process sends the notifications that are due, of any batch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """One process that takes batches to their ends until nothing has come for a while.
+    """One process that processes batches until there were none for a while.
 
-    ``process`` does so with one batch, which ``held`` has leased. What it raises is no reason
-    to fail a batch: the batch is given back, and is tried again. ``deliver`` is given each attempt
-    to deliver something; see :class:`~batchyard.delivery.deliver.Deliverer`.
+    ``process`` takes one batch, which ``held`` has leased, to its end. If it raises, the batch
+    does not fail: its lease is released, and it is tried again. ``deliver`` runs each attempt of a
+    delivery; see :class:`~batchyard.delivery.deliver.Deliverer`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class BatchRunner:
         try:
             status = await self._services.store.runners.heartbeat(runner_id)
         except RecordNotFound:
-            # It was silent for so long that it was taken for dead: another has its place.
+            # Its heartbeat was missing for so long that another runner has its place.
             return True
         except StoreError as error:
             logger.warning("runner.not_seen runner=%s %s", runner_id, error)

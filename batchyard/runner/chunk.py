@@ -104,8 +104,8 @@ class ChunkRun:
         self._told.set()
 
     def stop(self, action: ChunkAction) -> None:
-        """End early and give the chunk back: what is in flight is finished or, to drop, aborted."""
-        # To drop is for good: a runner that drains may be told to yield after it.
+        """End early and release the chunk: to yield, finish what is in flight; to drop, abort."""
+        # To drop is final: a runner that drains asks to yield after it.
         if action in {ChunkAction.RUN, self._action} or self._action is ChunkAction.DROP:
             return
         self._action = action
@@ -134,7 +134,7 @@ class ChunkRun:
                 return None
             self.window.check()
         except Exception:
-            # Others may begin, and the rest of this chunk in the engine is not needed any more.
+            # Other chunks may begin. What the engine still has of this one is not needed.
             self.admission.leave()
             await self._end(work)
             await self.window.withdraw(self.lease.key, abort=True)
@@ -189,7 +189,7 @@ class ChunkRun:
             raise self._failure
 
     async def _leave_window(self) -> None:
-        """Let what is in flight finish, until the chunk is lost or dropped: that aborts it."""
+        """Wait for what is in flight; abort it as soon as the chunk is lost or dropped."""
         is_left = False
         while not is_left:
             self._told.clear()
@@ -205,7 +205,7 @@ class ChunkRun:
                 await asyncio.wait((leaving, told))
 
     async def _save(self) -> None:
-        """Keep what is finished though the run is cut short; the next owner need not run it."""
+        """Save what is finished of a run that ends early: the next owner need not run it."""
         try:
             async with asyncio.timeout(_LAST_FLUSH_SECONDS):
                 await self._make_durable()

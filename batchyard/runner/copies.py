@@ -1,6 +1,6 @@
-"""The requests of one chunk that share the answer of an identical one, until they have lines.
+"""The requests of one chunk that share the answer of an identical one.
 
-Until that answer is there, they are only plan records, however many there are.
+Until that answer is there, only their plan records are kept, however many there are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _AT_A_TIME = 64
 _BYTES_AT_A_TIME = 1024**2
-"""Of so many copies and so long, the lines are read and written together."""
+"""The lines of up to this many copies and bytes are read and written together."""
 
 
 @dataclass(slots=True)

@@ -36,7 +36,10 @@ class Registration:
         return cls(services, model, record.id)
 
     async def loaded(self, load_seconds: float) -> None:
-        """The engine is ready, after so long. Raises :class:`~batchyard.errors.StoreError`."""
+        """Record that the engine is ready, and how long it took to load.
+
+        Raises :class:`~batchyard.errors.StoreError`.
+        """
         store, pool = self.services.store, self.services.settings.pool
         await store.runners.ready(self.id)
         await store.rates.record(self.model, pool, load_seconds=load_seconds)

@@ -162,7 +162,7 @@ class Runner:
         return self.answered
 
     async def leases(self) -> AsyncIterator[ChunkLease]:
-        """Claim chunks, the most urgent first, each as the one before is wholly in the window.
+        """Claim chunks, the most urgent first, each when all of the one before is in the window.
 
         Raises :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the
         database says when it goes on to refuse.
@@ -261,7 +261,7 @@ class Runner:
         self._is_making_room = False
         if lease is None or not busy or not runs_alone(lease):
             return lease
-        # Not kept: a death of this runner meanwhile would count against it.
+        # Not kept: a crash of this runner meanwhile would count against it.
         self._is_making_room = True
         await self._returns.release(lease)
         return None
@@ -313,7 +313,7 @@ class Runner:
             looks.cancel()
             await asyncio.wait([looks])
             for lease in self._held.values():
-                # One that fails ends by itself, when it is not renewed any more.
+                # If this fails, the lease expires, because it is no longer renewed.
                 await self._returns.release(lease)
             await self._returns.catch_up()
 
@@ -359,7 +359,7 @@ class Runner:
             await self._registration.report(tokens_per_second)
 
     def _drain(self) -> None:
-        """Another model waits for this place: finish what is in the engine, nothing more."""
+        """Another model needs this slot: finish what is in the engine, and start nothing more."""
         self._is_draining = True
         for chunk in self._running.values():
             chunk.stop(ChunkAction.YIELD)

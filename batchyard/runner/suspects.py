@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 _LARGEST_COMPANY: Final = 64
 NARROWING: Final = 8
-"""As after the death of an engine, ADR 11. When so many groups have run, so have all who were
-together at the last failure: nothing is suspected any more."""
+"""As after a crash of the engine, ADR 11. When this many groups have run, all requests that ran
+together at the last failure have run again, and none is a suspect."""
 _TRIES_ALONE: Final = 2
-"""A line that was alone in so many failures is not run again."""
+"""A line that ran by itself in this many failures is not run again."""
 _FIRST_GIVEN_UP: Final = SINGLE_STRIKES + _TRIES_ALONE
 LAST_LEVEL: Final = _FIRST_GIVEN_UP + 3
-"""Here every line that is left gets its error line: eight times as many at each level before."""
+"""At this level every remaining line gets its error line; at each level before, eight times as
+many as at the last."""
 
 
 def level_of(lease: ChunkLease) -> int:
@@ -31,7 +32,7 @@ def level_of(lease: ChunkLease) -> int:
 
 
 def runs_alone(lease: ChunkLease) -> bool:
-    """Whether the runner must hold nothing else meanwhile, so that a death has one suspect."""
+    """Whether the runner must hold no other chunk, so that a crash has one suspect."""
     return lease.deaths >= ALONE_DEATHS
 
 

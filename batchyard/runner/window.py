@@ -47,7 +47,7 @@ _LONGEST_RESTART_PAUSE_SECONDS = 30.0
 
 @dataclass(slots=True)
 class _Departure:
-    """An owner that withdraws, until none of its requests is in flight any more."""
+    """An owner that withdraws, until none of its requests is in flight."""
 
     in_flight: int
     callers: int = 0
@@ -117,7 +117,7 @@ class Window:
     async def __aexit__(self, *_: object) -> None:
         assert self._pump_task is not None  # noqa: S101 - entered
         if self._in_flight or self._queue or not self._is_streaming:
-            # Nobody waits for what is left, nor for an engine that is being started again.
+            # The results of what is left are not needed, nor is an engine that is starting again.
             self._pump_task.cancel()
         else:
             self._is_closing = True
@@ -259,7 +259,7 @@ class Window:
     async def _feed(self) -> AsyncIterator[EngineRequest | Abort]:
         while True:
             if self._is_hung:
-                # Through the stream, so that whoever stands between learns of the loss too.
+                # Through the stream, so that everything between learns of the loss too.
                 raise EngineLost(f"it hangs: no progress in {self._hang_seconds:g} s")
             if self._aborts:
                 # They need no room: they make it.
@@ -267,7 +267,7 @@ class Window:
             elif self._is_closing:
                 return
             elif self._queue and self._has_room:
-                # A request that is taken from the queue must be in flight at once, where a death
+                # A request that is taken from the queue must be in flight at once, where a crash
                 # or a withdrawal finds it.
                 tag, request = next(self._tags), self._queue.popleft()
                 self._in_flight[tag] = request
@@ -340,7 +340,7 @@ class Window:
                 suspects.append(request)
         again = []
         for request in suspects:
-            # Whoever withdraws was company all the same.
+            # Those that were withdrawn were in the engine as well.
             request.strikes += len(in_flight) == 1
             if request.strikes >= _STRIKES:
                 self._leave(request, given_up(request, error))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _REPORTED_ERRORS = 1000
 _SIMULATED_REQUESTS = 200_000
-"""More are sampled: so many take about a second in each order."""
+"""Of a longer file, only a sample: this many take about a second in each order."""
 _PIECES = 8
 _STORE_PATIENCE_SECONDS = 3.0
 

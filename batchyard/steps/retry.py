@@ -45,9 +45,9 @@ async def retry_batch(
 ) -> str:
     """Create a batch of the lines in ``batch_id``'s error file; the new batch's id.
 
-    Of a batch that failed after validation: of all its lines. The lines are byte for byte as they
-    were, in their order. All else is as before, but for the completion window if one is given,
-    and the locations: results are written to ``output`` and ``error`` alone.
+    If the batch failed after validation, the new batch has all its lines. The lines keep their
+    bytes and their order. Everything else is as before, except for the completion window, if one
+    is given, and the locations: results are written to ``output`` and ``error`` only.
 
     Raises :class:`~batchyard.errors.RequestRefused` where there is nothing to retry,
     :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.StorageError` for a
@@ -77,7 +77,7 @@ async def retry_batch(
     try:
         return (await services.store.batches.create(new, quota=default_quota(services))).id
     except RequestRefused:
-        # Nobody knows this file: the caller gets no id of it.
+        # No batch has this file, and the caller does not get its id.
         await services.store.files.delete(file.id)
         await services.storage.delete(file.storage_key)
         raise

@@ -98,8 +98,8 @@ class Database:
 
         An exception rolls everything back. ``work`` is run again when the database was busy or
         the connection was lost before the commit, so it must have no effect outside; it must
-        not call back into this database. Whoever is cancelled while it waits does not know
-        whether the write happened. Raises :class:`~batchyard.errors.StoreUnavailable`.
+        not call back into this database. A caller that is cancelled while it waits does
+        not know whether the write happened. Raises :class:`~batchyard.errors.StoreUnavailable`.
         """
         committing = False
 
@@ -140,7 +140,7 @@ class Database:
         if self._turns is not None:
             self._turns.release()
         if not task.cancelled():
-            task.exception()  # seen, even where nobody waits for it any more
+            task.exception()  # seen, even if no caller waits for it
 
     def _attempts(self, may_retry: Callable[[Exception], bool]) -> Any:
         return stamina.retry_context(
@@ -195,7 +195,7 @@ def _engine(url: URL, patience_seconds: float, *, migrates: bool) -> AsyncEngine
 
 
 def _keep_private(path: Path) -> None:
-    """For its owner only, whatever the umask is and whoever may enter the folder.
+    """Readable for its owner only, whatever the umask and the mode of the folder are.
 
     SQLite gives its other files the mode of this one.
     """

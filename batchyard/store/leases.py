@@ -51,8 +51,8 @@ class Leases(Aggregate):
 
     async def claim_one_of(self, names: Sequence[str], owner: str, seconds: float) -> str | None:
         """The one of ``names`` that ``owner`` has now: one that it had, else the first free."""
-        # A transaction for each name: whoever is refused has locked that row on PostgreSQL, and
-        # two who went on with it, in different orders, would wait for each other.
+        # One transaction for each name: on PostgreSQL a refused claim has locked its row, and two
+        # claimers that locked more rows, in different orders, would wait for each other.
         for name in await self._worth_trying(names, owner):
             if await self.claim(name, owner, seconds):
                 return name
@@ -64,7 +64,7 @@ class Leases(Aggregate):
     ) -> bool:
         """Extend our lease to ``seconds`` from now; False: it is no longer ours.
 
-        One that has run out is still ours while nobody took it.
+        An expired lease is still ours until another owner claims it.
         """
         statement = (
             update(_LEASES)

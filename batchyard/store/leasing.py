@@ -27,13 +27,13 @@ class LeaseColumns(SQLModel):
 
 
 def is_free(table: Table) -> ColumnElement[bool]:
-    """Nobody has the row: it was never claimed, or was released, or its lease has run out."""
+    """The row has no owner: it was never claimed, or was released, or its lease has expired."""
     end = table.c.lease_expires_at
     return or_(end.is_(None), end <= clock())
 
 
 def is_held(table: Table) -> ColumnElement[bool]:
-    """Somebody has the row, and the lease still runs."""
+    """The row has an owner, and the lease has not expired."""
     return and_(table.c.owner.is_not(None), table.c.lease_expires_at > clock())
 
 

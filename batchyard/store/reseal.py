@@ -32,7 +32,7 @@ async def reseal(database: Database) -> int:
         sealed = [column for column in table.c if isinstance(column.type, Sealed)]
         if sealed:
             written = await _reseal_table(database, table, sealed)
-            # What users have sealed is what they are told of.
+            # The proof is our own: users are told how many of their values were written.
             count += 0 if table is PROOF else written
     return count
 
@@ -59,7 +59,7 @@ async def _reseal_rows(
         .where(or_(*(column.is_not(None) for column in sealed)))
         .order_by(*key)
         .limit(_ROWS_AT_ONCE)
-        # Read to be written: what somebody changes in between would be undone.
+        # Locked, because a change between reading and writing would be undone.
         .with_for_update()
     )
     if after is not None:

@@ -57,7 +57,7 @@ async def _is_current(connection: AsyncConnection) -> bool:
 
 async def _upgrade(connection: AsyncConnection) -> None:
     # SQLite's write transaction has begun with an exclusive lock; this is PostgreSQL's.
-    # Whoever waited here finds nothing left to do.
+    # A process that has waited here finds nothing left to do.
     if connection.dialect.name == "postgresql":
         await connection.execute(
             text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK}

@@ -1,4 +1,4 @@
-"""The store as one object: opened, given to whoever needs it, closed. No SQL here."""
+"""The store as one object: it is opened, passed on and closed. No SQL here."""
 
 from __future__ import annotations
 

@@ -84,9 +84,9 @@ class Batches(Aggregate):
         """Record a new batch, ``validating``; on return it is durable.
 
         ``quota`` is for a tenant that has none of its own, ``batches_per_hour`` for all; None:
-        no limit. With an ``owner`` the batch is leased as it is made, and nobody else takes it
-        up. With an ``idempotency`` key that the tenant used before, nothing is made: it is the
-        batch of then, as it is now. Raises :class:`~batchyard.errors.TransitionConflict` for a
+        no limit. With an ``owner``, the batch is leased to it from the start. With an
+        ``idempotency`` key that the tenant has used before, nothing is created: the earlier batch
+        is returned, as it is now. Raises :class:`~batchyard.errors.TransitionConflict` for a
         taken id, :class:`~batchyard.errors.QuotaExceeded`,
         :class:`~batchyard.errors.BatchRateExceeded` and
         :class:`~batchyard.errors.IdempotencyConflict`.
@@ -324,8 +324,8 @@ class Batches(Aggregate):
 
         A batch that may have finished lines is stopped by :meth:`stop_early` instead. What its
         chunks have counted by now is frozen into the batch. Raises
-        :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: what
-        went wrong for one who slept through its lease may go well for whoever has it now.
+        :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: an
+        error of an earlier owner must not end the batch of the current one.
         """
         if epoch is not None:
             await check_epoch(connection, batch_id, epoch)

@@ -47,7 +47,7 @@ class BatchLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSnapshot:
-    """How a batch stands, for whoever waits for something to happen to it."""
+    """The state of a batch, for a process that waits until it changes."""
 
     status: BatchStatus
     epoch: int
@@ -57,7 +57,7 @@ class BatchSnapshot:
 
     @property
     def may_run(self) -> bool:
-        """Its window still matters: it waits or runs."""
+        """Whether it still waits or runs, so that its completion window matters."""
         return self.status in STOPPABLE
 
 
@@ -126,7 +126,7 @@ class BatchLeases(Aggregate):
     async def snapshots(
         self, connection: AsyncConnection, batch_ids: Collection[str]
     ) -> dict[str, BatchSnapshot]:
-        """How these batches stand; one that does not exist is left out."""
+        """The state of each of these batches; unknown ids are left out."""
         has_open = select(CHUNKS.c.index).where(CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN).exists()
         statement = select(
             BATCHES.c.id,
@@ -151,7 +151,7 @@ class BatchLeases(Aggregate):
 
     @reads
     async def free_count(self, connection: AsyncConnection) -> int:
-        """How many batches have not ended and belong to nobody."""
+        """How many batches have not ended and have no owner."""
         statement = select(func.count()).select_from(BATCHES).where(_IS_FREE)
         return int((await connection.execute(statement)).scalar_one())
 
@@ -176,7 +176,7 @@ class BatchLeases(Aggregate):
 
 
 def _one_free_batch(batch_id: str) -> Select[Any]:
-    # Waits for whoever has the row for a moment: it may leave it free.
+    # Waits for a transaction that has locked the row: it may leave the batch free.
     return select(BATCHES.c.id).where(BATCHES.c.id == batch_id, _IS_FREE).with_for_update()
 
 

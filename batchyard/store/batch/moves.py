@@ -39,7 +39,7 @@ async def check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) ->
 async def end_batch(
     connection: AsyncConnection, batch_id: str, target: BatchStatus, **values: Any
 ) -> BatchRecord:
-    """The only way into a terminal status: whoever is to be told is told, or it did not end."""
+    """The only way into a terminal status; creates its notifications in the same transaction."""
     sources = {status for status, targets in TRANSITIONS.items() if target in targets}
     await move_batch(connection, batch_id, sources, target, **released(), **values)
     ended = await load_batch(connection, batch_id)

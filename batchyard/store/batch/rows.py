@@ -119,8 +119,8 @@ NO_FORECAST: Final = {"eta_at": None, "late_since": None}
 class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
     """A batch, less its locations. Times are whole Unix seconds.
 
-    ``counts`` are live until the end; ``usage`` is zero until the end. Its lease is of whoever
-    takes it through its life.
+    ``counts`` are live until the end; ``usage`` is zero until the end. The owner of
+    its lease processes it.
     """
 
     status: BatchStatus = Field(sa_type=EnumText(BatchStatus))
@@ -203,7 +203,7 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
 
 
 class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata` is the tables'
-    """One row for each batch, for ever. Counts and usage are final, and zero until the end."""
+    """One row for each batch, never deleted. Counts and usage are final, and zero until the end."""
 
     __tablename__ = "batches"
     __table_args__ = (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StatusChangeRow(Row, table=True):
-    """One row for each status of each batch, deleted once it is told. None is entered twice."""
+    """One row for each status of each batch, deleted once it is reported. None is added twice."""
 
     __tablename__ = "status_changes"
     __table_args__ = (Index(None, "at"),)
@@ -47,13 +47,13 @@ class StatusChange:
 
 
 class StatusChanges(Aggregate):
-    """What is to be told; :func:`note_change` joins the write of each change."""
+    """Changes to report; :func:`note_change` runs in the transaction of each change."""
 
     @reads
     async def oldest(self, connection: AsyncConnection, limit: int) -> list[StatusChange]:
-        """Up to ``limit`` changes that nobody has forgotten, the oldest first.
+        """Up to ``limit`` changes that are not reported yet, the oldest first.
 
-        Two who ask at once get the same: whoever tells of them must not mind to tell twice.
+        Two callers at the same time get the same changes, so a change may be reported twice.
         """
         at, status = _CHANGES.c.at.label("change_at"), _CHANGES.c.status.label("change_status")
         statement = (
@@ -74,7 +74,7 @@ class StatusChanges(Aggregate):
 
     @writes
     async def forget(self, connection: AsyncConnection, changes: Collection[StatusChange]) -> None:
-        """These were told of; one that is gone already does not matter."""
+        """Delete these, which were reported. Some may be deleted already."""
         told = sorted((change.batch.id, change.status.value) for change in changes)
         if not told:
             return
@@ -83,7 +83,7 @@ class StatusChanges(Aggregate):
 
     @writes
     async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
-        """Forget changes that are older, told or not: how many. Nobody may be there to tell."""
+        """Delete older changes, reported or not, for installations without Prefect; how many."""
         statement = delete(_CHANGES).where(_CHANGES.c.at < clock() - older_than_seconds)
         return (await connection.execute(statement)).rowcount
 

@@ -102,7 +102,7 @@ class Chunks(Aggregate):
                 tenants.add(tenant)
             if len(leases) == limit:
                 break
-        # In one order for everybody, or two claimers could wait for each other's tenants.
+        # All claims use the same order. Otherwise two could wait for each other's tenants.
         for tenant in sorted(tenants):
             await served(connection, tenant)
         return leases
@@ -115,11 +115,11 @@ class Chunks(Aggregate):
         lease_seconds: float,
         keys: Collection[LeaseKey],
     ) -> set[LeaseKey]:
-        """Extend those leases of ``owner`` that are still wanted, and say which those are.
+        """Extend those leases of ``owner`` that are still needed, and return their keys.
 
-        A lease that is missing from the answer is to be dropped: somebody else has the chunk,
-        or its batch is no longer in progress (cancelled, overdue, failed). What a dropped lease
-        has finished may still be recorded until somebody else claims the chunk.
+        Drop a lease that is missing from the result: the chunk has another owner, or its batch is
+        no longer in progress (cancelled, overdue, failed). What it has finished may still be
+        recorded until another owner claims the chunk.
         """
         # Not all leases of the owner: after a claim whose answer was lost, it has some unknowingly.
         in_progress = select(BATCHES.c.id).where(
@@ -173,7 +173,7 @@ class Chunks(Aggregate):
         await self._update_leased(lease, {"status": ChunkStatus.PENDING, **released()})
 
     async def strike(self, lease: ChunkLease, *, pause_seconds: float) -> None:
-        """Give the chunk back after an error in it; nobody leases it for ``pause_seconds``.
+        """Release the chunk after an error in it; it is not leased again for ``pause_seconds``.
 
         Raises :class:`~batchyard.errors.LeaseLost`.
         """
@@ -188,7 +188,7 @@ class Chunks(Aggregate):
         )
 
     async def clear(self, lease: ChunkLease) -> None:
-        """Nothing of the chunk is suspected any more. Raises :class:`LeaseLost`."""
+        """Forget the errors and lost owners of the chunk. Raises :class:`LeaseLost`."""
         await self._update_leased(lease, {"strikes": 0, "deaths": 0})
 
     @reads
@@ -198,7 +198,7 @@ class Chunks(Aggregate):
 
     @reads
     async def held(self, connection: AsyncConnection, owner: str) -> dict[LeaseKey, ChunkAction]:
-        """What has become of the leases of ``owner``; one that is missing is not its any more."""
+        """What to do with each chunk of ``owner``; a missing one has another owner or none."""
         drop = or_(BATCHES.c.status != BatchStatus.IN_PROGRESS, BATCHES.c.expires_at <= clock())
         action = case(
             (drop, ChunkAction.DROP),
@@ -247,9 +247,9 @@ class Chunks(Aggregate):
 
     @writes
     async def put_back(self, connection: AsyncConnection) -> int:
-        """Make pending what is leased and whose lease has run out; how many chunks.
+        """Make chunks pending whose lease has expired; returns how many.
 
-        Whoever claims a chunk need not wait for it: one without a live lease is free.
+        A claim need not wait for it: a chunk with an expired lease is free.
         """
         # What is locked is being renewed or ended. Two who each change several chunks and wait
         # could wait for each other.

@@ -98,12 +98,12 @@ class ChunkRow(Row, _ChunkColumns, LeaseColumns, UsageColumns, table=True):
     completed: int = Field(default=0, sa_type=BigInteger)
     failed: int = Field(default=0, sa_type=BigInteger)
     not_before: float | None = Field(default=None, sa_type=Double)
-    """Nobody leases it before; the pause after an error."""
+    """It is not leased before this time: the pause after an error. Unix seconds."""
 
 
 ALONE_DEATHS = 2
-"""After so many owners in a row that vanished without progress, a chunk runs alone: one lost
-machine takes all that it runs with it, and says nothing about any of it."""
+"""After this many lost owners in a row without progress, a chunk runs by itself: when a machine
+is lost, any of the chunks that it ran may be the cause, or none."""
 SINGLE_STRIKES = 4
 SINGLE_DEATHS = 5
 """From here on a chunk runs one request at a time; see :mod:`batchyard.runner.suspects`."""
@@ -116,7 +116,7 @@ IS_OPEN: ColumnElement[bool] = CHUNKS.c.status != literal_column("'done'")
 IS_LEASED: ColumnElement[bool] = CHUNKS.c.status == literal_column("'leased'")
 
 IS_FREE = and_(IS_OPEN, is_free(CHUNKS))
-"""Nobody works on the chunk: it is pending, or its lease has run out."""
+"""The chunk has no owner: it is pending, or its lease has expired."""
 
 Index(
     "ix_chunks_open",

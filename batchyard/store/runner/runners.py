@@ -33,7 +33,7 @@ class RunnerKind(StrEnum):
 class RunnerStatus(StrEnum):
     """Each status of a runner: how it gets in and how it gets out.
 
-    A runner that dies without a word stays what it was until somebody misses its heartbeat.
+    A runner that crashes keeps its status until its missing heartbeat is noticed.
     """
 
     LIVE = "live"
@@ -41,9 +41,9 @@ class RunnerStatus(StrEnum):
     DRAINING = "draining"
     """In: it was asked to end after what it holds. Out: retired or lost."""
     RETIRED = "retired"
-    """In: it said that it is done. Terminal."""
+    """In: it reported its end. Terminal."""
     LOST = "lost"
-    """In: its heartbeat stopped. Terminal: if it wakes up, its next heartbeat is refused."""
+    """In: its heartbeat stopped. Terminal: a later heartbeat is refused."""
 
 
 class RunnerRecord(Record):
@@ -274,7 +274,7 @@ class Runners(Aggregate):
 
     @writes
     async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
-        """Delete those that have ended and gave their last heartbeat so long ago; how many."""
+        """Delete ended runners whose last heartbeat is older than that; returns how many."""
         statement = delete(_RUNNERS).where(
             ~_HAS_NOT_ENDED, _RUNNERS.c.heartbeat_at < clock() - older_than_seconds
         )

@@ -47,7 +47,7 @@ class ApiKeyRecord(Record):
 
 
 class ApiKeyRow(Row, ApiKeyRecord, table=True):
-    """One row for each key, for ever; a revoked one is marked.
+    """One row for each key, never deleted; a revoked key is marked.
 
     ``key_hash`` is the SHA-256 of the secret, lower-case hex. The secret is long and random, so
     no salt and no slow hash is needed, and one read of an index finds it.
@@ -67,7 +67,7 @@ _USE_IS_NOT_NOTED = or_(_KEYS.c.last_used_at.is_(None), ~_USE_IS_NOTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key that was just made. Nobody can read ``secret`` again."""
+    """A key that was just made. ``secret`` cannot be read again."""
 
     record: ApiKeyRecord
     secret: str = field(repr=False)
@@ -95,9 +95,9 @@ class ApiKeys(Aggregate):
         return NewKey(record=await _load(connection, row["id"]), secret=secret)
 
     async def tenant_of(self, secret: str) -> str | None:
-        """Whose key it is; None: nobody's, or a revoked one.
+        """The tenant of the key; None if the key is unknown or revoked.
 
-        Now and then this notes the use of the key, which cannot make a good key fail.
+        From time to time this records when the key was last used; a failure of that is ignored.
         """
         key_hash = _hash(secret)
         found = await self._find(key_hash)
@@ -120,7 +120,7 @@ class ApiKeys(Aggregate):
 
     @writes
     async def revoke(self, connection: AsyncConnection, key_id: str) -> ApiKeyRecord:
-        """The key opens nothing any more; a second time changes nothing.
+        """Revoke the key. Revoking it again changes nothing.
 
         Raises :class:`~batchyard.errors.RecordNotFound`.
         """

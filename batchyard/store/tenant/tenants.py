@@ -1,4 +1,4 @@
-"""Tenants: whose turn it is, how much each may have in the yard, who is told. No keys here."""
+"""Tenants: their turns, their quotas, their e-mail addresses. API keys are in ``api_keys``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TenantUsage:
 
 
 class Tenants(Aggregate):
-    """Quotas, what is used of them, who is told. The functions below join others' writes."""
+    """Quotas, their use, addresses. The functions below run in other aggregates' transactions."""
 
     @reads
     async def quota(self, connection: AsyncConnection, name: str) -> Quota:
@@ -93,12 +93,12 @@ class Tenants(Aggregate):
 
     @reads
     async def usage(self, connection: AsyncConnection, name: str) -> TenantUsage:
-        """What the tenant has in the yard now; all zeros for one that never was."""
+        """What of its quotas the tenant uses now; all zeros for an unknown tenant."""
         return await _usage(connection, name)
 
     @reads
     async def notify_email(self, connection: AsyncConnection, name: str) -> str | None:
-        """Who is told of the tenant's batches that name nobody; None: nobody is."""
+        """The address for batches without an address of their own; None: no e-mail is sent."""
         statement = select(TENANTS.c.notify_email).where(TENANTS.c.name == name)
         return (await connection.execute(statement)).scalar_one_or_none()
 
@@ -106,7 +106,7 @@ class Tenants(Aggregate):
     async def set_notify_email(
         self, connection: AsyncConnection, name: str, address: str | None
     ) -> None:
-        """Tell this address from now on, or nobody."""
+        """Send e-mails to this address from now on; None: send none."""
         row = {"notify_email": address}
         await upsert(connection, TENANTS, {"name": name, **row}, row)
 
@@ -114,9 +114,9 @@ class Tenants(Aggregate):
     async def rotate_webhook_secret(
         self, connection: AsyncConnection, name: str, *, keep_old: bool
     ) -> str:
-        """A new secret for the webhooks that batches name themselves; nobody is shown it again.
+        """Create and return a new secret for ``webhook_url`` of batches; it is not shown again.
 
-        With ``keep_old`` the one before signs as well for another day.
+        With ``keep_old``, the old secret signs as well for another day.
         """
         secret = new_signing_secret()
 
@@ -170,11 +170,11 @@ async def hold_quota(
     requests: int = 0,
     tokens: int = 0,
 ) -> None:
-    """Make sure that the tenant may have so much more; the caller adds it afterwards.
+    """Check that the tenant may have this much more; the caller adds it afterwards.
 
-    The other callers for this tenant wait until this transaction ends, so that two who would
-    pass alone do not pass together. Only what is added is judged: a quota that was lowered
-    refuses new work and none that was accepted.
+    Other callers for this tenant wait until this transaction ends, so that two requests that
+    each fit do not exceed the quota together. A quota that was lowered refuses new work only,
+    not what was accepted before.
 
     Raises :class:`~batchyard.errors.QuotaExceeded`, for batches its
     :class:`~batchyard.errors.BatchLimitExceeded`.
@@ -206,7 +206,7 @@ async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: 
     made = (await connection.execute(select(func.count()).where(*lately))).scalar_one()
     if made < batches_per_hour:
         return
-    # Room comes when so many of them are an hour old that the rest is fewer than the limit.
+    # The next batch is possible when enough of these are more than an hour old.
     leaving = select(BATCHES.c.created_at).where(*lately).order_by(BATCHES.c.created_at)
     found = await connection.execute(leaving.offset(made - batches_per_hour).limit(1))
     leaves_at = (found.scalar_one_or_none() or now) + _HOUR_SECONDS

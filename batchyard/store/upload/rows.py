@@ -62,7 +62,7 @@ class UploadRecord(_UploadColumns):
 
 
 class UploadRow(Row, UploadRecord, table=True):
-    """One row for each upload, for ever. Past ``expires_at`` a pending one counts as expired."""
+    """One row for each upload, never deleted. A pending one expires at ``expires_at``."""
 
     __tablename__ = "uploads"
     __table_args__ = (Index(None, "status", "expires_at"),)

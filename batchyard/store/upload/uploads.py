@@ -165,9 +165,9 @@ class Uploads(Aggregate):
 
     @reads
     async def leftover_parts(self, connection: AsyncConnection, limit: int) -> list[PartRecord]:
-        """Parts that nobody needs any more: of uploads that have ended, whichever way.
+        """Parts of uploads that have ended in any way: no longer needed.
 
-        Their bytes are to be wiped, and then :meth:`forget_parts`.
+        Delete their bytes, and then call :meth:`forget_parts`.
         """
         statement = (
             select(PARTS)

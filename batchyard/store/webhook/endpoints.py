@@ -1,4 +1,4 @@
-"""Webhook endpoints: which URL of a tenant is told of which events, and signed with what."""
+"""Webhook endpoints: URLs of tenants, the events that they receive, their signing secrets."""
 
 from __future__ import annotations
 
@@ -168,10 +168,10 @@ class WebhookEndpoints(Aggregate):
 
     @writes
     async def disable(self, connection: AsyncConnection, endpoint_id: str, reason: str) -> None:
-        """Send nothing to it any more; what it has not been told yet becomes ``failed``.
+        """Send nothing more to it. Its pending deliveries fail.
 
-        One that is disabled keeps its first ``reason``. One that was deleted is no error: its
-        last answer may come after that.
+        An endpoint that is disabled already keeps its first ``reason``. If it was deleted, this
+        does nothing: the answer to its last attempt may come after that.
         """
         statement = (
             update(ENDPOINTS)

@@ -52,7 +52,7 @@ ENDPOINT_SECRETS = SecretColumns(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointWithSecret:
-    """An endpoint whose secret was just made. Nobody is shown ``secret`` again."""
+    """An endpoint whose secret was just made. ``secret`` is not shown again."""
 
     record: WebhookEndpointRecord
     secret: str = field(repr=False)
