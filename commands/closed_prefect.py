@@ -1,4 +1,4 @@
-"""What keeps others out of a Prefect server that we start.
+"""How a Prefect server that we start is closed to others.
 
 Whoever can call Prefect's API can run commands as the user of its workers: a flow run may name its
 own command. Binding to loopback is not enough: other users of the machine reach the port, and so
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LOGIN_FILE: Final = "prefect.login"
 PRIVATE_UMASK: Final = 0o077
-"""Prefect's database holds parameters and logs. Workers keep the user's: results may be shared."""
+"""Prefect's database holds parameters and logs. Workers keep the user's umask: results may be
+shared."""
 HOSTS: Final = ("127.0.0.1", "localhost")
 """The only host names that the server accepts; others may be made to resolve to this machine."""
 
@@ -60,7 +61,10 @@ def read_login(path: Path) -> str:
 
 
 def server_command(port: int, log_level: str) -> list[str]:
-    """Runs the server on loopback. ``prefect server start`` would not check the Host header."""
+    """The command that runs the server on loopback.
+
+    ``prefect server start`` would not check the Host header.
+    """
     return [
         *(sys.executable, "-m", "uvicorn", "--factory", _FACTORY, "--lifespan", "on"),
         *("--host", "127.0.0.1", "--port", str(port), "--log-level", log_level),
@@ -68,7 +72,7 @@ def server_command(port: int, log_level: str) -> list[str]:
 
 
 def server_environment(port: int, login: str) -> dict[str, str]:
-    """The server's settings; of each the name that wins over its older ones."""
+    """The server's settings, each under the name that takes precedence over older ones."""
     return {
         "PREFECT_SERVER_API_AUTH_STRING": login,
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",

@@ -45,7 +45,10 @@ class EngineChoice:
         exclusive: bool = False,
         client_rules: bool = False,
     ) -> EngineChoice:
-        """Raises :class:`~batchyard.errors.RequestRefused` for what cannot be meant."""
+        """The engine for these options.
+
+        Raises :class:`~batchyard.errors.RequestRefused` for options that contradict each other.
+        """
         if url is None and (seats is not None or exclusive):
             raise _refused(
                 "--engine-seats and --exclusive are for a server that runs already: give its "

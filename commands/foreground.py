@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DELIVERY_SECONDS = 20.0
-"""So long a person may wait for receivers that do not answer."""
+"""How long a user waits at most for receivers that do not answer."""
 
 # Prefect's log is for its server; the terminal has the progress display.
 _QUIET_PREFECT = {
@@ -36,14 +36,14 @@ _QUIET_PREFECT = {
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a batch ended: an exit status, and what to tell."""
+    """How a batch ended: the exit status and the text to print."""
 
     status: int
     text: str
 
 
 def prepare_prefect() -> OwnPrefect:
-    """Keep every log off the terminal. To be called before Prefect is imported."""
+    """Keep all logs off the terminal. Call it before Prefect is imported."""
     for name, value in _QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
     # Without any handler, Python itself prints warnings.
@@ -52,7 +52,7 @@ def prepare_prefect() -> OwnPrefect:
 
 
 async def run_to_end(services: Services, batch_id: str, own_prefect: OwnPrefect) -> Ending:
-    """Run the process-batch flow in this process, on the Prefect API that is configured or ours.
+    """Run the process-batch flow in this process, with the configured Prefect API or our own.
 
     Raises :class:`~batchyard.errors.DispatchFailed` where Prefect fails a batch that has begun.
     """
@@ -134,7 +134,7 @@ async def _run_flow(services: Services, batch_id: str) -> Ending:
 
 
 async def _publish_again(services: Services, batch: BatchRecord) -> Ending:
-    """A batch that ended before: all that may be left to do is to write its files."""
+    """Write the files of a batch that has ended, where that has failed before."""
     failures = await redeliver(services, batch)
     batch = await services.store.batches.get(batch.id)
     text = await summarise(services, batch)

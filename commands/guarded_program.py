@@ -1,4 +1,4 @@
-"""A program that ends when this process ends, whatever ends it, SIGKILL included.
+"""A program that ends when this process ends, even by SIGKILL.
 
 ``batchyard.engine.guarded_process`` does the same for engines, inside an event loop.
 """
@@ -34,7 +34,7 @@ class GuardedProgram:
         cwd: Path | None = None,
         umask: int = -1,
     ) -> None:
-        """``log`` gets all output. ``umask``: -1 for ours."""
+        """``log`` receives all output. ``umask``: -1 for that of this process."""
         no_folder = ""
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", GUARDIAN, str(os.getpid()), no_folder, *command],
@@ -64,13 +64,13 @@ class GuardedProgram:
         return code
 
     def terminate(self) -> None:
-        """SIGTERM to the command only, which ends its own children in good order."""
+        """Send SIGTERM to the command only, which then stops its own children."""
         if (pid := self._read_pid()) and self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
     def close(self, grace_seconds: float) -> None:
-        """Return when the command is gone; SIGKILL for what is left of it after that time."""
+        """Wait until the command has ended, and kill what is left of it after that time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guardian.wait(grace_seconds)
         self._close_pipes()  # on which the guardian kills everything

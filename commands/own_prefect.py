@@ -48,8 +48,8 @@ class Access:
 class OwnPrefect:
     """The API's process. Make it before Prefect is imported.
 
-    It is stopped at the exit of this process, after the threads of Prefect's client have sent
-    what they still had to send: what was registered first is called last.
+    It is stopped at the exit of this process, after the threads of Prefect's client have sent their
+    last data: exit handlers run in reverse order.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class OwnPrefect:
         atexit.register(self.stop)
 
     async def start(self, log_path: Path) -> Access:
-        """How to reach the API, once it answers.
+        """Start the API and return how to reach it, once it answers.
 
         Raises :class:`~batchyard.errors.DispatchFailed` if it never does.
         """

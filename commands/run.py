@@ -139,7 +139,7 @@ async def _run(
 ) -> int:
     """Run a new batch, or an old one by its id, to its end; the exit status.
 
-    What there is to say is said when the display is gone, which would draw over it.
+    The last text is printed when the display has ended, which would draw over it.
     """
     from flows.control import control_services  # noqa: PLC0415 - it imports Prefect
     from flows.worker import credentials_from_block  # noqa: PLC0415

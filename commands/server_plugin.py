@@ -1,4 +1,4 @@
-"""Prefect's own server with what it lacks: a plugin, and an app for the servers that we start.
+"""Additions to Prefect's own server: a plugin, and an app for the servers that we start.
 
 The plugin closes failed cursors, where Prefect's database is SQLite; ``batchyard.failed_cursors``
 says what happens without it. Prefect loads it by its entry point, ``prefect.plugins`` in

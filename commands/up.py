@@ -189,7 +189,7 @@ class Everything:
         return "\n".join(lines)
 
     def wait_for_an_end(self) -> NoReturn:
-        """Nothing here ends by itself: until something does. Raises SettingsError that names it."""
+        """Wait until one of the processes ends, and raise a SettingsError that names it."""
         while True:
             for name, program in self._programs.items():
                 if not program.is_running:
@@ -197,7 +197,7 @@ class Everything:
             time.sleep(0.5)
 
     def stop(self) -> None:
-        """What takes in work first, Prefect's server last: the others still talk to it."""
+        """Stop first what accepts work, and the server last, because the others use it."""
         for names in (("api", *POOLS), ("server",)):
             running = [self._programs[name] for name in names if name in self._programs]
             for program in running:

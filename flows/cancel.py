@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ASK_SECONDS = 5.0
-"""Prefect kills a process that has not ended half a minute after it was told to."""
+"""Prefect kills a process that has not ended half a minute after it was asked to."""
 
 
 @asynccontextmanager
 async def cancelled_with_flow_run(services: Services, batch_id: str) -> AsyncIterator[None]:
     """While the block runs, the batch belongs to the current flow run: Cancel in the UI ends both.
 
-    To be used while the batch is leased. Its next owner names a flow run of its own, and
+    Use it while the batch is leased. Its next owner names a flow run of its own, and
     :func:`cancel_its_batch` then finds no batch of this one.
     """
     await services.store.batches.set_flow_run(batch_id, str(current_flow_run.id))

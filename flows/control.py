@@ -1,7 +1,7 @@
-"""What a process does beside the batches that it takes through their lives.
+"""What a process does beside processing its batches.
 
 It renews their leases. Where chunks run on a pool, one process at a time also starts and drains
-runners, writes forecasts and cleans up after crashed processes, and one tells Prefect of each
+runners, writes forecasts and cleans up after crashed processes, and one reports to Prefect each
 status that a batch has entered.
 """
 
@@ -77,7 +77,7 @@ async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
 
 
 def emit_at_risk(batch: BatchRecord) -> None:
-    """A Prefect event, for automations: the window will probably end before the batch."""
+    """Emit a Prefect event for automations: the batch will probably not be done in its window."""
     emit_event(
         event="batch.deadline_at_risk",
         resource=batch_resource(batch),
@@ -136,7 +136,7 @@ async def _keep_telling(services: Services, api: PrefectApi, owner: str) -> None
 
 
 async def _stop_batches_of(services: Services, given_up: GivenUp) -> None:
-    """No machine serves the model: its batches end with what is finished of them."""
+    """Stop the batches of a model that no machine serves; their finished lines are kept."""
     for batch_id in await services.store.batches.in_progress_of(given_up.model):
         logger.warning("batch.stopped batch=%s %s", batch_id, given_up.error)
         try:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     on_cancellation=[cancel_its_batch],
 )
 async def process_batch(batch_id: str) -> State:
-    """Take a batch from wherever it is to its end. Who is to be notified is in the outbox.
+    """Take a batch from its current step to its end. Its notifications are in the outbox.
 
     Args:
         batch_id: The batch; everything else about it is in the database.
@@ -44,7 +44,8 @@ async def process_batch(batch_id: str) -> State:
 
 
 async def take_to_its_end(services: Services, batch_id: str) -> State:
-    """The batch's whole life as tasks of the current flow run; the state that the run ends in."""
+    """Run all remaining steps of the batch as tasks of the current flow run; returns the run's
+    state."""
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
         return Completed(message=f"The batch was already {batch.status.value}")

@@ -1,6 +1,6 @@
 """reconcile: cleans up after crashed processes, twice a minute. On the control pool.
 
-Any number of these may run at once, on any machine: each change that they make is made once.
+Several may run at once, on any machine: each change is made once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _words(found: Reconciled) -> list[str]:
 
 
 async def _see_to_runners(services: Services, api: PrefectApi) -> None:
-    """What a process that holds batches does all the time, for the case that there is none."""
+    """Start and drain runners, as a process that holds batches does, in case there is none."""
     owner = f"reconcile_{flow_run.id}"
     scheduler = RunnerScheduler(api, services.store, services.settings, owner)
     try:

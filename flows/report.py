@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 3.0
 _NOT_SHOWN = (PrefectException, HTTPError, OSError, StoreError)
-"""What keeps something from being shown, and is no reason to fail a batch."""
+"""Errors that prevent showing something. No batch fails because of them."""
 
 
 @asynccontextmanager
 async def watch_progress(services: Services, batch_id: str) -> AsyncIterator[None]:
-    """Keep a progress artifact true to the chunk rows while the block runs."""
+    """Update a progress artifact from the chunk rows while the block runs."""
     batch = await services.store.batches.get(batch_id)
     if batch.status is not BatchStatus.IN_PROGRESS:
         yield

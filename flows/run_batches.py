@@ -1,4 +1,4 @@
-"""run-batches: takes batches through their lives and tells of them. On the control pool."""
+"""run-batches: processes batches and sends their notifications. On the control pool."""
 
 from __future__ import annotations
 

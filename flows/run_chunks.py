@@ -46,7 +46,7 @@ _RECORD_SECONDS = 30.0
 
 @flow(name="run-chunks", flow_run_name="{model}", persist_result=False)
 async def run_chunks(model: str) -> State:
-    """Serve the chunks of a model, of whichever batch, until nothing has come for a while.
+    """Serve the chunks of a model, of all batches, until there was none for a while.
 
     Args:
         model: The name that request bodies carry; its engine block is named after it.
@@ -60,7 +60,7 @@ async def run_chunks(model: str) -> State:
 
 
 async def _serve_here(services: Services, model: str) -> State:
-    """Serve the model on this machine; what keeps it from that counts against the machine."""
+    """Serve the model on this machine. A failure to do so counts against the machine."""
     try:
         await check_machine(services, model)
         with defects_as_ours("serving chunks"):
@@ -106,7 +106,7 @@ async def serve(services: Services, model: str, *, batch_id: str | None = None) 
 class _Records:
     """The task run of each chunk. Prefect may fail to record a chunk; the chunk runs all the same.
 
-    At the end of the block whatever is still to be recorded gets a little time.
+    At the end of the block, what is not recorded yet gets a little time.
     """
 
     def __init__(self) -> None:

@@ -100,7 +100,10 @@ def _check_weights(name: str, weights: str) -> None:
 
 
 async def credentials_from_block(kind: type[C], /) -> C:
-    """Those of the block document ``default``; without one, the scheme's library finds its own."""
+    """The credentials of the block document ``default``.
+
+    Without one, the scheme's library finds its own.
+    """
     block = await _load(CREDENTIALS[kind], "default")
     return kind() if block is None else block.build()
 
@@ -121,7 +124,7 @@ def engine_python(settings: Settings) -> Path:
 
 
 def engine_log(settings: Settings, name: str) -> Path:
-    """Where the engine of this name writes what it has to say."""
+    """The path of the log of the engine of this name."""
     folder = settings.home_folder / "logs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Engines on other devices of this machine have logs of their own.

@@ -25,7 +25,7 @@ class Reconciled:
     """What was found and cleaned up."""
 
     overdue: tuple[BatchRecord, ...]
-    """Batches whose window has ended: they run no more."""
+    """Batches whose window has ended and that were stopped."""
     lost_runners: tuple[RunnerRecord, ...]
     """Runners without a heartbeat for as long as a lease lasts."""
     chunks_put_back: int

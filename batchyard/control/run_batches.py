@@ -56,7 +56,10 @@ class BatchRunner:
         """Batches that this runner has taken to their end."""
 
     async def serve(self) -> int:
-        """Return when idle for ``runner_idle_seconds`` or told to drain; the batches ended."""
+        """Process batches until idle for ``runner_idle_seconds`` or asked to drain.
+
+        Returns how many batches have ended.
+        """
         store, settings = self._services.store, self._services.settings
         runner = await store.runners.register(
             kind=RunnerKind.BATCHES, pool=settings.pool, flow_run_id=self._flow_run_id
@@ -118,7 +121,7 @@ class BatchRunner:
             await self._put_off(batch_id)
 
     async def _count(self, batch_id: str) -> None:
-        """A flow run reports an error of its own as its state: then the batch goes on later."""
+        """Count the batch if it has ended. If its flow run failed, it is continued later."""
         batch = await self._services.store.batches.get(batch_id)
         if batch.status in TERMINAL:
             self.ended += 1
@@ -127,7 +130,7 @@ class BatchRunner:
             await self._put_off(batch_id)
 
     async def _put_off(self, batch_id: str) -> None:
-        """Where the run did not come as far as to hold it; otherwise it is given back already."""
+        """Release the batch, unless the run that held it has done so."""
         try:
             await self._held.release(batch_id, after_seconds=AGAIN_AFTER_SECONDS)
         except StoreError as error:

@@ -22,10 +22,10 @@ SLOW_SECONDS = 1.0
 
 
 class Admission:
-    """One chunk's turn, which it has when this is made.
+    """One chunk's turn, which it has from the start.
 
-    ``slow`` counts the chunks of each batch that let others go first: of such a batch nothing
-    more is to be leased meanwhile. ``may_return`` says whether the chunk may have its turn back.
+    ``slow`` counts the chunks of each batch that let others go first: no more chunks of such a
+    batch are leased meanwhile. ``may_return`` says whether the chunk may have its turn back.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Admission:
         self._has_turn = True
 
     def leave(self) -> None:
-        """Let the next chunk begin; nothing happens the second time."""
+        """Let the next chunk begin. A second call does nothing."""
         if self._has_turn:
             self._has_turn = False
             self._turn.release()

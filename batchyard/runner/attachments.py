@@ -41,13 +41,13 @@ MAX_FILE_BYTES: Final = 25 * 1024**2
 _FETCH_SECONDS = 60.0
 """For one file, all attempts together: a request that waits for it delays the next chunk."""
 _FAILURES_OF_A_HOST = 5
-"""A host that failed so often is not asked again for this chunk: each time costs a minute."""
+"""A host that failed this often is not asked again for this chunk: each time costs a minute."""
 
 _decode = msgspec.json.Decoder().decode
 
 
 def file_access(web: WebAccess) -> WebAccess:
-    """How files are fetched: quickly or not at all."""
+    """``web`` with the time limits for files: a slow server fails the line."""
     return replace(web, stall_seconds=20.0, backoff=Backoff(attempts=3))
 
 

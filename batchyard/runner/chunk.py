@@ -62,10 +62,10 @@ class ChunkRun:
     """The life of one leased chunk in one runner.
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
-    ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its
-    requests carry. ``on_answer`` gets the tokens of each
-    answered request, by the plan's estimate. ``turn`` is a lock under which the lines of copies
-    are made: all chunks at once would fill the memory with them.
+    ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its requests
+    carry. ``on_answer`` gets the tokens of each answered request, by the plan's estimate. ``turn``
+    is a lock under which the lines of copies are made: those of all chunks at once would fill the
+    memory.
     """
 
     services: Services
@@ -78,7 +78,7 @@ class ChunkRun:
     on_answer: Callable[[float], None]
     turn: asyncio.Lock
     runs_alone: bool = field(init=False)
-    """Nothing else may run beside it, see :mod:`batchyard.runner.suspects`."""
+    """No other chunk may run at the same time, see :mod:`batchyard.runner.suspects`."""
     _finished: FinishedLines = field(init=False)
     _input_path: Path = field(init=False)
     _traits: BatchTraits = NO_TRAITS
@@ -224,7 +224,7 @@ class ChunkRun:
         )
 
     async def _prepare(self) -> list[_Planned]:
-        """Fetch the input, and say what of the chunk is to run."""
+        """Fetch the input, and return what of the chunk is to run."""
         storage, lease = self.services.storage, self.lease
         start = lease.first_record * RECORD.itemsize
         stop = start + lease.request_count * RECORD.itemsize

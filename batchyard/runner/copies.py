@@ -37,13 +37,13 @@ class _Answered:
 
 
 class Copies:
-    """Those whose answer is there and whose lines are not. One task at a time takes them."""
+    """Copies that have their answer and not yet their lines. One task at a time takes them."""
 
     def __init__(self) -> None:
         self._answered: deque[_Answered] = deque()
         self.count = 0
         self.size_bytes = 0
-        """Of their lines, about."""
+        """About how many bytes their lines have."""
 
     def add(self, custom_id: str, result: ResultLine, records: npt.NDArray[Any]) -> None:
         """``result`` is the answer to ``custom_id``, and to every request in ``records``."""
@@ -52,7 +52,7 @@ class Copies:
         self.size_bytes += len(records) * len(result.line)
 
     async def take_some(self, input_path: Path) -> list[tuple[int, ResultLine]]:
-        """A few finished lines with their ordinals; they are the caller's from here on."""
+        """Remove a few finished lines and return them with their ordinals."""
         taken = self._next()
         records = [record for _, record in taken]
         custom_ids = await in_thread(_custom_ids, input_path, records)
@@ -64,7 +64,7 @@ class Copies:
         ]
 
     def _next(self) -> list[tuple[_Answered, Any]]:
-        """At least one."""
+        """The next copies to write, at least one."""
         taken: list[tuple[_Answered, Any]] = []
         room_bytes = _BYTES_AT_A_TIME
         for answered in self._answered:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 ROOM_BYTES: Final = 256 * 1024**2
-"""Of files in one window at a time, from the fetch to the engine's answer."""
+"""Bytes of files in one window at a time, from the fetch to the engine's answer."""
 
 
 class FileRoom:

@@ -21,7 +21,10 @@ class Inputs:
         self._fetches: dict[str, asyncio.Task[Path]] = {}
 
     async def path(self, batch_id: str) -> Path:
-        """A local file with the batch's input. Raises what the store or the storage raises."""
+        """A local file with the batch's input.
+
+        Raises :class:`~batchyard.errors.StoreError` and :class:`~batchyard.errors.StorageError`.
+        """
         fetch = self._fetches.get(batch_id)
         if fetch is None:
             fetch = asyncio.create_task(self._fetch(batch_id), name=f"input of {batch_id}")

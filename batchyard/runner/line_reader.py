@@ -27,7 +27,7 @@ class UnreadableLine:
 
     custom_id: str
     reason: str
-    """Without a word of the line."""
+    """In our words, with no text of the line."""
 
 
 def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:

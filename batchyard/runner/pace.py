@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 SAMPLE_SECONDS: Final = 5.0
 """The shortest sample, in busy time."""
 _DONE_IN_FLIGHT: Final = 0.25
-"""How much of a request in flight is produced, on average: half of the window waits in the
-engine's queue, and of the rest each is half done."""
+"""How much of a request in flight is produced, on average: half of the window waits in the engine's
+queue, and the other half is half done."""
 
 
 class Load(Protocol):
-    """What an engine has to do: of the window, what is looked at here."""
+    """The part of the window that this module reads: what the engine has to do."""
 
     withdrawn: int
     """Requests that were taken back or aborted without an answer, up to now."""
@@ -32,7 +32,7 @@ class Load(Protocol):
 
 
 class Pace:
-    """Counts answers, and says from time to time how fast they came."""
+    """Counts answers, and measures from time to time how fast they came."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineSlot:
-    """``devices`` is what ``CUDA_VISIBLE_DEVICES`` is to be; None: every device."""
+    """``devices`` is the value for ``CUDA_VISIBLE_DEVICES``; None: all devices."""
 
     name: str
     devices: str | None

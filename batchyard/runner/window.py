@@ -78,7 +78,7 @@ class Window:
         self.size = engine.window_size
         """Requests in flight, at most."""
         self.withdrawn = 0
-        """Requests that left without a result, for their owner had taken them back."""
+        """Requests that left without a result, because their owner withdrew them."""
         self.file_room = FileRoom()
         self._engine = engine
         self._gate = engine.gate
@@ -146,7 +146,7 @@ class Window:
             self._leave(request, result)
 
     def serves(self, url: str) -> bool:
-        """Whether the engine may have this endpoint; it is asked about those that it may."""
+        """Whether the engine serves this endpoint, as far as is known."""
         return url not in self._not_served
 
     async def withdraw(self, owner: Hashable, *, abort: bool) -> None:

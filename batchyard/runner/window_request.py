@@ -27,7 +27,7 @@ class WindowRequest:
     content_type: str = "application/json"
     of_batch: BatchTraits = NO_TRAITS
     file_bytes: int = 0
-    """What it holds of the window's room for files, and gives back as it leaves."""
+    """How much of the window's room for files it has reserved, until it leaves."""
     request_id: str = ""
     attempts: int = 0
     strikes: int = 0

@@ -1,8 +1,7 @@
 """The batches that this process has leased.
 
-One statement renews all of their leases. One look at the database, a few times a second, sees what
-has become of them: a batch that waits for its chunks, for a cancellation or for its deadline waits
-here.
+One statement renews all of their leases. A few times a second, one query reads their state: a batch
+that waits for its chunks, for a cancellation or for its deadline waits here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 _BUSY_AT_ONCE = 8
 """Batches that are fetched, planned, collected or published at a time; the others wait."""
 AGAIN_AFTER_SECONDS = 5.0
-"""A batch whose step failed for a reason that will pass is left alone for this time."""
+"""After an error that will pass, the batch is not tried again for this time."""
 
 
 class BatchEnded(Exception):
@@ -40,7 +39,7 @@ class BatchEnded(Exception):
 
 
 class HeldBatch:
-    """A leased batch: what was seen of it last, and how the work on it is interrupted."""
+    """A leased batch: its last snapshot, and how the work on it is interrupted."""
 
     def __init__(self, lease: BatchLease) -> None:
         self.lease = lease
@@ -50,7 +49,7 @@ class HeldBatch:
         self._work: Interruption | None = None
 
     async def until_run(self) -> None:
-        """Return when no chunk of a planned batch is open, or none is to be run any more."""
+        """Return when the batch is planned and no chunk is open, or none shall run any more."""
         await self._until(
             lambda snapshot: (
                 not snapshot.may_run
@@ -60,7 +59,7 @@ class HeldBatch:
 
     @contextlib.asynccontextmanager
     async def while_in(self, *statuses: BatchStatus) -> AsyncIterator[None]:
-        """Cut the block short when the batch has another status; what comes after it runs on."""
+        """End the block early when the batch has another status; the code after it continues."""
         interruption = Interruption()
 
         async def interrupt() -> None:
@@ -75,7 +74,7 @@ class HeldBatch:
             watch.cancel()
 
     def see(self, snapshot: BatchSnapshot | None) -> None:
-        """What the database says of the batch now; None: it has no such batch."""
+        """Take the batch's new snapshot; None: the database has no such batch."""
         # The end of a batch ends its lease, and what is left to do is to say so.
         is_ours = snapshot is not None and (
             snapshot.epoch == self.lease.epoch
@@ -150,7 +149,7 @@ class HeldBatches:
                 await self.release(batch_id)
 
     async def claim(self, limit: int) -> list[str]:
-        """Lease up to ``limit`` batches, the most urgent first; to be held or released."""
+        """Lease up to ``limit`` batches, the most urgent first. Hold or release each of them."""
         leases = await self._store.batch_leases.claim(
             owner=self.owner, lease_seconds=self._settings.batch_lease_seconds, limit=limit
         )
@@ -162,7 +161,7 @@ class HeldBatches:
         return [lease.batch_id for lease in leases]
 
     async def release(self, batch_id: str, *, after_seconds: float = 0.0) -> None:
-        """Let others have the batch, ``after_seconds`` from now; nothing if it is not held."""
+        """Release the batch for other owners, ``after_seconds`` from now, if it is held."""
         held = self._held.get(batch_id)
         if held is not None:
             await self._let_go(held, after_seconds)
@@ -172,9 +171,9 @@ class HeldBatches:
         """Lease the batch while the block runs, and release it afterwards.
 
         Waits for the owner that it has now. Raises :class:`BatchEnded` where the batch is terminal.
-        A lease that is lost ends the block, and is raised as :class:`~batchyard.errors.LeaseLost`.
-        After an error in the block no process takes the batch up for ``AGAIN_AFTER_SECONDS``:
-        what was away will still be away.
+        If the lease is lost, the block ends with :class:`~batchyard.errors.LeaseLost`. After an
+        error in the block, no process leases the batch for ``AGAIN_AFTER_SECONDS``: the cause will
+        not have passed earlier.
         """
         if batch_id not in self._held:
             await self._obtain(batch_id)

@@ -24,7 +24,10 @@ def file_key(file_id: str) -> str:
 
 
 def result_key(file_id: str, epoch: int) -> str:
-    """The epoch is that of the batch's lease: of two who make a file, one is published."""
+    """Where a result file is.
+
+    ``epoch`` is that of the batch's lease: of two owners that make a file, one publishes it.
+    """
     return f"{file_key(file_id)}.{epoch}"
 
 

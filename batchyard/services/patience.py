@@ -1,4 +1,4 @@
-"""Patience: our own database or object store is away, full or closed to us, and will be back.
+"""Patience: our own database or object store cannot be reached, is full or refuses us, for a while.
 
 Not by stamina, which the database and Prefect's API are retried with: its own log line for each
 retry names neither what is waited for nor the reason, and hours of waiting are to be read there.
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PASSING: Final = (StoreUnavailable, StorageUnavailable, StorageFull, AccessDenied)
-"""They say something about this machine, or about all, and nothing about one chunk or batch."""
+"""These errors concern this machine or all machines, not one chunk or batch."""
 PAUSE_SECONDS: Final = 2.0
 
 
 async def patiently(call: Callable[[], Awaitable[T]], what: str) -> T:
-    """What ``call`` returns, however long that takes.
+    """Call ``call`` until it succeeds, and return its result, however long that takes.
 
-    It has tried for a while itself each time. What its caller holds meanwhile may be lost to
-    others; then it is refused when the database is back, and nothing is done twice.
+    It has tried for a while itself each time. The caller's leases may be lost meanwhile. The
+    database then refuses the call, so nothing is done twice.
     """
     while True:
         try:

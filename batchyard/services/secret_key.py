@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _FILE: Final = "secret.key"
 _NEXT_FILE: Final = "secret.next.key"
 _START_SECONDS: Final = 5.0
-"""A process may have read the keys so long before it is in the database as a runner."""
+"""How long before it registers as a runner a process may have read the keys."""
 
 
 def read_secret_keys(settings: Settings) -> list[str]:
@@ -56,7 +56,7 @@ class RotationStep(Enum):
     ANNOUNCE = "announce"
     """Make a new key, which opens and does not seal."""
     SEAL = "seal"
-    """Seal with it, and seal anew what is there."""
+    """Seal with it, and seal again what is there."""
     DROP = "drop"
     """Seal anew what was sealed with older keys meanwhile, and drop these."""
 
@@ -64,7 +64,7 @@ class RotationStep(Enum):
 class Rotation:
     """A rotation of the key file, as far as it is. Where the settings name keys, there is none.
 
-    Every step may be done again, after a crash in the middle of it as well.
+    Every step may be repeated, also after a crash in the middle of it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -79,9 +79,9 @@ class Rotation:
         return RotationStep.DROP if len(_read(self._path)) > 1 else RotationStep.ANNOUNCE
 
     async def not_restarted(self, store: Store, *, within_seconds: float) -> list[RunnerRecord]:
-        """Runners that live and have not read the keys since the step before: it is too early.
+        """Live runners that have not read the keys since the last step: the next has to wait.
 
-        Other processes, those of the API among them, nobody can see.
+        Other processes, such as the API's, are not known.
         """
         changed = {RotationStep.SEAL: self._next_path, RotationStep.DROP: self._path}.get(self.step)
         if changed is None:
@@ -99,7 +99,7 @@ class Rotation:
         _make(self._next_path, [new_sealing_key()], now)
 
     def begin_to_seal(self, now: float) -> None:
-        """Whoever reads the keys from now on seals with the new one."""
+        """Put the new key first: processes that read the keys from now on seal with it."""
         _replace(self._path, [*_read(self._next_path), *_read(self._path)], now)
 
     async def seal_anew(self, store: Store) -> int:
@@ -110,7 +110,7 @@ class Rotation:
         return count
 
     async def drop_older(self, store: Store, now: float) -> int:
-        """Leave the first key alone; how many values were sealed anew before."""
+        """Drop all keys but the first; returns how many values were sealed again before."""
         count = await reseal(store.database)
         _replace(self._path, _read(self._path)[:1], now)
         return count
@@ -145,7 +145,7 @@ def _replace(path: Path, keys: Sequence[str], now: float) -> None:
 
 
 def _draft(path: Path, keys: Sequence[str], now: float | None) -> Path:
-    """The whole file at once: a key that is half there, or read too early, opens nothing."""
+    """Write the whole file at once: part of a key opens nothing."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     with os.fdopen(descriptor, "w") as file:
         file.write("\n".join([*keys, ""]))

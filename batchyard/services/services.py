@@ -62,7 +62,7 @@ async def nothing_is_known(_: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The truth (``store``), the bytes (``storage``), inference, and this machine's folders."""
+    """The state (``store``), the bytes (``storage``), inference, and this machine's folders."""
 
     settings: Settings
     store: Store
@@ -72,7 +72,7 @@ class Services:
     engine_for: Callable[[str], Awaitable[Engine]]
     """The engine, not yet started, that serves a model."""
     access: Access = field(default_factory=Access)
-    """To the places that users name, by their own right or with our credentials."""
+    """How the places that users name are reached, with their rights or our credentials."""
     on_progress: Callable[[Progress], None] = ignore_progress
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known
     """Why no engine serves a model; None: one does, or it is not known."""
@@ -85,20 +85,20 @@ class Services:
         return None if self.held is None else self.held.owner
 
     def where(self, location: Location) -> str:
-        """For messages: on which machine a path was looked for, where that is not obvious."""
+        """The machine on which a path was looked for, for messages; empty if that is obvious."""
         if isinstance(location, LocalFile) and self.settings.runners == "pool":
             return f", on the machine {self.settings.this_machine}"
         return ""
 
     def access_for(self, options: BatchOptions) -> Access:
-        """To the places of a batch: a client's own URLs lead to public addresses only."""
+        """The access for a batch: a client's own URLs lead to public addresses only."""
         if not options.public_urls:
             return self.access
         return replace(self.access, web=self.public_web)
 
     @property
     def public_web(self) -> WebAccess:
-        """To URLs of clients: to public addresses and internal networks only."""
+        """The access for URLs of clients: to public addresses and internal networks only."""
         settings = self.settings
         return WebAccess(guard=settings.address_guard, ssl_context=settings.tls_context)
 
@@ -106,7 +106,7 @@ class Services:
 def access_with(
     settings: Settings, credentials: FindCredentials = credentials_of_environment
 ) -> Access:
-    """To the operator's own places, with the authorities that the settings name."""
+    """The access for the operator's own places, with the authorities that the settings name."""
     return Access(credentials, WebAccess(ssl_context=settings.tls_context), settings.ca_file)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def stop_failed(
     services: Services, batch_id: str, error: BatchyardError, epoch: int | None = None
 ) -> BatchRecord:
-    """Run no more of a batch, which cannot be run; the batch as it is then.
+    """Stop a batch that cannot be run; returns it as it is then.
 
     One that was not planned yet ends as ``failed``. One in progress is ``finalizing``: what is
     finished of it is still to be collected and published, and it ends as ``failed`` with that.

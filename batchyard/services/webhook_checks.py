@@ -21,8 +21,8 @@ MAX_URL_CHARS: Final = 8192
 def check_webhook_url(url: str, settings: Settings, *, param: str) -> None:
     """Raise :class:`~batchyard.errors.RequestRefused` for what is no https URL.
 
-    http is one too where the operator allows private URLs. Whether anybody listens there, and
-    at which address, is looked at when something is sent.
+    http is accepted as well where the operator allows private URLs. Its address is checked when
+    something is sent.
     """
     if len(url) > MAX_URL_CHARS:
         raise RequestRefused(
@@ -40,7 +40,7 @@ def check_webhook_url(url: str, settings: Settings, *, param: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise :class:`~batchyard.errors.RequestRefused` for an endpoint's name that is none."""
+    """Raise :class:`~batchyard.errors.RequestRefused` for an invalid name of an endpoint."""
     if not name.strip():
         raise _refused("name", "'name' must not be empty.")
     if len(name) > MAX_NAME_CHARS:

@@ -56,10 +56,10 @@ _UNFINISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The files, durable but not yet known to anybody; None where one would be empty."""
+    """The files, durable but not yet published; None where one would be empty."""
 
     target: BatchStatus
-    """What the batch will end as."""
+    """The status in which the batch will end."""
     errors: tuple[BatchError, ...] | None
     """Why it failed; None for any other end."""
     output: NewFile | None
@@ -73,7 +73,7 @@ class Collected:
 
 
 async def collect_results(services: Services, batch_id: str, epoch: int) -> Collected:
-    """Make the two files of a batch of which nothing more will run.
+    """Make the two files of a batch that runs no more.
 
     A batch in progress moves to ``finalizing``. Lines without a result get their
     ``batch_expired``, ``batch_cancelled`` or ``batch_failed`` line in the error file and count as
@@ -134,7 +134,7 @@ class _Lines:
         self._index: npt.NDArray[Any] = np.zeros(total, dtype=_INDEX)
         self.usage = NO_USAGE
         self.copies = 0
-        """Requests with the answer of another one."""
+        """How many requests have the answer of another one."""
 
     def add_segment(self, segment: bytes) -> bool:
         """Index a segment's lines; a request that has a line already keeps it.

@@ -1,4 +1,4 @@
-"""Estimate: what a file would be to run, before any engine has seen it. Changes nothing.
+"""Estimate: what running a file would take, without an engine. It changes nothing.
 
 It is validated and planned as a batch would be, in a folder of its own; a simulated prefix cache
 says what the order of its requests is worth.
@@ -59,14 +59,14 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class OrderEstimate:
-    """Of what was simulated. ``gain``: the time in the file's order over that in ours."""
+    """The simulated part. ``gain``: the time in the file's order divided by that in ours."""
 
     ours: Reuse
     as_written: Reuse
     ceiling: Reuse
     gain: float
     simulated_requests: int
-    """In each order; fewer than there are where the file is large."""
+    """Requests simulated in each order; fewer than there are where the file is large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ async def estimate_file(
 async def measured_rate(settings: Settings, model: str) -> RateRecord | None:
     """How fast the model was seen to run; None where there is no database, or nothing in it.
 
-    Makes no database and changes none. Raises :class:`~batchyard.errors.StoreError`.
+    It creates no database and changes none. Raises :class:`~batchyard.errors.StoreError`.
     """
     url = settings.database
     if url.startswith("sqlite:///") and not await in_thread(
@@ -217,7 +217,8 @@ def _estimate_order(
 
 
 def _sample(order: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The whole order, or pieces from all over it: what runs side by side must stay together."""
+    """The whole order, or pieces from all over it: requests that run side by side must stay
+    together."""
     if len(order) <= _SIMULATED_REQUESTS:
         return order
     size = _SIMULATED_REQUESTS // _PIECES

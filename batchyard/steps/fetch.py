@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 async def fetch_input(services: Services, batch_id: str) -> int:
-    """Copy the input into the object store; its size in bytes. Done before: nothing to do.
+    """Copy the input into the object store; its size in bytes. If that is done already, nothing
+    happens.
 
     Raises :class:`~batchyard.errors.InputRefused` where there is no such file, for this tenant
     and for this purpose, and :class:`~batchyard.errors.StorageError`; a file over the limit is
@@ -71,7 +72,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
 
 
 async def _check_here(services: Services, location: Location) -> None:
-    """A path of another machine is not on this one. To say so, this one must be named."""
+    """Refuse a path that is missing here, naming this machine: it may be on another one."""
     if not isinstance(location, LocalFile) or await in_thread(location.path.exists):
         return
     if where := services.where(location):
@@ -82,7 +83,7 @@ async def _check_here(services: Services, location: Location) -> None:
 
 
 def _check_file(batch: BatchRecord, file: FileRecord) -> None:
-    """Others' files are as good as none, and so are those that had expired by then."""
+    """Refuse a file of another tenant, and one that has expired, as if it did not exist."""
     if file.tenant != batch.tenant or (
         file.expires_at is not None and file.expires_at <= batch.created_at
     ):

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 async def update_forecasts(services: Services) -> list[BatchRecord]:
-    """Write the forecast of every batch in progress; those that are at risk since now."""
+    """Write the forecast of every batch in progress; returns those that are newly at risk."""
     work = await services.store.batch_schedule.open_work()
     now = await services.store.database.now()
     etas = forecast(work, await _capacity(services, {item.model for item in work}), now)
@@ -38,7 +38,7 @@ async def update_forecasts(services: Services) -> list[BatchRecord]:
 async def check_window(services: Services, new: OpenWork, completion_window: str) -> None:
     """Refuse work that by forecast would be done after its deadline.
 
-    Only where ``admission`` says so, and where the model's pace is known. Raises
+    Only if ``admission`` is ``refuse`` and the model's speed is known. Raises
     :class:`~batchyard.errors.WindowUnattainable`.
     """
     if services.settings.admission == "off":
@@ -55,7 +55,7 @@ async def check_window(services: Services, new: OpenWork, completion_window: str
 
 
 async def _capacity(services: Services, models: Sequence[str] | set[str]) -> dict[str, Capacity]:
-    """What serves each model now, or one runner that would first have to load it."""
+    """The runners that serve each model now, or one that would first have to load it."""
     store, settings = services.store, services.settings
     live = await store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=settings.lease_seconds)
     ready = Counter(

@@ -1,4 +1,4 @@
-"""Validate and plan, in one pass over the input: from bytes to chunks that can be leased."""
+"""Validates and plans, in one pass over the input: from bytes to chunks that can be leased."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``model`` is the one that the lines name."""
+    """The result. ``model`` is the one that the lines name."""
 
     model: str
     plan: PlanSummary

@@ -26,8 +26,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     """Write the files to the user's locations, then end the batch as collected.
 
     The batch's ``undelivered`` says what could not be written there. Nothing is lost then: the
-    files stay in the object store under their ids. A batch that has ended
-    already is left as it is: terminal is final.
+    files stay in the object store under their ids. A batch that has ended already does not change.
 
     Raises :class:`~batchyard.errors.LeaseLost` when another owner has the batch by now.
     """
@@ -83,7 +82,7 @@ async def publish_file(
 ) -> str | None:
     """Write one result file to the user's location; what went wrong, if anything did.
 
-    Whatever it was: the file is in the object store, and the batch must not wait for this copy.
+    In any case the file is in the object store, and the batch must not wait for this copy.
     ``storage_key`` None: the batch has no such file, and an older one must not stay there.
     """
     if location is None:

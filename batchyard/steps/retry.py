@@ -193,7 +193,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 async def _destinations(
     services: Services, batch: BatchRecord, output: Location | None, error: Location | None
 ) -> Places:
-    """Checked, and nowhere that a file of the first batch would be replaced."""
+    """The checked locations; none may replace a file of the first batch."""
     old = await places_of(services, batch.id)
     kinds = {"input": old.input, "output": old.output, "error": old.error}
     taken = {f"the {kind} file of {batch.id}": location for kind, location in kinds.items()}

@@ -1,4 +1,4 @@
-"""Bringing the tables up to date, and refusing to run on any other shape of them."""
+"""Migrates the tables, and refuses to run on any other version of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ADVISORY_LOCK = 0x62617463687961  # "batchya": any number, the same in every pr
 
 
 async def upgrade(url: str, *, patience_seconds: float) -> None:
-    """Bring the schema up to this version's; many may ask at once, one does it.
+    """Migrate the schema to this version; of many callers at once, one does it.
 
     Raises :class:`~batchyard.errors.StoreUnavailable`, and
     :class:`~batchyard.errors.StoreError` where the database is ahead of this version.
@@ -81,6 +81,6 @@ async def _revision(connection: AsyncConnection) -> str | None:
 
 @cache
 def _our_revisions() -> tuple[str, ...]:
-    """Those that this version knows, the latest first. A revision's file begins with its number."""
+    """The revisions that this version knows, the latest first. Each file begins with its number."""
     names = (each.name for each in (files("batchyard.store.migrations") / "versions").iterdir())
     return tuple(sorted((name[:4] for name in names if name[:4].isdigit()), reverse=True))

@@ -1,7 +1,7 @@
 """One sealed row that every process opens as it starts: whether its keys are the database's.
 
 A process with another key would otherwise find out in the middle of a batch, by what it cannot
-open, after somebody was told that the batch is accepted.
+open, after the batch was accepted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOKED_AT: Final = 20
 
 
 class SealingProofRow(Row, table=True):
-    """At most one row, of a random text that is of no use to anybody."""
+    """At most one row, with a random text that has no other use."""
 
     __tablename__ = "sealing_proof"
 

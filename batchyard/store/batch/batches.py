@@ -1,7 +1,6 @@
-"""The life of a batch, from its row to its end. Which moves there are is ``lifecycle``'s to say.
+"""The life of a batch, from its row to its end. The transitions are in ``lifecycle``.
 
-What goes with every move is in ``moves``, who has the batch in ``leases``, when it runs in
-``schedule``.
+What every transition does is in ``moves``, the owner in ``leases``, the order in ``schedule``.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class Batches(Aggregate):
     set here as the row is made, and cleared by the move that leaves nothing to lease or to
     forecast, for that must be the same statement.
 
-    Every change of status is compare-and-set: of many who try at once one succeeds, and the
-    others get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise
+    Every change of status is compare-and-set: of many callers at once one succeeds, and the others
+    get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise
     :class:`~batchyard.errors.RecordNotFound` where there is none, or it is not the ``tenant``'s.
     """
 
@@ -182,7 +181,7 @@ class Batches(Aggregate):
     async def cancel(
         self, connection: AsyncConnection, batch_id: str, tenant: str | None = None
     ) -> BatchRecord:
-        """Ask for its end: ``cancelling`` at once, if it waits or runs.
+        """Cancel the batch: it is ``cancelling`` at once, if it waits or runs.
 
         One that is being cancelled, was cancelled, or whose files are being made already stays
         as it is. Raises :class:`~batchyard.errors.TransitionConflict` for one that has ended in
@@ -204,7 +203,7 @@ class Batches(Aggregate):
 
     @writes
     async def expire_overdue(self, connection: AsyncConnection) -> list[BatchRecord]:
-        """Stop every batch whose window has ended, as they are then.
+        """Stop every batch whose window has ended; returns them as they are then.
 
         One that runs becomes ``finalizing``, for what is finished is kept; one that was never
         planned becomes ``expired`` at once, without files.
@@ -264,7 +263,7 @@ class Batches(Aggregate):
     async def advance(
         self, connection: AsyncConnection, batch_id: str, expected: BatchStatus, target: BatchStatus
     ) -> BatchRecord:
-        """Move to ``finalizing`` or ``cancelling``; the other moves carry more and are below.
+        """Move to ``finalizing`` or ``cancelling``; methods for the other moves are below.
 
         Raises :class:`~batchyard.errors.IllegalTransition`.
         """
@@ -349,7 +348,7 @@ class Batches(Aggregate):
         *,
         epoch: int | None = None,
     ) -> BatchRecord:
-        """Run no more of a batch in progress: ``finalizing``, to end as ``failed`` with files.
+        """Stop a batch in progress: it is ``finalizing``, and ends as ``failed`` with files.
 
         Its finished lines are published first; the ``errors`` say why the others were not run.
         Raises :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's.

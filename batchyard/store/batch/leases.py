@@ -1,4 +1,4 @@
-"""Leasing batches: who takes which through its life, until when. What a lease is: ``leasing``."""
+"""Leases on batches: which process owns which batch, until when. See ``leasing``."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _IS_UNFINISHED = BATCHES.c.status.in_(UNFINISHED)
 _LEASE = (BATCHES.c.id, BATCHES.c.epoch, BATCHES.c.owner)
-"""What :class:`BatchLease` is made of."""
+"""The columns of :class:`BatchLease`."""
 _IS_FREE = and_(_IS_UNFINISHED, is_free(BATCHES))
 _ENDING = (BatchStatus.CANCELLING, BatchStatus.FINALIZING)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchLease:
-    """The right to take one batch through its life for as long as it is renewed."""
+    """The right to process one batch, for as long as the lease is renewed."""
 
     batch_id: str
     epoch: int
@@ -77,10 +77,10 @@ class BatchLeases(Aggregate):
         batch_id: str | None = None,
         limit: int = 1,
     ) -> list[BatchLease]:
-        """Lease up to ``limit`` batches that have not ended: this one, or whichever come first.
+        """Lease up to ``limit`` batches that have not ended: this one, or the first in order.
 
-        Those of which only the files are to be made go first; then tenants take turns, each
-        with its batches by priority, deadline and age. An empty list: nothing is free.
+        Batches of which only the files are missing go first. Then tenants take turns, each with its
+        batches by priority, deadline and age. An empty list: no batch is free.
         """
         free = _free_batches(limit) if batch_id is None else _one_free_batch(batch_id)
         ids = (await connection.execute(free)).scalars().all()
@@ -98,7 +98,7 @@ class BatchLeases(Aggregate):
     async def renew(
         self, connection: AsyncConnection, leases: Collection[BatchLease], lease_seconds: float
     ) -> set[BatchLease]:
-        """Extend those leases whose batch is still theirs and has not ended, and say which."""
+        """Extend the leases that still own a batch that has not ended; returns which."""
         # Not all leases of an owner: after a claim whose answer was lost, it has some unknowingly.
         claim = tuple_(BATCHES.c.id, BATCHES.c.epoch, BATCHES.c.owner)
         wanted = [(lease.batch_id, lease.epoch, lease.owner) for lease in leases]
@@ -114,7 +114,7 @@ class BatchLeases(Aggregate):
     async def release(
         self, connection: AsyncConnection, lease: BatchLease, *, after_seconds: float = 0.0
     ) -> bool:
-        """Give the batch back, to be claimed ``after_seconds`` from now; False: it was lost."""
+        """Release the batch: it is free ``after_seconds`` from now. False: the lease was lost."""
         statement = (
             update(BATCHES)
             .where(BATCHES.c.id == lease.batch_id, is_claim(BATCHES, lease.owner, lease.epoch))
@@ -181,7 +181,7 @@ def _one_free_batch(batch_id: str) -> Select[Any]:
 
 
 def _free_batches(limit: int) -> Select[Any]:
-    """Those to lease, locked. On PostgreSQL two claimers never wait for each other's rows.
+    """The batches to lease, locked. On PostgreSQL two claimers never wait for each other's rows.
 
     Held batches count for their tenant's turns, so that one with many waits for the others.
     """

@@ -1,6 +1,6 @@
-"""From one status to the next, within a transaction, with what goes with every such move.
+"""From one status to the next, within a transaction, with what every such move does.
 
-Who asks for which move is in ``batches``.
+The methods that ask for them are in ``batches``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def move_batch(
     target: BatchStatus,
     **values: Any,
 ) -> None:
-    """Into ``target`` from one of ``sources``, with these columns.
+    """Move the batch to ``target`` from one of ``sources``, and set these columns.
 
     Raises :class:`~batchyard.errors.TransitionConflict` where the batch is in another status.
     """

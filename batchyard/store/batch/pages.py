@@ -1,4 +1,4 @@
-"""Batches as they are read: one, or a listing in as few queries. Nothing is written here."""
+"""Reads batches: one, or a page in a constant number of queries. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def read_page(
 async def _counted(
     connection: AsyncConnection, batches: Sequence[BatchRecord]
 ) -> list[BatchRecord]:
-    """The same with live counts: a query for all of them, as one for each would take too long."""
+    """The same with live counts, in one query for all: one for each would take too long."""
     unfinished = [batch.id for batch in batches if batch.status not in TERMINAL]
     if not unfinished:
         return list(batches)

@@ -1,4 +1,4 @@
-"""The rows of ``batches``: their table, what one is made from, what clients see of it.
+"""The rows of ``batches``: their table, what a new one needs, what clients see of it.
 
 Changing them is in ``batches``, ``leases`` and ``schedule``.
 """
@@ -34,16 +34,16 @@ class BatchOptions(msgspec.Struct, frozen=True):
     public_urls: bool = False
     """Its URLs are a client's, not the operator's: they must lead to public addresses."""
     deduplicate: bool = False
-    """Requests that ask the same and leave nothing to chance run once."""
+    """Identical deterministic requests run once."""
     any_body: bool = False
-    """Its bodies are the operator's own: no field and no URL in them is refused."""
+    """Its bodies are the operator's own: no field and no URL in them are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLocations:
     """The user's own path, URL or S3 location of each file, and who is told of its end.
 
-    Secrets, so ``repr`` is silent.
+    These are secrets, so ``repr`` does not show them.
     """
 
     input: str | None = field(default=None, repr=False)
@@ -68,13 +68,13 @@ class _BatchColumns(Record):
     )
     options: BatchOptions = Field(default=BatchOptions(), sa_type=JsonText(BatchOptions))
     priority: int = 0
-    """Higher goes first, among batches with the same deadline."""
+    """A higher priority runs first, among batches with the same deadline."""
     retry_of: str | None = None
     """The finished batch whose unanswered and failed lines these are."""
     output_lifetime_seconds: int | None = Field(default=None, sa_type=BigInteger)
-    """Of its result files, from their creation to their expiry; None: the usual."""
+    """How long its result files are kept, from their creation; None: the default."""
     notify_email: str | None = Field(default=None, repr=False)
-    """Who is told of its end."""
+    """The address that gets an e-mail when it ends."""
 
     @property
     def metadata(self) -> dict[str, str] | None:  # type: ignore[override]  # the table has its own
@@ -83,7 +83,8 @@ class _BatchColumns(Record):
 
 
 class NewBatch(_BatchColumns):
-    """A batch to be. ``completion_window`` is echoed, ``window_seconds`` is what it means.
+    """A new batch. ``completion_window`` is shown as it was given, ``window_seconds`` is its
+    length.
 
     ``input_file_id`` may be that of a file which does not exist: yet, for one that is still
     to be fetched from ``locations.input``.
@@ -93,13 +94,13 @@ class NewBatch(_BatchColumns):
     locations: BatchLocations = BatchLocations()
 
     def values(self) -> dict[str, Any]:
-        """What it gives to its row; the times are the database's to add."""
+        """The values of its row, without the times, which the database adds."""
         places = {column.name: getattr(self.locations, name) for name, column in _PLACES.items()}
         return {**self.model_dump(exclude={"window_seconds", "locations"}), **places}
 
 
 class ScheduleColumns(SQLModel):
-    """What decides when a batch runs, and what is known of its end."""
+    """When a batch runs, and its forecast."""
 
     paused_at: int | None = Field(sa_type=BigInteger)
     eta_at: int | None = Field(sa_type=BigInteger)
@@ -113,7 +114,7 @@ class ScheduleColumns(SQLModel):
 
 
 NO_FORECAST: Final = {"eta_at": None, "late_since": None}
-"""The new values of a batch of which nothing more will run."""
+"""The new values of a batch that runs no more."""
 
 
 class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
@@ -144,9 +145,9 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
     plan_key: str | None
     flow_run_id: str | None
     token_estimate: int = Field(default=0, sa_type=BigInteger)
-    """Of all its requests, prompts and answers; 0 until it is planned."""
+    """Tokens of all its requests, prompts and answers; 0 until it is planned."""
     deduplicated_requests: int = Field(default=0, sa_type=BigInteger)
-    """That have another one's answer; zero until the end."""
+    """Requests with another one's answer; zero until the end."""
     undelivered: dict[str, str] | None = Field(sa_type=JsonText(dict[str, str]))
     """Why a result file is not where the user wanted it, by ``output`` and ``error``."""
 
@@ -220,5 +221,5 @@ class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata
 BATCHES = BatchRow.metadata.tables["batches"]
 _PLACES = {name: BATCHES.c[f"{name}_location"] for name in ("input", "output", "error")}
 LOCATION_COLUMNS = list(_PLACES.values())
-"""What :class:`BatchLocations` is made of, in its order; its receivers have a table."""
+"""The columns of :class:`BatchLocations`, in its order; its receivers have a table."""
 RECORD_COLUMNS = BatchRecord.columns(BATCHES)

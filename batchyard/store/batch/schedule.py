@@ -41,7 +41,7 @@ class BatchSchedule(Aggregate):
     """
 
     async def pause(self, batch_id: str) -> BatchRecord:
-        """Start none of its requests until :meth:`resume`; its window goes on.
+        """Start none of its requests until :meth:`resume`; its window continues.
 
         A second time changes nothing.
         """
@@ -86,11 +86,11 @@ class BatchSchedule(Aggregate):
         *,
         hold_seconds: float = LATE_SECONDS,
     ) -> list[BatchRecord]:
-        """Record when batches will probably be done; those that are at risk since now.
+        """Record when batches will probably be done; returns those that have just become at risk.
 
-        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast. It is
-        at risk once every forecast of ``hold_seconds`` has said that its window ends first, or
-        of a tenth of its window where that is less: one odd measurement is no alarm.
+        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast. It is at
+        risk once every forecast of ``hold_seconds`` has said that its window ends first, or of a
+        tenth of its window where that is less: a single odd measurement has no effect.
         """
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         # One after the other by id: the order of everybody who changes several batches.

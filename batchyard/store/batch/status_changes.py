@@ -1,4 +1,4 @@
-"""Each status that a batch has entered, until Prefect was told of it."""
+"""Each status that a batch has entered, until it was reported to Prefect."""
 
 from __future__ import annotations
 

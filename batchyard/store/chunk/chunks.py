@@ -1,6 +1,6 @@
-"""Leasing chunks: who runs which piece of which batch, until when.
+"""Leases on chunks: which runner owns which part of which batch, until when.
 
-What a lease is, ``leasing`` says.
+See ``leasing``.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 
 class ChunkAction(StrEnum):
-    """What the owner of a leased chunk is to do with it."""
+    """What the owner of a leased chunk must do with it."""
 
     RUN = "run"
     YIELD = "yield"
-    """Its batch is paused: let what is in flight finish, and give it back."""
+    """Its batch is paused: let what is in flight finish, and release it."""
     DROP = "drop"
     """Its batch is no longer in progress, or overdue: abort it, keep what is finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDemand:
-    """What is there to run of one model, of batches in progress, neither paused nor overdue."""
+    """What can be run for one model: of batches in progress, neither paused nor overdue."""
 
     model: str
     free_chunks: int
@@ -66,7 +66,7 @@ class ModelDemand:
     answered: int
     """Requests of these chunks that have their answer already."""
     deadline: int
-    """The earliest, Unix seconds."""
+    """The earliest deadline, Unix seconds."""
 
 
 class Chunks(Aggregate):
@@ -84,12 +84,12 @@ class Chunks(Aggregate):
         without: Collection[str] = (),
         limit: int = 1,
     ) -> list[ChunkLease]:
-        """Lease up to ``limit`` chunks of ``model``, of one batch or of whichever comes first.
+        """Lease up to ``limit`` chunks of ``model``, of one batch or of the first in order.
 
         Batches go by urgency class (how long until the deadline), within a class tenants take
-        turns, and each tenant's own go by priority, deadline and age; their chunks by number.
-        An empty list: nothing is free. Nothing is leased of a batch that is paused or overdue, or
-        in ``without``. An owner whose lease ran out counts as a death of the chunk.
+        turns, and each tenant's own go by priority, deadline and age; their chunks by number. An
+        empty list: no chunk is free. Nothing is leased of a batch that is paused or overdue, or in
+        ``without``. An owner whose lease ran out counts as a death of the chunk.
         """
         leases: list[ChunkLease] = []
         tenants: set[str] = set()
@@ -157,7 +157,7 @@ class Chunks(Aggregate):
     async def complete(
         self, lease: ChunkLease, *, completed: int, failed: int, usage: BatchUsage
     ) -> None:
-        """Record the chunk as done, with its final figures; to say it again changes nothing.
+        """Record the chunk as done, with its final figures. A second call changes nothing.
 
         Raises :class:`~batchyard.errors.LeaseLost`.
         """
@@ -169,7 +169,7 @@ class Chunks(Aggregate):
         )
 
     async def release(self, lease: ChunkLease) -> None:
-        """Give the chunk back, with its progress. Raises :class:`~batchyard.errors.LeaseLost`."""
+        """Release the chunk, with its progress. Raises :class:`~batchyard.errors.LeaseLost`."""
         await self._update_leased(lease, {"status": ChunkStatus.PENDING, **released()})
 
     async def strike(self, lease: ChunkLease, *, pause_seconds: float) -> None:

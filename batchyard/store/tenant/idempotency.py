@@ -37,7 +37,7 @@ _KEYS = IdempotencyRow.metadata.tables["idempotency"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdempotencyKey:
-    """What a client calls its request.
+    """The name that a client gives its request.
 
     ``fingerprint`` is a hash of the request: the same for the same request, and for no other.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Quota(Record):
-    """How much a tenant may have in the yard at once.
+    """How much a tenant may have enqueued at once.
 
     None is no limit; in a tenant's own quota, the default.
     """
@@ -42,7 +42,7 @@ class Quota(Record):
 
 
 class TenantRow(Row, Quota, table=True):
-    """One row for each tenant that was ever served or given something of its own."""
+    """One row for each tenant that was ever served or has settings of its own."""
 
     __tablename__ = "tenants"
 
@@ -66,7 +66,7 @@ _HOUR_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUsage:
-    """What a tenant has in the yard.
+    """What a tenant uses of its quotas.
 
     A batch is active until it ends. Enqueued is what has no answer yet; of a chunk that has
     begun, its estimated tokens in proportion.
@@ -132,7 +132,7 @@ class Tenants(Aggregate):
 async def webhook_secrets(
     connection: AsyncConnection, tenants: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """What the webhooks that these tenants' batches name are signed with, the newest first.
+    """The secrets that sign the ``webhook_url`` events of these tenants, the newest first.
 
     A tenant that has none gets its first. It keeps the tenant's row locked, as :func:`served`.
     """
@@ -152,7 +152,7 @@ async def webhook_secrets(
 
 
 async def served(connection: AsyncConnection, tenant: str) -> None:
-    """Say that the tenant has just had its turn.
+    """Record that the tenant has just had its turn.
 
     Keeps the tenant's row locked until the transaction ends: one that serves several tenants
     names them in sorted order.
@@ -196,10 +196,10 @@ async def hold_quota(
 
 
 async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: int) -> None:
-    """Make sure that the tenant has created fewer batches in the last hour; the caller adds one.
+    """Check that the tenant has created fewer batches in the last hour; the caller adds one.
 
-    Nothing is locked: this slows down a client that runs wild, and of those who ask in the same
-    moment a few more may pass. Raises :class:`~batchyard.errors.BatchRateExceeded`.
+    Nothing is locked, so a few more may pass in the same moment: this is against clients out of
+    control. Raises :class:`~batchyard.errors.BatchRateExceeded`.
     """
     now = await read_seconds(connection)
     lately = (BATCHES.c.tenant == tenant, BATCHES.c.created_at > now - _HOUR_SECONDS)

@@ -154,7 +154,7 @@ class Uploads(Aggregate):
 
     @writes
     async def expire(self, connection: AsyncConnection, upload_ids: Sequence[str]) -> set[str]:
-        """Mark them expired; the ids of those that this call marked."""
+        """Mark these uploads as expired; returns the ids of those that this call marked."""
         statement = (
             update(UPLOADS)
             .where(UPLOADS.c.id.in_(upload_ids), _IS_OVERDUE)

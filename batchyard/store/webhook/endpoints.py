@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 MOST_ENDPOINTS = 50
-"""Of one tenant: each is an attempt and a row for every batch of the tenant that ends."""
+"""Endpoints of one tenant: each costs an attempt and a row for every batch that ends."""
 
 _SHOWN_CHARACTERS = 4
 
@@ -50,7 +50,7 @@ class WebhookEndpoints(Aggregate):
         url: str,
         event_types: Sequence[str],
     ) -> EndpointWithSecret:
-        """Tell ``url`` of these events of the tenant's batches that end from now on.
+        """Send ``url`` these events of the tenant's batches that end from now on.
 
         Raises :class:`~batchyard.errors.RequestRefused` where the tenant has as many as it may.
         """
@@ -144,7 +144,7 @@ class WebhookEndpoints(Aggregate):
     async def delete(
         self, connection: AsyncConnection, endpoint_id: str, tenant: str | None = None
     ) -> WebhookEndpointRecord:
-        """Forget the endpoint, as it was; what it has not been told yet becomes ``failed``."""
+        """Delete the endpoint and return it; its pending deliveries become ``failed``."""
         record = await _load(connection, endpoint_id, tenant, lock=True)
         await connection.execute(delete(ENDPOINTS).where(ENDPOINTS.c.id == endpoint_id))
         await fail_pending(connection, endpoint_id)
