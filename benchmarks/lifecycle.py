@@ -135,8 +135,8 @@ async def _run(
 async def _all_ended(services: Services, batch_ids: Sequence[str]) -> None:
     waiting = list(batch_ids)
     while waiting:
-        standings = await services.store.batch_leases.standings(waiting)
-        ended = {name: s.status for name, s in standings.items() if s.status in TERMINAL}
+        snapshots = await services.store.batch_leases.snapshots(waiting)
+        ended = {name: s.status for name, s in snapshots.items() if s.status in TERMINAL}
         assert set(ended.values()) <= {BatchStatus.COMPLETED}, ended
         waiting = [batch_id for batch_id in waiting if batch_id not in ended]
         await asyncio.sleep(0.02)

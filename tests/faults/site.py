@@ -79,7 +79,7 @@ class Site:
     folder: Path
     settings: dict[str, Any]
     """For the processes, as JSON."""
-    hurry: dict[str, float]
+    hurry: dict[str, float] = field(default_factory=dict)
     """Likewise: how often they look for work."""
     _inputs: int = field(default=0)
 

@@ -111,16 +111,13 @@ def the_runner_reads_its_lines() -> bool:
 
 def the_window_asks_whether_it_is_served() -> bool:
     from batchyard.engine.stub import StubEngine  # noqa: PLC0415 - see above
-    from batchyard.runner.window import Window  # noqa: PLC0415 - see above
+    from batchyard.runner.missing_endpoints import missing_endpoints  # noqa: PLC0415 - see above
 
     class Chat(StubEngine):
         async def routes(self) -> frozenset[str] | None:
             return frozenset({"/v1/chat/completions"})
 
-    async def missing() -> frozenset[str]:
-        return await Window(Chat(), timeout_seconds=1, hang_seconds=1)._missing_endpoints()
-
-    return asyncio.run(missing()) >= {NEW, OWN}
+    return asyncio.run(missing_endpoints(Chat())) >= {NEW, OWN}
 
 
 def the_stub_answers_it() -> bool:
