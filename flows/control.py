@@ -21,7 +21,7 @@ from batchyard.dispatch import (
     PrefectApi,
     RunnerScheduler,
     batch_resource,
-    tell_status_changes,
+    report_status_changes,
 )
 from batchyard.errors import StoreError
 from batchyard.services.held_batches import HeldBatches
@@ -90,7 +90,7 @@ async def _scheduling(services: Services, api: PrefectApi, owner: str) -> AsyncI
     scheduler = RunnerScheduler(api, services.store, services.settings, owner)
     tasks = [
         asyncio.create_task(_keep_scheduling(services, scheduler), name="scheduler"),
-        asyncio.create_task(_keep_telling(services, api, owner), name="status events"),
+        asyncio.create_task(_keep_reporting(services, api, owner), name="status events"),
     ]
     try:
         yield
@@ -114,18 +114,18 @@ async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> No
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def tell_all(services: Services, api: PrefectApi, owner: str) -> None:
+async def report_all(services: Services, api: PrefectApi, owner: str) -> None:
     """Report each status that a batch has entered to Prefect, if it is our turn."""
-    while await tell_status_changes(api, services.store, owner):
+    while await report_status_changes(api, services.store, owner):
         pass
 
 
-async def _keep_telling(services: Services, api: PrefectApi, owner: str) -> None:
+async def _keep_reporting(services: Services, api: PrefectApi, owner: str) -> None:
     trouble = ""
     while True:
         pause = intervals.POLL_SECONDS
         try:
-            await tell_all(services, api, owner)
+            await report_all(services, api, owner)
             trouble = ""
         except Exception as error:  # noqa: BLE001 - Prefect cannot be reached: reported when it is back
             pause = _LOOK_SECONDS

@@ -16,7 +16,7 @@ from batchyard.control.reconcile import reconcile as put_right
 from batchyard.control.reconcile import unrenewed_lease_seconds
 from batchyard.dispatch import PrefectApi, RunnerScheduler, ensure_batch_runner
 from batchyard.errors import DispatchFailed, SettingsError
-from flows.control import look_once, tell_all
+from flows.control import look_once, report_all
 from flows.worker import worker_services
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ async def _see_to_runners(services: Services, api: PrefectApi) -> None:
     owner = f"reconcile_{flow_run.id}"
     scheduler = RunnerScheduler(api, services.store, services.settings, owner)
     try:
-        await tell_all(services, api, owner)
+        await report_all(services, api, owner)
         await look_once(services, scheduler)
         if (seconds := scheduler.again_after_seconds) is not None:
             # There may be no other process that looks a second time.

@@ -79,7 +79,7 @@ class BatchRunner:
 
     async def _serve(self, runner_id: str, deliverer: Deliverer) -> None:
         settings = self._services.settings
-        busy_at = told_at = time.monotonic()
+        busy_at = looked_at = time.monotonic()
         is_draining = False
         while True:
             if not is_draining:
@@ -89,8 +89,8 @@ class BatchRunner:
                 busy_at = now
             elif is_draining or now - busy_at >= settings.runner_idle_seconds:
                 return
-            if now - told_at >= intervals.LOOK_SECONDS:
-                told_at = now
+            if now - looked_at >= intervals.LOOK_SECONDS:
+                looked_at = now
                 is_draining = await self._is_draining(runner_id)
             if is_draining:
                 deliverer.drain()

@@ -26,7 +26,7 @@ from batchyard.dispatch.prefect_api import (
     PrefectApi,
 )
 from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
-from batchyard.dispatch.status_events import batch_resource, tell_status_changes
+from batchyard.dispatch.status_events import batch_resource, report_status_changes
 
 __all__ = [
     "PROCESS_BATCH",
@@ -43,5 +43,5 @@ __all__ = [
     "block_name",
     "end_lost_runs",
     "ensure_batch_runner",
-    "tell_status_changes",
+    "report_status_changes",
 ]

@@ -20,7 +20,7 @@ _AT_ONCE: Final = 100
 _IDS: Final = uuid.UUID("6c1f0f5e-6c0b-4e58-9d0f-0b7a54a3a1d2")
 
 
-async def tell_status_changes(api: PrefectApi, store: Store, owner: str) -> int:
+async def report_status_changes(api: PrefectApi, store: Store, owner: str) -> int:
     """Hand the oldest changes to Prefect, where it is our turn; how many: there may be more.
 
     Raises :class:`~batchyard.errors.DispatchFailed`, :class:`~batchyard.errors.SettingsError`,

@@ -89,10 +89,10 @@ class ChunkRun:
     """Nothing is admitted until all of that is finished."""
     _flushed: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: Exception | None = None
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _flush_due: asyncio.Event = field(default_factory=asyncio.Event)
     _is_lost: bool = False
     _action: ChunkAction = ChunkAction.RUN
-    _told: asyncio.Event = field(default_factory=asyncio.Event)
+    _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.runs_alone = runs_alone(self.lease)
@@ -101,7 +101,7 @@ class ChunkRun:
     def lose(self) -> None:
         """Another runner owns the lease now: :meth:`run` ends with ``LeaseLost``."""
         self._is_lost = True
-        self._told.set()
+        self._interrupted.set()
 
     def stop(self, action: ChunkAction) -> None:
         """End early and release the chunk: to yield, finish what is in flight; to drop, abort."""
@@ -109,7 +109,7 @@ class ChunkRun:
         if action in {ChunkAction.RUN, self._action} or self._action is ChunkAction.DROP:
             return
         self._action = action
-        self._told.set()
+        self._interrupted.set()
 
     async def run(self) -> ChunkTally | None:
         """Return when every request has its durable result line; None: it was stopped early.
@@ -120,16 +120,16 @@ class ChunkRun:
         is about this chunk; nothing of it is in the window then.
         """
         work = asyncio.create_task(self._work())
-        told = asyncio.create_task(self._told.wait())
+        interrupted = asyncio.create_task(self._interrupted.wait())
         window_end = asyncio.create_task(self.window.ended())
         try:
-            await asyncio.wait((work, told, window_end), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, interrupted, window_end), return_when=asyncio.FIRST_COMPLETED)
             self._raise_failure()
             if work.done():
                 _raise_error_of(work)
                 await patiently(self._complete, "a chunk's end")
                 return self._finished.tally
-            if told.done():
+            if interrupted.done():
                 await self._end_early(work)
                 return None
             self.window.check()
@@ -140,9 +140,9 @@ class ChunkRun:
             await self.window.withdraw(self.lease.key, abort=True)
             raise
         finally:
-            for task in (work, told, window_end):
+            for task in (work, interrupted, window_end):
                 task.cancel()
-            await asyncio.wait((work, told, window_end))
+            await asyncio.wait((work, interrupted, window_end))
             if not self._is_lost:
                 await self._save()
         raise AssertionError("unreachable: the window has ended, and its check raises")
@@ -182,7 +182,7 @@ class ChunkRun:
     def _fail(self, error: Exception) -> None:
         """A result could not be taken: without it the chunk would never end."""
         self._failure = error
-        self._told.set()
+        self._interrupted.set()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -192,17 +192,17 @@ class ChunkRun:
         """Wait for what is in flight; abort it as soon as the chunk is lost or dropped."""
         is_left = False
         while not is_left:
-            self._told.clear()
+            self._interrupted.clear()
             abort = self._is_lost or self._action is ChunkAction.DROP or self._failure is not None
             leaving = asyncio.create_task(self.window.withdraw(self.lease.key, abort=abort))
-            told = asyncio.create_task(self._told.wait())
+            interrupted = asyncio.create_task(self._interrupted.wait())
             try:
-                await asyncio.wait((leaving, told), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((leaving, interrupted), return_when=asyncio.FIRST_COMPLETED)
                 is_left = leaving.done()
             finally:
-                for task in (leaving, told):
+                for task in (leaving, interrupted):
                     task.cancel()
-                await asyncio.wait((leaving, told))
+                await asyncio.wait((leaving, interrupted))
 
     async def _save(self) -> None:
         """Save what is finished of a run that ends early: the next owner need not run it."""
@@ -324,7 +324,7 @@ class ChunkRun:
     async def _until_durable(self) -> None:
         """Return when everything that was admitted is finished and durable."""
         self._is_waiting = True
-        self._wake_if_due()
+        self._flush_if_due()
         while self._finished.tally.answered < self._admitted or self._finished.unflushed_bytes:
             self._flushed.clear()
             await self._flushed.wait()
@@ -335,20 +335,20 @@ class ChunkRun:
     ) -> None:
         self._deliver(ordinal, result)
         self._copies.add(custom_id, result, copies)
-        self._wake_if_due()
+        self._flush_if_due()
 
     def _deliver(self, ordinal: int, result: ResultLine) -> None:
         self._finished.keep(ordinal, result)
         self._finished.has_run = True
-        self._wake_if_due()
+        self._flush_if_due()
         self.on_answer(self.lease.token_estimate / self.lease.request_count)
 
-    def _wake_if_due(self) -> None:
+    def _flush_if_due(self) -> None:
         copies = self._copies
         awaited = self._admitted if self._is_waiting else self.lease.request_count
         is_all_there = self._finished.tally.answered + copies.count >= awaited
         if is_all_there or self._finished.unflushed_bytes + copies.size_bytes >= _FLUSH_BYTES:
-            self._wake.set()
+            self._flush_due.set()
 
     @property
     def _is_answered(self) -> bool:
@@ -359,10 +359,10 @@ class ChunkRun:
         while not self._is_answered:
             try:
                 async with asyncio.timeout(self.services.settings.flush_seconds):
-                    await self._wake.wait()
+                    await self._flush_due.wait()
             except TimeoutError:
                 pass
-            self._wake.clear()
+            self._flush_due.clear()
             await patiently(self._make_durable, "finished lines")
             self._flushed.set()
         await patiently(self._make_durable, "finished lines")

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _STRIKES = 2
 """A request that was alone in the engine at this many crashes is not tried again."""
-_DEATHS_WITHOUT_ANSWER = 10
+_CRASHES_WITHOUT_ANSWER = 10
 """After this many crashes in a row without an answer, the engine is not restarted."""
 _LONGEST_RESTART_PAUSE_SECONDS = 30.0
 
@@ -96,12 +96,12 @@ class Window:
         self._departures: dict[Hashable, _Departure] = {}
         self._tags = itertools.count(1)
         self._narrowing = Narrowing(self.size)
-        self._feed_wake = asyncio.Event()
+        self._feed_ready = asyncio.Event()
         self._watch: HangWatch
         self._is_hung = False
         self._is_streaming = False
         self._is_closing = False
-        self._deaths_without_answer = 0
+        self._crashes_without_answer = 0
         self._pump_task: asyncio.Task[None] | None = None
         self._gate_task: asyncio.Task[None] | None = None
 
@@ -110,7 +110,7 @@ class Window:
         self._pump_task = asyncio.create_task(self._pump(), name="window")
         self._pump_task.add_done_callback(lambda _: self._end())
         if self._gate is not None:
-            watch = self._gate.watch(self._feed_wake.set, lambda: bool(self._queue))
+            watch = self._gate.watch(self._feed_ready.set, lambda: bool(self._queue))
             self._gate_task = asyncio.create_task(watch, name="gate")
         return self
 
@@ -121,7 +121,7 @@ class Window:
             self._pump_task.cancel()
         else:
             self._is_closing = True
-            self._feed_wake.set()
+            self._feed_ready.set()
         await asyncio.wait([self._pump_task])
         if self._gate_task is not None:
             self._gate_task.cancel()
@@ -173,7 +173,7 @@ class Window:
         departure = self._departures.setdefault(owner, _Departure(len(tags)))
         if abort:
             self._aborts.extend(tags)
-            self._feed_wake.set()
+            self._feed_ready.set()
         departure.callers += 1
         try:
             await departure.is_over.wait()
@@ -217,7 +217,7 @@ class Window:
         try:
             while not await self._stream_until_lost():
                 await self._engine.stop()
-                pause = math.ldexp(0.05, self._deaths_without_answer)
+                pause = math.ldexp(0.05, self._crashes_without_answer)
                 await asyncio.sleep(min(pause, _LONGEST_RESTART_PAUSE_SECONDS))
                 await self._engine.start(self._on_restart)
         except Exception:
@@ -240,8 +240,8 @@ class Window:
             self._take_back(error)
             if self._is_closing:
                 return True
-            self._deaths_without_answer += 1
-            if self._deaths_without_answer >= _DEATHS_WITHOUT_ANSWER:
+            self._crashes_without_answer += 1
+            if self._crashes_without_answer >= _CRASHES_WITHOUT_ANSWER:
                 raise
             logger.warning("engine lost, starting it again: %s", describe(error))
             return False
@@ -254,7 +254,7 @@ class Window:
     async def _watch_progress(self) -> None:
         await self._watch.until_hung()
         self._is_hung = True
-        self._feed_wake.set()
+        self._feed_ready.set()
 
     async def _feed(self) -> AsyncIterator[EngineRequest | Abort]:
         while True:
@@ -281,8 +281,8 @@ class Window:
                     request.of_batch,
                 )
             else:
-                self._feed_wake.clear()
-                await self._feed_wake.wait()
+                self._feed_ready.clear()
+                await self._feed_ready.wait()
 
     @property
     def _has_room(self) -> bool:
@@ -291,20 +291,20 @@ class Window:
 
     def _enqueue(self, request: WindowRequest) -> None:
         self._queue.append(request)
-        self._feed_wake.set()
+        self._feed_ready.set()
 
     def _handle_answer(self, answer: EngineAnswer) -> None:
         request = self._in_flight.pop(answer.tag, None)
         if request is None:
             raise EngineLost(f"it answered request {answer.tag}, which it does not have")
-        self._feed_wake.set()
+        self._feed_ready.set()
         is_aborted = answer.no_answer is NoAnswer.ABORTED
         if answer.status is not None:
             # Time-outs and aborts are answered without the engine.
             self._watch.saw_answer()
         if not is_aborted:
             # An aborted request is no sign that the engine can answer one.
-            self._deaths_without_answer = 0
+            self._crashes_without_answer = 0
         self._clear(request)
         request.attempts += 1
         is_departing = request.owner in self._departures
@@ -351,7 +351,7 @@ class Window:
 
     def _clear(self, request: WindowRequest) -> None:
         if self._narrowing.clear(request):
-            self._feed_wake.set()
+            self._feed_ready.set()
 
     def _leave(self, request: WindowRequest, result: ResultLine | None = None) -> None:
         """The request gives its slot back, with its result or, withdrawn, without."""

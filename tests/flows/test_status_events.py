@@ -11,7 +11,7 @@ from prefect import get_client
 from prefect.settings import PREFECT_API_URL
 
 from batchyard.batch_error import BatchError
-from batchyard.dispatch import PrefectApi, tell_status_changes
+from batchyard.dispatch import PrefectApi, report_status_changes
 from batchyard.errors import DispatchFailed
 from batchyard.store import NewBatch
 
@@ -55,8 +55,8 @@ async def test_each_status_is_an_event_with_what_automations_need(open_yard: Ope
     async with open_yard() as services, PrefectApi(str(PREFECT_API_URL.value())) as api:
         batch_id = await ended(services)
         batch = await services.store.batches.get(batch_id)
-        assert await tell_status_changes(api, services.store, "test") == 2
-        assert await tell_status_changes(api, services.store, "test") == 0
+        assert await report_status_changes(api, services.store, "test") == 2
+        assert await report_status_changes(api, services.store, "test") == 0
     first, second = await events_of(batch_id, at_least=2)
     assert (first["event"], second["event"]) == ("batch.validating", "batch.failed")
     assert second["resource"] == {
@@ -91,10 +91,10 @@ async def test_a_status_that_is_told_twice_is_one_event(
         batch_id = await ended(services)
         with monkeypatch.context() as patch:
             patch.setattr(services.store.status_changes, "forget", forgets_to_forget)
-            await tell_status_changes(api, services.store, "test")
-        await tell_status_changes(api, services.store, "test")
+            await report_status_changes(api, services.store, "test")
+        await report_status_changes(api, services.store, "test")
         marker = await ended(services)
-        await tell_status_changes(api, services.store, "test")
+        await report_status_changes(api, services.store, "test")
     await events_of(marker, at_least=2)
     assert len(await events_of(batch_id, at_least=2)) == 2
 
@@ -104,7 +104,7 @@ async def test_what_was_not_told_waits_until_prefect_is_back(open_yard: OpenYard
         await ended(services)
         async with PrefectApi("http://127.0.0.1:9/api") as away:
             with pytest.raises(DispatchFailed):
-                await tell_status_changes(away, services.store, "test")
+                await report_status_changes(away, services.store, "test")
         assert len(await services.store.status_changes.oldest(10)) == 2
 
 
@@ -112,4 +112,4 @@ async def test_one_process_at_a_time_tells(open_yard: OpenYard) -> None:
     async with open_yard() as services, PrefectApi("http://127.0.0.1:9/api") as away:
         await ended(services)
         await services.store.leases.claim("status-events", "another", 60)
-        assert await tell_status_changes(away, services.store, "test") == 0
+        assert await report_status_changes(away, services.store, "test") == 0

@@ -393,7 +393,7 @@ async def test_a_submission_that_its_owner_cancels_costs_no_slot() -> None:
 async def test_a_withdrawal_returns_when_the_engine_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(window_module, "_DEATHS_WITHOUT_ANSWER", 1)
+    monkeypatch.setattr(window_module, "_CRASHES_WITHOUT_ANSWER", 1)
     engine = stub()
     async with opened(engine) as window:
         a, b = Owner(window, "a"), Owner(window, "b")
@@ -795,7 +795,7 @@ async def test_an_abort_between_two_deaths_is_no_sign_of_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine has answered nothing: it is given up all the same."""
-    monkeypatch.setattr(window_module, "_DEATHS_WITHOUT_ANSWER", 2)
+    monkeypatch.setattr(window_module, "_CRASHES_WITHOUT_ANSWER", 2)
     engine = stub()
     async with opened(engine) as window:
         a, b = Owner(window, "a"), Owner(window, "b")
@@ -833,7 +833,7 @@ async def test_an_engine_that_dies_again_and_again_is_started_after_ever_longer_
 
     monkeypatch.setattr(window_module, "asyncio", Hurried())
     monkeypatch.setattr(window_module, "_LONGEST_RESTART_PAUSE_SECONDS", 1.0)
-    monkeypatch.setattr(window_module, "_DEATHS_WITHOUT_ANSWER", 8)
+    monkeypatch.setattr(window_module, "_CRASHES_WITHOUT_ANSWER", 8)
     monkeypatch.setattr(window_module, "_STRIKES", 100)
     engine = stub(faults=[Fault(FaultKind.DEATH)])
     async with opened(engine) as window:
@@ -848,7 +848,7 @@ async def test_who_waits_for_a_slot_is_told_that_the_engine_was_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody would ever free one."""
-    monkeypatch.setattr(window_module, "_DEATHS_WITHOUT_ANSWER", 1)
+    monkeypatch.setattr(window_module, "_CRASHES_WITHOUT_ANSWER", 1)
     engine = stub()
     async with opened(engine) as window:
         a = Owner(window, "a")

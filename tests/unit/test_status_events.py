@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.dispatch import PrefectApi, tell_status_changes
+from batchyard.dispatch import PrefectApi, report_status_changes
 from batchyard.errors import DispatchFailed
 from batchyard.store import open_store
 from tests.contract.store.samples import begun_batch
@@ -34,7 +34,7 @@ async def prefect() -> AsyncIterator[WebServer]:
 
 async def tell(prefect: WebServer, store: Store, owner: str = "me") -> int:
     async with PrefectApi(prefect.base_url) as api:
-        return await tell_status_changes(api, store, owner)
+        return await report_status_changes(api, store, owner)
 
 
 def told(prefect: WebServer) -> list[list[dict[str, Any]]]:
