@@ -44,8 +44,7 @@ async def process_batch(batch_id: str) -> State:
 
 
 async def take_to_its_end(services: Services, batch_id: str) -> State:
-    """Run all remaining steps of the batch as tasks of the current flow run; returns the run's
-    state."""
+    """Run the remaining steps as tasks of the current flow run; returns its state."""
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
         return Completed(message=f"The batch was already {batch.status.value}")

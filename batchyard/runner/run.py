@@ -208,17 +208,7 @@ class Runner:
             self._slow,
             may_return=partial(self._may_join, lease),
         )
-        chunk = ChunkRun(
-            services=self.services,
-            lease=lease,
-            window=self._window,
-            admission=admission,
-            fetch_input=partial(self._inputs.path, batch_id),
-            find_traits=partial(self._traits.of, batch_id),
-            plan_key=plan_key(batch_id),
-            on_answer=self._count_answer,
-            turn=self._copying,
-        )
+        chunk = self._chunk_run(lease, admission)
         self._running[lease.key] = chunk
         tally = None
         try:
@@ -241,6 +231,19 @@ class Runner:
         if self._held.get((batch_id, index)) is lease:
             del self._held[batch_id, index]
         return tally
+
+    def _chunk_run(self, lease: ChunkLease, admission: Admission) -> ChunkRun:
+        return ChunkRun(
+            services=self.services,
+            lease=lease,
+            window=self._window,
+            admission=admission,
+            fetch_input=partial(self._inputs.path, lease.batch_id),
+            find_traits=partial(self._traits.of, lease.batch_id),
+            plan_key=plan_key(lease.batch_id),
+            on_answer=self._count_answer,
+            turn=self._copying,
+        )
 
     async def _register(self, stack: contextlib.AsyncExitStack) -> None:
         """Be counted on for every batch of the model, until the stack is closed."""

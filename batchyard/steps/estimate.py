@@ -217,8 +217,7 @@ def _estimate_order(
 
 
 def _sample(order: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The whole order, or pieces from all over it: requests that run side by side must stay
-    together."""
+    """The whole order, or pieces from all over it: neighbours stay neighbours."""
     if len(order) <= _SIMULATED_REQUESTS:
         return order
     size = _SIMULATED_REQUESTS // _PIECES

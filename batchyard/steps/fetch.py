@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 async def fetch_input(services: Services, batch_id: str) -> int:
-    """Copy the input into the object store; its size in bytes. If that is done already, nothing
-    happens.
+    """Copy the input into the object store, unless that is done; returns its size in bytes.
 
     Raises :class:`~batchyard.errors.InputRefused` where there is no such file, for this tenant
     and for this purpose, and :class:`~batchyard.errors.StorageError`; a file over the limit is

@@ -83,8 +83,7 @@ class _BatchColumns(Record):
 
 
 class NewBatch(_BatchColumns):
-    """A new batch. ``completion_window`` is shown as it was given, ``window_seconds`` is its
-    length.
+    """A new batch. ``window_seconds`` is the length of ``completion_window``.
 
     ``input_file_id`` may be that of a file which does not exist: yet, for one that is still
     to be fetched from ``locations.input``.
