@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes one of the two environments afresh, from its pinned list. `make setup` calls it.
+# Makes one of the two environments afresh, from its pinned list. `make setup` calls it, and
+# `batchyard engine install`, for which the wheel has a copy of it and of the folder engine.
 #
 #   PYTHON=python3.11 infra/environment.sh product|engine-cpu|engine-cuda FOLDER
 set -euo pipefail
@@ -7,6 +8,7 @@ set -euo pipefail
 environment=$1
 folder=$2
 python=${PYTHON:-python3}
+here=$(dirname -- "${BASH_SOURCE[0]}")
 torch_index=https://download.pytorch.org/whl/cpu
 
 fail() {
@@ -47,7 +49,7 @@ pip_install() {
 # First whatever pip is configured for (a folder of wheels, a mirror): the network may have no way
 # out. Nothing on PyPI has a "+cpu" version, so elsewhere that attempt ends in a second or two.
 install_cpu_torch() {
-    local pins=infra/engine/torch-cpu.txt log torch
+    local pins=$here/engine/torch-cpu.txt log torch
     local quickly=(pip_install --retries 1 --timeout 15 -r "$pins")
     torch=$(grep -o '^torch[^ ]*' "$pins")
     if ! "$folder/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
@@ -71,19 +73,19 @@ case $environment in
 product)
     announce "product environment: about 550 MB, one minute"
     make_folder
-    pip_install -r requirements/dev.txt
+    pip_install -r "$here"/../requirements/dev.txt
     ;;
 engine-cpu)
     announce "engine environment, CPU: about 2.5 GB, two minutes"
     make_folder
     install_cpu_torch
-    pip_install -r infra/engine/requirements-cpu.txt
-    cp infra/engine/sleep_between_steps-cpu.pth "$folder"/lib/python3*/site-packages/
+    pip_install -r "$here"/engine/requirements-cpu.txt
+    cp "$here"/engine/sleep_between_steps-cpu.pth "$folder"/lib/python3*/site-packages/
     ;;
 engine-cuda)
     announce "engine environment, CUDA: about 10 GB, several minutes"
     make_folder
-    pip_install -r infra/engine/requirements-cuda.txt
+    pip_install -r "$here"/engine/requirements-cuda.txt
     ;;
 *)
     fail "no such environment: $environment"

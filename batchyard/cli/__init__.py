@@ -12,9 +12,11 @@ import sys
 import tempfile
 import traceback
 from importlib.metadata import entry_points
+from typing import Annotated
 
 import typer
 
+import batchyard
 from batchyard.cli import deliveries, keys, sealing_keys, webhooks
 from batchyard.cli.cancel import cancel
 from batchyard.cli.deliver import deliver
@@ -43,6 +45,7 @@ def make_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_whatever_the_command)
     for found in entry_points(group=COMMANDS):
         found.load()(app)
     app.command()(submit)
@@ -69,6 +72,23 @@ def make_app() -> typer.Typer:
     app.command()(reconcile)
     app.command()(expire_files)
     return app
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"batchyard {batchyard.__version__}")
+        raise typer.Exit
+
+
+def _whatever_the_command(
+    version: Annotated[  # noqa: ARG001 - its callback does it
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before every command."""
 
 
 def main() -> None:

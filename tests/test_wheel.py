@@ -1,0 +1,115 @@
+"""The built wheel, installed in an environment of its own: everything works without a checkout.
+
+The environment borrows the dependencies of the one that runs the tests, so that it is made in
+seconds and without an index. The checkout itself is not on its path.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard import __version__
+from tests.services.prefect import clean_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parent.parent
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment that has the wheel, and an empty folder to stand in."""
+
+    environment: Path
+    folder: Path
+
+    def run(self, *words: str) -> str:
+        """What a program of the environment prints; it must succeed."""
+        return _output([str(self.environment / "bin" / words[0]), *words[1:]], cwd=self.folder)
+
+    def ask(self, program: str) -> object:
+        """What Python code there prints as JSON."""
+        return json.loads(self.run("python", "-c", f"import json; {program}"))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    root = tmp_path_factory.mktemp("wheel")
+    # Only what git has: a folder `build` of an earlier time must not get into the wheel.
+    words = ("wheel", "--no-deps", "--no-build-isolation", "--no-index")
+    _output([*PIP, *words, "--wheel-dir", str(root / "dist"), str(ROOT)], cwd=root)
+    (wheel,) = (root / "dist").glob("batchyard-*.whl")
+    environment, folder = root / "environment", root / "empty"
+    folder.mkdir()
+    venv.create(environment, with_pip=False, symlinks=True)
+    python = str(environment / "bin" / "python")
+    _output([*PIP, "--python", python, "install", "--no-deps", "--no-index", str(wheel)], cwd=root)
+    (site_packages,) = (environment / "lib").glob("python3*/site-packages")
+    # A .pth in a folder that a .pth names is not read, so the editable install is not seen.
+    borrowed = sysconfig.get_path("purelib")
+    (site_packages / "borrowed.pth").write_text(f"{borrowed}\n")
+    return Installed(environment, folder)
+
+
+def _output(command: Sequence[str], *, cwd: Path) -> str:
+    environment = clean_environment() | {"HOME": str(cwd), "PREFECT_HOME": str(cwd / "prefect")}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_the_commands_are_the_wheels(installed: Installed) -> None:
+    """Nothing is imported from the checkout, whatever the environment borrows."""
+    modules = ("batchyard", "blocks", "commands", "flows", "tasks")
+    found = installed.ask(f"import {', '.join(modules)}; print(json.dumps([{_files(modules)}]))")
+    assert isinstance(found, list)
+    assert all(str(installed.environment) in name for name in found), found
+
+
+def _files(modules: Sequence[str]) -> str:
+    return ", ".join(f"{module}.__file__" for module in modules)
+
+
+def test_it_says_its_version(installed: Installed) -> None:
+    assert installed.run("batchyard", "--version") == f"batchyard {__version__}\n"
+
+
+def test_every_command_is_there(installed: Installed) -> None:
+    """Those that are registered as entry points too."""
+    ours = _output([str(Path(sys.executable).with_name("batchyard")), "--help"], cwd=ROOT / "tests")
+    assert installed.run("batchyard", "--help") == ours
+
+
+def test_it_has_every_file_that_is_no_python(installed: Installed) -> None:
+    """Deployments, the lists of the engine's environment, and the script that makes it."""
+    found = installed.ask(
+        "from pathlib import Path; from commands import shipped; print(json.dumps([shipped.CHECKOUT, "
+        "*map(str, [shipped.DEPLOYMENTS, shipped.MAKE_ENVIRONMENT, shipped.MAKE_TINY_MODELS, "
+        "*sorted(filter(Path.is_file, shipped.ENGINE_LISTS.iterdir()))])]))"
+    )
+    assert isinstance(found, list)
+    checkout, *paths = found
+    assert checkout is None
+    originals = [ROOT / "prefect.yaml", ROOT / "infra" / "environment.sh"]
+    originals += [ROOT / "infra" / "engine" / "make_tiny_models.py"]
+    originals += sorted(filter(Path.is_file, (ROOT / "infra" / "engine").iterdir()))
+    assert [Path(path).read_bytes() for path in paths] == [path.read_bytes() for path in originals]
+
+
+def test_it_makes_the_tables(installed: Installed) -> None:
+    """So the migrations are in it."""
+    assert "batches free      0" in installed.run("batchyard", "reconcile")
