@@ -97,7 +97,8 @@ def test_every_command_is_there(installed: Installed) -> None:
 def test_it_has_every_file_that_is_no_python(installed: Installed) -> None:
     """Deployments, the lists of the engine's environment, and the script that makes it."""
     found = installed.ask(
-        "from pathlib import Path; from commands import shipped; print(json.dumps([shipped.CHECKOUT, "
+        "from pathlib import Path; from commands import shipped; "
+        "print(json.dumps([shipped.CHECKOUT, "
         "*map(str, [shipped.DEPLOYMENTS, shipped.MAKE_ENVIRONMENT, shipped.MAKE_TINY_MODELS, "
         "*sorted(filter(Path.is_file, shipped.ENGINE_LISTS.iterdir()))])]))"
     )

@@ -81,7 +81,7 @@ def _print_version(is_asked: bool) -> None:
 
 
 def _whatever_the_command(
-    version: Annotated[  # noqa: ARG001 - its callback does it
+    version: Annotated[
         bool,
         typer.Option(
             "--version", is_eager=True, callback=_print_version, help="Print the version and exit."

@@ -30,6 +30,7 @@ from batchyard.engine.vllm_options import (
     detect_profile,
     engine_environment,
 )
+from batchyard.engine.vllm_version import vllm_version
 from batchyard.errors import EngineLost, EngineStartFailed
 
 if TYPE_CHECKING:
@@ -125,11 +126,12 @@ class VllmEngine:
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start the engine and return once it answers.
 
-        Raises :class:`~batchyard.errors.EngineStartFailed`, with the end of the engine's log.
+        Raises :class:`~batchyard.errors.EngineStartFailed`, with the end of the engine's log, or
+        where there is no vLLM that works.
         """
         await self.stop()
         # A cancellation does not wait for it: it holds nothing, and nvidia-smi may hang.
-        await asyncio.to_thread(self._device)  # noqa: TID251 - see above
+        await asyncio.to_thread(self._look_around)  # noqa: TID251 - see above
         try:
             running, log = self._launch()
         except OSError as error:
@@ -199,6 +201,12 @@ class VllmEngine:
                 return await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise await self._lost(error) from error
+
+    def _look_around(self) -> None:
+        """The device, and whether this vLLM will do."""
+        self._device()
+        version = vllm_version(self._python, self._environment(Path("/")))
+        logger.info("engine.starting model=%s vllm=%s", self.model, version or "unknown")
 
     def _device(self) -> DeviceProfile:
         if self._profile is None:

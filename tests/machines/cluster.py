@@ -155,7 +155,7 @@ class Cluster:
         # An engine of vLLM's own where the block has real weights.
         script.write_text(
             f'#!/bin/sh\ncase "$*" in *{TINY_CHAT}*) exec {shlex.quote(str(ENGINE_PYTHON))} '
-            f'"$@";; esac\nexec {words} "$@"\n'
+            f'"$@";; esac\n[ "$1" = -c ] && exit\nexec {words} "$@"\n'
         )
         script.chmod(0o755)
 

@@ -20,10 +20,15 @@ FAKE = Path(__file__).with_name("fake_vllm.py")
 
 @pytest.fixture
 def fake_python(tmp_path: Path) -> Path:
-    """An interpreter that runs the stand-in, whatever module it is asked for."""
+    """An interpreter that runs the stand-in, whatever module it is asked for.
+
+    It does not say which version of vLLM it has.
+    """
     script = tmp_path / "python"
     python = shlex.quote(sys.executable)
-    script.write_text(f'#!/bin/sh\nexec {python} -u {shlex.quote(str(FAKE))} "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exit\nexec {python} -u {shlex.quote(str(FAKE))} "$@"\n'
+    )
     script.chmod(0o755)
     return script
 
