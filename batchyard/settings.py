@@ -170,7 +170,8 @@ class Settings(BaseSettings):
     secret_key: SecretStr | None = None
     """Fernet keys, comma-separated, newest first; unset: a file in ``home``, made at first use."""
     engine_python: Path | None = None
-    """The Python of the environment that has vLLM; unset: ``.venv-engine`` beside the project."""
+    """The Python of the environment that has vLLM; unset: the one that `batchyard engine install`
+    has chosen, or ``.venv-engine`` beside the project."""
     runners: Literal["inline", "pool"] = "inline"
     """Where chunks run: ``inline``, in the process-batch flow run; ``pool``, in run-chunks flow
     runs on the GPU pool."""

@@ -26,6 +26,7 @@ import aiohttp  # noqa: E402 - Prefect reads its settings on import
 
 from batchyard.engine.warm import WarmEngine  # noqa: E402
 from batchyard.lifecycle import BatchStatus  # noqa: E402
+from batchyard.services.engine_python import engine_python  # noqa: E402
 from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
@@ -34,7 +35,7 @@ from benchmarks import timed  # noqa: E402
 from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
 from benchmarks.open_engine import OpenEngine  # noqa: E402
 from flows.process_batch import process_batch  # noqa: E402
-from flows.worker import credentials_from_block, engine_python  # noqa: E402
+from flows.worker import credentials_from_block  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

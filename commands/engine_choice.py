@@ -77,7 +77,8 @@ class EngineChoice:
         from batchyard.dispatch import block_name  # noqa: PLC0415
         from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415 - `--help` stays quick
         from batchyard.engine.vllm import VllmEngine  # noqa: PLC0415
-        from flows.worker import engine_log, engine_python  # noqa: PLC0415
+        from batchyard.services.engine_python import engine_python  # noqa: PLC0415
+        from flows.worker import engine_log  # noqa: PLC0415
 
         name = self.models[0] if self.models else model
         if self.url is not None:

@@ -29,11 +29,12 @@ OWN_PREFECT = prepare_prefect()
 from batchyard.cli.progress import ProgressDisplay  # noqa: E402 - Prefect is prepared first
 from batchyard.engine.vllm import VllmEngine  # noqa: E402
 from batchyard.engine.warm import WarmEngine  # noqa: E402
+from batchyard.services.engine_python import engine_python  # noqa: E402
 from batchyard.services.services import open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
 from batchyard.storage.local_file import LocalFile  # noqa: E402
-from flows.worker import credentials_from_block, engine_log, engine_python  # noqa: E402
+from flows.worker import credentials_from_block, engine_log  # noqa: E402
 
 CHAT_NAMES = ("meta-llama/Meta-Llama-3-8B-Instruct", "tiny-chat")
 INPUTS = ("two-requests", "mixed", "embeddings")

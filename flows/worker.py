@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from httpx import HTTPError
 from prefect.exceptions import PrefectException
 
-import batchyard
 from batchyard.dispatch import OfferedModels, block_name
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
+from batchyard.services.engine_python import engine_python
 from batchyard.services.services import Services, current_services, open_services
 from batchyard.settings import Settings, read_settings
 from blocks import CREDENTIALS, RemoteEngineBlock, VllmEngineBlock
@@ -106,21 +106,6 @@ async def credentials_from_block(kind: type[C], /) -> C:
     """
     block = await _load(CREDENTIALS[kind], "default")
     return kind() if block is None else block.build()
-
-
-def engine_python(settings: Settings) -> Path:
-    """The interpreter that has vLLM: the setting, or the environment that `make setup` made.
-
-    Raises :class:`~batchyard.errors.SettingsError` where there is none.
-    """
-    beside = Path(batchyard.__file__).parents[1] / ".venv-engine" / "bin" / "python"
-    python = settings.engine_python or beside
-    if not python.is_file():
-        raise SettingsError(
-            f"No engine environment at {python}: run `make setup`, or set "
-            "BATCHYARD_ENGINE_PYTHON to the Python of an environment that has vLLM."
-        )
-    return python
 
 
 def engine_log(settings: Settings, name: str) -> Path:

@@ -31,8 +31,8 @@ _SECONDS = 60
 def vllm_version(python: Path, environment: Mapping[str, str]) -> str | None:
     """The version of vLLM that this interpreter would import; None where it does not say.
 
-    ``environment`` is the one that the engine will have. Raises :class:`~batchyard.errors.EngineStartFailed` where there is no vLLM, or one that is too
-    old.
+    ``environment`` is the one that the engine will have. Raises
+    :class:`~batchyard.errors.EngineStartFailed` where there is no vLLM, or one that is too old.
     """
     try:
         done = subprocess.run(

@@ -288,7 +288,9 @@ def test_a_missing_engine_environment(run: Run, monkeypatch: pytest.MonkeyPatch)
     """The message has the command that makes one."""
     monkeypatch.setenv("BATCHYARD_ENGINE_PYTHON", "/no/python")
     ended = run("-i", "in.jsonl", "--model", "stub-model", engine=None)
-    assert ended.stderr.startswith("batchyard: No engine environment at /no/python: run `make se")
+    assert ended.stderr.startswith(
+        "batchyard: No engine environment at /no/python: run `batchyard en"
+    )
 
 
 # -- the place -----------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_a_version_that_is_too_old_is_refused(having, version: str) -> None:
 
 
 def test_an_environment_without_vllm_is_refused() -> None:
-    with pytest.raises(EngineStartFailed, match="has no vLLM: install vLLM 0.32 or later"):
+    with pytest.raises(EngineStartFailed, match=r"has no vLLM: install vLLM 0\.32 or later"):
         vllm_version(PYTHON, {})
 
 
