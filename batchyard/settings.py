@@ -1,18 +1,22 @@
 """What an operator may set, read once in a composition root (the CLI, a flow, the API).
 
-Sources: ``BATCHYARD_…`` environment variables, then ``batchyard.toml`` in the working folder; the
-first value wins. Settings that only flows need, and that an operator edits while flows run (engine
-options, S3 credentials), are Prefect blocks instead.
+Sources: ``BATCHYARD_…`` environment variables, then the file that ``BATCHYARD_CONFIG`` names, or
+``batchyard.toml`` in the working folder, the folder where the worker was started, or
+``BATCHYARD_HOME``; the first value wins. What only flows need, and an operator edits while flows
+run (engine options, S3 credentials), is in Prefect blocks instead; `batchyard deploy` makes them.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import (
+    BaseModel,
+    ConfigDict,
     Field,
     IPvAnyNetwork,
     SecretStr,
@@ -22,9 +26,9 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from batchyard.body_policy import REFUSABLE, BodyPolicy, is_host
@@ -32,13 +36,27 @@ from batchyard.errors import SettingsError
 from batchyard.lines import Limits
 from batchyard.machine import Machine, this_machine
 from batchyard.notify.email import check_address
+from batchyard.settings_sources import (
+    PREFIX,
+    Variables,
+    check_names,
+    config_file,
+    read_config,
+    settings_of,
+)
 from batchyard.web.address import AddressGuard
 from batchyard.web.authorities import context_trusting
 
 _BATCH_LEASE_SECONDS = 30.0
 
 
-class LimitSettings(BaseSettings):
+class _Part(BaseModel):
+    """Not `BaseSettings`, which would read variables without a prefix, such as ``PORT``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class LimitSettings(_Part):
     """The limits of one input file; see :class:`batchyard.lines.Limits`."""
 
     max_requests: int = Field(default=Limits().max_requests, ge=1)
@@ -51,18 +69,18 @@ class LimitSettings(BaseSettings):
         return Limits(**self.model_dump())
 
 
-class BodySettings(BaseSettings):
+class BodySettings(_Part):
     """What request bodies of clients may contain; see :class:`batchyard.body_policy.BodyPolicy`.
 
     ``batchyard run`` does not check its own user's file, unless it has ``--client-rules``.
     """
 
     allowed_fields: list[str] = Field(default_factory=list)
-    """Refused fields that clients may set nevertheless, as JSON:
-    ``["chat_template", "priority"]``. docs/input-format.md lists the refused fields."""
+    """Refused fields that clients may set nevertheless, with commas between
+    them: ``chat_template,priority``. docs/input-format.md lists the refused fields."""
     media_domains: list[str] = Field(default_factory=list)
     """The hosts from which engines may fetch the images, recordings and videos that bodies name by
-    URL, as JSON: ``["media.example.org"]``. Empty: media must be ``data:`` URLs in the body."""
+    URL, with commas between them. Empty: media must be ``data:`` URLs in the body."""
     max_choices: int = Field(default=BodyPolicy().max_choices, ge=1)
     """How many answers one request may ask for (``n``, ``best_of``)."""
     max_logprobs: int = Field(default=BodyPolicy().max_logprobs, ge=0)
@@ -102,7 +120,7 @@ class BodySettings(BaseSettings):
         return BodyPolicy(**values)
 
 
-class QuotaSettings(BaseSettings):
+class QuotaSettings(_Part):
     """The quotas of a tenant that has none of its own; unset: no limit."""
 
     active_batches: int | None = Field(default=None, ge=0)
@@ -112,7 +130,7 @@ class QuotaSettings(BaseSettings):
     """How many batches a tenant may create over the HTTP API in any hour; None: no limit."""
 
 
-class SmtpSettings(BaseSettings):
+class SmtpSettings(_Part):
     """The mail server that sends the e-mails; without ``host`` no e-mail is sent."""
 
     host: str | None = None
@@ -147,9 +165,8 @@ class Settings(BaseSettings):
     """All settings. With the defaults everything runs on one machine without further services."""
 
     model_config = SettingsConfigDict(
-        env_prefix="BATCHYARD_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
-        toml_file="batchyard.toml",
         extra="forbid",
     )
 
@@ -189,8 +206,9 @@ class Settings(BaseSettings):
     pool: str = "gpu"
     """The work pool that this process runs on; set by the deployment."""
     engine_slots: list[str] = Field(default_factory=list)
-    """The engine slots of this machine, as a JSON list of ``CUDA_VISIBLE_DEVICES`` values, for
-    example ``["0", "1"]`` or ``["0,1"]``. Empty: one slot with all devices."""
+    """The engine slots of this machine: ``0,1`` for two with one GPU each. JSON for slots with
+    several, each a value of ``CUDA_VISIBLE_DEVICES``: ``["0,1", "2"]``. Empty: one slot with all
+    devices."""
     machine: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """The name of this machine in messages and for its engine slots; unset: its hostname.
 
@@ -232,8 +250,8 @@ class Settings(BaseSettings):
     allow_private_urls: bool = False
     """Whether clients' URLs may use http and lead to any address; for development only."""
     internal_networks: list[IPvAnyNetwork] = Field(default_factory=list)
-    """Private networks that clients' URLs may lead to, at any port, as JSON:
-    ``["10.20.0.0/16"]``. For your own webhook receivers and object stores."""
+    """Private networks that clients' URLs may lead to, at any port, with commas between
+    them: ``10.20.0.0/16,10.30.1.0/24``. For your own webhook receivers and object stores."""
     ca_file: Path | None = None
     """A PEM file with the certificate authorities to trust: those of webhook receivers, of the mail
     server, of input and output URLs, of S3 and of running engines. It replaces the system's list,
@@ -250,12 +268,14 @@ class Settings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class calls by name
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class calls by name
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments come before the environment, and that before ``batchyard.toml``."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        path = config_file()
+        in_file = settings_of(read_config(path), settings_cls) if path else {}
+        return init_settings, Variables(settings_cls), InitSettingsSource(settings_cls, in_file)
 
     @field_validator("cache_groups")
     @classmethod
@@ -340,6 +360,7 @@ class Settings(BaseSettings):
 
 def read_settings(**overrides: Any) -> Settings:
     """Read and check all settings. Raises :class:`SettingsError` that names each wrong one."""
+    check_names(Settings, os.environ)
     try:
         return Settings(**overrides)
     except ValidationError as error:

@@ -29,7 +29,9 @@ from batchyard.cli.offline import offline_services
 from batchyard.cli.say import say
 from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
 from batchyard.errors import SettingsError
+from batchyard.services.connections import connections
 from batchyard.settings import read_settings
+from batchyard.settings_sources import CONFIG_VARIABLE, config_file
 from commands.closed_prefect import (
     LOGIN_FILE,
     PRIVATE_UMASK,
@@ -128,6 +130,7 @@ class Everything:
         self._programs: dict[str, GuardedProgram] = {}
         self._environment = os.environ | {
             "BATCHYARD_HOME": str(home),
+            **({CONFIG_VARIABLE: str(path)} if (path := config_file()) else {}),
             "PREFECT_HOME": str(home / "prefect"),
             "PREFECT_API_URL": self._prefect_url,
             "PREFECT_CLI_PROMPT": "false",
@@ -176,6 +179,11 @@ class Everything:
             f"Prefect's UI:  http://127.0.0.1:{self._prefect_port}",
             f"Its password:  the line in {self._login_file}",
             f"Logs:          {self._home}/logs",
+            *(
+                f"{name + ':':<14} {what}"
+                for name, what in connections(read_settings()).items()
+                if name != "Prefect"  # it is ours, see above
+            ),
             "",
             "A batch, from another terminal (more in docs/how-to/use-the-api.md):",
             f"  export OPENAI_BASE_URL={self._api_url} OPENAI_API_KEY={key}",

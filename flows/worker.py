@@ -13,6 +13,7 @@ from prefect.exceptions import PrefectException
 
 from batchyard.dispatch import OfferedModels, block_name
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
+from batchyard.services.connections import connections_line
 from batchyard.services.engine_python import engine_python
 from batchyard.services.services import Services, current_services, open_services
 from batchyard.settings import Settings, read_settings
@@ -42,7 +43,9 @@ async def worker_services() -> AsyncIterator[Services]:
         return
     settings = read_settings()
     # Prefect hands on what its extra loggers let through, by default no more than warnings.
-    logging.getLogger("batchyard").setLevel(logging.INFO)
+    ours = logging.getLogger("batchyard")
+    ours.setLevel(logging.INFO)
+    ours.info("flow_run.uses %s", connections_line(settings))
 
     async def engine_for(model: str) -> Engine:
         return await engine_from_block(settings, model)

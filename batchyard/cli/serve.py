@@ -16,6 +16,8 @@ from batchyard.cli.header_deadline import HeaderDeadlineProtocol
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import offline_services
 from batchyard.errors import SettingsError
+from batchyard.services.connections import connections
+from batchyard.settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +63,8 @@ def serve(
         key_file = asyncio.run(_prepare())
         typer.echo(f"API:  http://{_authority(host, listener)}/v1")
         typer.echo(f"Key:  {f'in {key_file}' if key_file else 'batchyard keys create NAME'}")
+        for name, what in connections(read_settings()).items():
+            typer.echo(f"{name}: {what}")
         _serve(listener, workers)
 
 

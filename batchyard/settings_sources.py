@@ -1,0 +1,108 @@
+"""Where settings come from: variables and a file, and what is refused there before it is read."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_settings import EnvSettingsSource
+
+from batchyard.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+PREFIX: Final = "BATCHYARD_"
+CONFIG_VARIABLE: Final = "BATCHYARD_CONFIG"
+FILE_NAME: Final = "batchyard.toml"
+OTHER_VARIABLES: Final = (CONFIG_VARIABLE, "BATCHYARD_API_PORT", "BATCHYARD_ENGINE_API_KEY")
+"""Variables of ours that are no settings."""
+DEPLOYED: Final = ("models", "engines_at_once", "s3")
+"""The parts of the file that are for `batchyard deploy`: commands/deploy_file.py reads them."""
+
+
+def config_file() -> Path | None:
+    """The file of settings that this process reads; None: there is none.
+
+    A flow run has a temporary working folder, so the folder where its worker was started counts
+    as well, and the home. Raises :class:`~batchyard.errors.SettingsError` where BATCHYARD_CONFIG
+    names a file that is not there.
+    """
+    if named := os.environ.get(CONFIG_VARIABLE):
+        path = Path(named).expanduser().absolute()
+        if not path.is_file():
+            raise SettingsError(f"{CONFIG_VARIABLE} names {path}, and there is no such file.")
+        return path
+    # PWD is the folder of the shell, and Prefect's workers leave it as it is.
+    folders = [Path.cwd(), Path(os.environ.get("PWD", ".")).absolute()]
+    folders.append(Path(os.environ.get(f"{PREFIX}HOME", "~/.batchyard")).expanduser().absolute())
+    return next((path for each in folders if (path := each / FILE_NAME).is_file()), None)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What is in a file of settings. Raises :class:`~batchyard.errors.SettingsError`."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read as TOML: {error}.") from error
+
+
+def check_names(model: type[BaseModel], environment: Collection[str]) -> None:
+    """Refuse variables that begin with our prefix and mean nothing; the message has a likely one.
+
+    Raises :class:`~batchyard.errors.SettingsError`.
+    """
+    known = {f"{PREFIX}{name}" for name in _names(model)} | set(OTHER_VARIABLES)
+    for name in sorted(environment):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise SettingsError(unknown_name(name, known, "setting"))
+
+
+def unknown_name(name: str, known: Collection[str], kind: str) -> str:
+    """The message for a name that is not among ``known``."""
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
+    return f"There is no {kind} {name}. Do you mean {near[0]}?"
+
+
+def _names(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield name.upper()
+        inner = field.annotation
+        if isinstance(inner, type) and hasattr(inner, "model_fields"):
+            yield from (f"{name.upper()}__{each}" for each in _names(inner))
+
+
+class Variables(EnvSettingsSource):
+    """Environment variables. A list is JSON, or its entries with commas between them."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        if _is_list(field) and isinstance(value, str) and not value.lstrip().startswith("["):
+            return [entry.strip() for entry in value.split(",") if entry.strip()]
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except json.JSONDecodeError:
+            return value  # validation refuses it, and names the variable
+
+
+def _is_list(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) is list
+
+
+def settings_of(data: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """What is for settings, of what the file has.
+
+    Raises :class:`~batchyard.errors.SettingsError` for a name that means nothing.
+    """
+    known = {*model.model_fields, *DEPLOYED}
+    for name in data:
+        if name not in known:
+            raise SettingsError(unknown_name(name, known, "setting"))
+    return {name: value for name, value in data.items() if name not in DEPLOYED}
