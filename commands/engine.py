@@ -99,7 +99,7 @@ def _installed(folder: Path, device: Device) -> Path:
     stamp = folder / ".made"  # written last: an installation that was interrupted has none
     wanted = f"{device} {_digest(device)}\n"
     if not (stamp.is_file() and stamp.read_text() == wanted and python.exists()):
-        words = ["bash", shipped.MAKE_ENVIRONMENT, f"engine-{device}", folder]
+        words: list[str | Path] = ["bash", shipped.MAKE_ENVIRONMENT, f"engine-{device}", folder]
         _run(words, os.environ | {"PYTHON": sys.executable})
         stamp.write_text(wanted)
     return python

@@ -1,7 +1,8 @@
 """``batchyard up``: everything on this machine, in the foreground, until Ctrl-C.
 
-Prefect's server and UI, the two pools, the deployments, an engine block for the tiny model that
-`make setup` made, a worker on each pool, and the API. Everything it writes is under
+Prefect's server and UI, what `batchyard deploy` makes there, a worker on each pool, and the API.
+If no batchyard.toml has models, the model is the tiny one of `make setup` or `batchyard engine
+tiny-models`. Everything it writes is under
 ``BATCHYARD_HOME``. docs/how-to/run-from-prefect.md does the same by hand.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -23,7 +25,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-import flows
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import offline_services
 from batchyard.cli.say import say
@@ -31,7 +32,8 @@ from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
 from batchyard.errors import SettingsError
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
-from batchyard.settings_sources import CONFIG_VARIABLE, config_file
+from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
+from commands import shipped
 from commands.closed_prefect import (
     LOGIN_FILE,
     PRIVATE_UMASK,
@@ -46,9 +48,7 @@ from commands.guarded_program import GuardedProgram
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(flows.__file__).resolve().parents[1]
 POOLS = ("control", "gpu")
-TINY_MODEL = ROOT / ".models" / "tiny-chat"
 
 _BIN = Path(sys.executable).parent
 _PREFECT_PORT_VARIABLE = "PREFECT_SERVER_API_PORT"
@@ -58,13 +58,16 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 90.0
 _STOP_SECONDS = 20.0
 
-_SAVE_TINY_MODEL = f"""
-from blocks import VllmEngineBlock
-VllmEngineBlock(
-    model="tiny-chat",
-    weights={str(TINY_MODEL)!r},
-    options="--max-model-len 2048 --enforce-eager",
-).save("tiny-chat", overwrite=True)
+_TINY_MODEL = """\
+# Written by `batchyard up`, for as long as no batchyard.toml has models.
+[engines_at_once]
+gpu = 1
+"""
+_TINY_MODEL_BLOCK = """
+[[models]]
+model = "tiny-chat"
+weights = {weights}
+options = "--max-model-len 2048 --enforce-eager"
 """
 
 _BEARER = '-H "Authorization: Bearer $OPENAI_API_KEY"'
@@ -94,8 +97,6 @@ def up(
     ] = 4200,
 ) -> None:
     """Run everything on this machine until Ctrl-C: the API, Prefect, a worker on each pool."""
-    if not (ROOT / "prefect.yaml").is_file():
-        raise SettingsError(f"`batchyard up` needs the project's folder, and {ROOT} is not it.")
     with listening("127.0.0.1", port), _prefect_listening(prefect_port):
         pass
     everything = Everything(read_settings().home_folder, port, prefect_port)
@@ -158,13 +159,7 @@ class Everything:
         )
         self._start("api", _BIN / "batchyard", "serve", "--port", str(self._port))
         self._wait_until_it_answers("server", f"{self._prefect_url}/health")
-        for pool in POOLS:
-            self._run("prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
-        self._run("prefect", "work-pool", "set-concurrency-limit", "gpu", "1")
-        self._run("prefect", "--no-prompt", "deploy", "--all")
-        self._run("prefect", "block", "register", "-m", "blocks")
-        if TINY_MODEL.is_dir():
-            self._run("python", "-c", _SAVE_TINY_MODEL)
+        self._run("batchyard", "deploy", *self._models_file())
         for pool in POOLS:
             self._start(pool, _BIN / "prefect", "worker", "start", "--pool", pool)
         self._wait_until_it_answers("api", f"{self._api_url}/models")
@@ -213,6 +208,18 @@ class Everything:
             for program in running:
                 program.close(_STOP_SECONDS)
 
+    def _models_file(self) -> tuple[str, ...]:
+        """The words that name the file of models; none where `batchyard deploy` finds it."""
+        found = config_file()
+        if found is not None and "models" in read_config(found):
+            return ()
+        folder = self._home if shipped.CHECKOUT is None else shipped.CHECKOUT
+        weights = folder / ("models" if shipped.CHECKOUT is None else ".models") / "tiny-chat"
+        file = self._home / "up.toml"
+        block = _TINY_MODEL_BLOCK.format(weights=json.dumps(str(weights)))
+        file.write_text(_TINY_MODEL + (block if weights.is_dir() else ""))
+        return (str(file),)
+
     def _start(
         self,
         name: str,
@@ -226,14 +233,16 @@ class Everything:
                 command,
                 environment=environment or self._environment,
                 log=log,
-                cwd=ROOT,
+                cwd=shipped.CHECKOUT or self._home,
                 umask=umask,
             )
 
     def _run(self, program: str, *words: str) -> None:
         with tempfile.TemporaryFile() as log:
             command = [_BIN / program, *words]
-            code = GuardedProgram(command, environment=self._environment, log=log, cwd=ROOT).wait()
+            code = GuardedProgram(
+                command, environment=self._environment, log=log, cwd=shipped.CHECKOUT or self._home
+            ).wait()
             log.seek(0)
             said = log.read().decode(errors="replace")
         if code:

@@ -1,0 +1,126 @@
+"""``batchyard deploy``: everything that Batchyard needs on a Prefect server, from one file.
+
+Whatever is as it should be is left alone, so the command can be repeated at any time: after an
+upgrade, after a change of the file, and after the loss of Prefect's database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path  # noqa: TC003 - typer reads the annotation
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchyard.cli.say import say
+from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.settings import read_settings
+from batchyard.settings_sources import config_file
+from batchyard.web.url import shown
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+    from commands.deploy_file import DeployFile
+
+_POLL_SECONDS = 1.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command; an entry point of the group ``batchyard.commands``."""
+    app.command("deploy")(deploy)
+
+
+def deploy(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The file of models. Default: the batchyard.toml of this process."),
+    ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete engine blocks that the file does not name.")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option(min=0, help="How many seconds to wait for the Prefect server.")
+    ] = 60.0,
+) -> None:
+    """Make pools, block types, engine blocks and deployments on the Prefect server.
+
+    What is as the file says is left alone, so the command can be repeated.
+    """
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second
+
+    from commands.deploy_file import DeployFile, read_deploy_file  # noqa: PLC0415
+
+    if file is not None and not file.is_file():
+        raise SettingsError(f"There is no file {file}.")
+    settings = read_settings()
+    path = file or config_file()
+    wanted = DeployFile() if path is None else read_deploy_file(path)
+    if not (url := PREFECT_API_URL.value()):
+        raise SettingsError(
+            "PREFECT_API_URL is not set: say where the Prefect server is, "
+            "for example http://127.0.0.1:4200/api."
+        )
+    models = f"{len(wanted.models)} models in {path}" if path else "no batchyard.toml, so no models"
+    say(f"Prefect: {shown(str(url))}\nModels:  {models}")
+    changes = asyncio.run(_deploy(wanted, settings.pools, str(url), wait, prune=prune))
+    if not changes:
+        say("Everything is up to date.")
+
+
+async def _deploy(
+    wanted: DeployFile, pools: dict[str, str], url: str, wait_seconds: float, *, prune: bool
+) -> int:
+    """Blocks before deployments: as soon as there are deployments, batches are run."""
+    from prefect import get_client  # noqa: PLC0415 - a second
+
+    from commands.deployments import deploy_unmet, wanted_deployments  # noqa: PLC0415
+    from commands.prefect_objects import (  # noqa: PLC0415
+        delete_block,
+        make_blocks,
+        make_pools,
+        other_blocks,
+    )
+
+    changes = 0
+
+    def changed(what: str) -> None:
+        nonlocal changes
+        changes += 1
+        say(what)
+
+    async with get_client() as client:
+        await _wait_for(client, url, wait_seconds)
+        async for change in make_pools(client, wanted):
+            changed(change)
+        async for change in make_blocks(client, wanted):
+            changed(change)
+        names = {model.name for model in wanted.models}
+        async for block in other_blocks(client, wanted):
+            # Of two blocks of one model, the runner might take the other one.
+            if prune or block.partition("/")[2] in names:
+                await delete_block(client, block)
+                changed(f"block {block} deleted")
+            else:
+                say(f"block {block} is not in the file; --prune deletes it")
+        deployments = wanted_deployments(wanted.gpu_pools, pools | wanted.pool_of_model)
+        environment = os.environ | {"PREFECT_API_URL": url}
+        for name in await deploy_unmet(client, deployments, environment):
+            changed(f"deployment {name} written")
+    return changes
+
+
+async def _wait_for(client: PrefectClient, url: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    is_told = False
+    while (error := await client.api_healthcheck()) is not None:
+        if time.monotonic() >= deadline:
+            raise DispatchFailed(
+                f"Prefect's API at {shown(url)} does not answer ({type(error).__name__})."
+            )
+        if not is_told:
+            say(f"Waiting for Prefect's API at {shown(url)} …", err=True)
+            is_told = True
+        await asyncio.sleep(_POLL_SECONDS)

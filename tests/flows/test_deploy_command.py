@@ -1,0 +1,235 @@
+"""``batchyard deploy`` on a real Prefect server: repeatable, and enough after a wipe."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.services.prefect import PrefectServer, prefect_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FILE = """
+engine_slots = ["0"]
+
+[[models]]
+model = "org/Chat-1"
+weights = "/data/chat"
+options = "--max-model-len 2048"
+environment = { HF_HOME = "/data/hub" }
+
+[[models]]
+model = "far"
+base_url = "http://10.0.0.5:8000/v1"
+api_key = { variable = "FAR_KEY" }
+pool = "remote"
+
+[engines_at_once]
+remote = 3
+
+[s3]
+endpoint_url = "https://s3.example.org"
+secret_access_key = { variable = "S3_SECRET" }
+"""
+LISTS = ("work_pools", "deployments", "block_types", "block_schemas", "block_documents")
+
+
+@pytest.fixture(scope="session", autouse=True, name="_prefect")
+def no_prefect_here() -> None:
+    """No test server in this process, as for the other tests of flows."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deploy")
+    (folder / "batchyard.toml").write_text(FILE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[PrefectServer]:
+    environment = {
+        "BATCHYARD_HOME": str(folder / "home"),
+        "BATCHYARD_CONFIG": str(folder / "batchyard.toml"),
+        "FAR_KEY": "sk-canary",
+        "S3_SECRET": "s3-canary",
+    }
+    with prefect_server(folder, environment) as running:
+        yield running
+
+
+def ask(server: PrefectServer, path: str, **body: Any) -> Any:
+    request = urllib.request.Request(  # noqa: S310 - our own server
+        f"{server.api_url}/{path}",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def everything(server: PrefectServer) -> dict[str, Any]:
+    """All that the server has, with the times at which it was changed."""
+    return {name: ask(server, f"{name}/filter") for name in LISTS}
+
+
+def blocks(server: PrefectServer) -> dict[str, Any]:
+    found = ask(server, "block_documents/filter", include_secrets=True)
+    return {each["name"]: each["data"] for each in found}
+
+
+def said_at_start(server: PrefectServer) -> str:
+    """What a flow run has said about its database; its log arrives a little after its end."""
+    deadline = time.monotonic() + 30
+    while True:
+        for entry in ask(server, "logs/filter"):
+            if "flow_run.uses" in entry["message"]:
+                return str(entry["message"])
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
+    said = server.run("batchyard", "deploy")
+    pools = {pool["name"]: pool for pool in ask(server, "work_pools/filter")}
+    assert {name: pool["concurrency_limit"] for name, pool in pools.items()} == {
+        "control": None,
+        "gpu": 1,
+        "remote": 3,
+    }
+    assert {pool["type"] for pool in pools.values()} == {"process"}
+    assert blocks(server)["org-chat-1"] == {
+        "model": "org/Chat-1",
+        "weights": "/data/chat",
+        "options": "--max-model-len 2048",
+        "environment": {"HF_HOME": "/data/hub"},
+    }
+    assert blocks(server)["far"]["api_key"] == "sk-canary"
+    assert blocks(server)["default"]["secret_access_key"] == "s3-canary"
+    assert "canary" not in said
+    assert said.splitlines()[-7:] == [
+        "deployment submit-batch/default written",
+        "deployment process-batch/default written",
+        "deployment run-batches/default written",
+        "deployment run-chunks/gpu written",
+        "deployment run-chunks/remote written",
+        "deployment reconcile/default written",
+        "deployment expire-files/default written",
+    ]
+
+
+def test_each_pool_has_its_deployment_and_control_knows_the_pools_of_models(
+    server: PrefectServer,
+) -> None:
+    server.run("batchyard", "deploy")
+    found = ask(server, "deployments/filter")
+    variables = {each["work_pool_name"]: each["job_variables"]["env"] for each in found}
+    assert variables["remote"]["BATCHYARD_POOL"] == "remote"
+    assert variables["gpu"]["BATCHYARD_POOL"] == "gpu"
+    assert json.loads(variables["control"]["BATCHYARD_POOLS"]) == {"far": "remote"}
+
+
+def test_a_second_time_changes_nothing(server: PrefectServer) -> None:
+    server.run("batchyard", "deploy")
+    before = everything(server)
+    assert server.run("batchyard", "deploy").splitlines()[-1] == "Everything is up to date."
+    assert everything(server) == before
+
+
+def test_a_change_of_a_models_options_changes_its_block_only(
+    server: PrefectServer, folder: Path
+) -> None:
+    server.run("batchyard", "deploy")
+    changed = folder / "changed.toml"
+    changed.write_text(FILE.replace("2048", "4096"))
+    said = server.run("batchyard", "deploy", str(changed)).splitlines()
+    assert said[2:] == ["block batchyard-vllm-engine/org-chat-1 written"]
+    assert blocks(server)["org-chat-1"]["options"] == "--max-model-len 4096"
+
+
+def test_what_somebody_changed_on_the_server_is_as_the_file_says_again(
+    server: PrefectServer,
+) -> None:
+    server.run("batchyard", "deploy")
+    server.run("prefect", "work-pool", "set-concurrency-limit", "remote", "9")
+    server.run("prefect", "work-pool", "set-concurrency-limit", "gpu", "9")
+    server.run("prefect", "deployment", "schedule", "clear", "--accept-yes", "reconcile/default")
+    said = server.run("batchyard", "deploy").splitlines()
+    assert said[2:] == [
+        "pool remote changed, engines at once: 3",  # the file says nothing about `gpu`
+        "deployment reconcile/default written",
+    ]
+
+
+def test_a_model_that_is_served_elsewhere_has_one_block(
+    server: PrefectServer, folder: Path
+) -> None:
+    """Of two, the runner would take the old one."""
+    server.run("batchyard", "deploy")
+    moved = folder / "moved.toml"
+    moved.write_text('[[models]]\nmodel = "org/Chat-1"\nbase_url = "http://10.0.0.6/v1"\n')
+    said = server.run("batchyard", "deploy", str(moved))
+    assert "block batchyard-remote-engine/org-chat-1 written" in said
+    assert "block batchyard-vllm-engine/org-chat-1 deleted" in said
+    assert "block batchyard-remote-engine/far is not in the file; --prune deletes it" in said
+    server.run("batchyard", "deploy", "--prune")
+    assert sorted(blocks(server)) == ["default", "far", "org-chat-1"]
+    assert blocks(server)["org-chat-1"]["weights"] == "/data/chat"
+
+
+def test_a_wiped_server_is_as_before_after_one_command(server: PrefectServer) -> None:
+    """Also blocks with secrets, and before deployments: a deployment starts runs at once."""
+    server.run("batchyard", "deploy")
+    before = blocks(server)
+    server.stop("server")
+    server.lose_database()
+    server.start_server()
+    assert ask(server, "work_pools/filter") == []
+    said = server.run("batchyard", "deploy")
+    assert blocks(server) == before
+    assert said.rindex("block ") < said.index("deployment ")
+    assert len(ask(server, "deployments/filter")) == 7
+
+
+def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_started(
+    server: PrefectServer, tmp_path: Path
+) -> None:
+    """Prefect gives flow runs a temporary folder; they must not use a database of their own."""
+    server.run("batchyard", "deploy")
+    (tmp_path / "batchyard.toml").write_text(f'home = "{tmp_path}/elsewhere"\n')
+    words = 'exec "$0" -m prefect worker start --pool control --type process'
+    ours = {n: v for n, v in server.environment.items() if not n.startswith("BATCHYARD_")}
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(
+            ["bash", "-c", f"cd {tmp_path} && {words}", sys.executable],
+            env=ours | {"HOME": str(tmp_path)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        server.run("prefect", "deployment", "run", "reconcile/default", "--watch")
+    finally:
+        worker.terminate()
+        worker.wait(30)
+    assert (tmp_path / "elsewhere" / "batchyard.db").is_file()
+    assert not (tmp_path / ".batchyard").exists()
+    assert f"settings='{tmp_path}/batchyard.toml'" in said_at_start(server)
+
+
+def test_it_waits_for_a_server_that_is_not_there_yet(server: PrefectServer) -> None:
+    server.stop("server")
+    try:
+        with pytest.raises(RuntimeError, match="does not answer"):
+            server.run("batchyard", "deploy", "--wait", "0")
+    finally:
+        server.start_server()
+    server.run("batchyard", "deploy")

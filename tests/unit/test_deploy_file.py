@@ -1,0 +1,83 @@
+"""The file of models: what it means, and what is refused before a server is touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.errors import SettingsError
+from blocks import RemoteEngineBlock, VllmEngineBlock
+from commands.deploy_file import DeployFile, read_deploy_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[str], DeployFile]:
+    def read_text(text: str) -> DeployFile:
+        (tmp_path / "models.toml").write_text(text)
+        return read_deploy_file(tmp_path / "models.toml")
+
+    return read_text
+
+
+def test_a_model_with_a_base_url_is_on_a_server_that_runs_already(read) -> None:
+    file = read('[[models]]\nmodel = "a"\n[[models]]\nmodel = "b"\nbase_url = "http://h/v1"\n')
+    assert [type(each.block) for each in file.models] == [VllmEngineBlock, RemoteEngineBlock]
+
+
+def test_the_usual_pool_needs_no_name(read) -> None:
+    file = read('[[models]]\nmodel = "a"\n[[models]]\nmodel = "b"\npool = "h200"\n')
+    assert file.gpu_pools == ["gpu", "h200"]
+    assert file.pool_of_model == {"b": "h200"}
+
+
+def test_settings_may_stand_beside_the_models(read) -> None:
+    assert read('storage = "s3://b/p"\n[[models]]\nmodel = "a"\n').models[0].name == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[model]]\nmodel = "a"\n', "There is no setting model. Do you mean models"),
+        ('[[models]]\nmodel = "a"\noption = ""\n', "the model a: There is no field option. Do you"),
+        ("[[models]]\noptions = ''\n", "the model without a name: model: Field required"),
+        ('[[models]]\nmodel = "a"\noptions = "\'"\n', "the model a: options: Value error, No clos"),
+        ('[models]\nmodel = "a"\n', "must be a list of tables"),
+        ('[[models]]\nmodel = "a"\npool = 1\n', "the pool of the model a must be a name"),
+        ('[[models]]\nmodel = "a"\npool = "control"\n', "the pool control runs no engines"),
+        (
+            '[[models]]\nmodel = "a.b"\n[[models]]\nmodel = "a/b"\n',
+            "several models have the block name a-b",
+        ),
+        ("[engines_at_once]\ngpu = 'two'\n", "a number for each pool, such as gpu = 2"),
+        ("s3 = 1\n", r"\[s3\] must be a table"),
+        (
+            '[s3]\nsecret_access_key = { variable = "NO_SUCH_VARIABLE" }\n',
+            "secret_access_key is in the variable NO_SUCH_VARIABLE, which is not set",
+        ),
+        (
+            '[s3]\nsecret_access_key = { env = "X" }\n',
+            'secret_access_key is a text, or { variable = "NAME" }',
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(read, text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        read(text)
+    assert "models.toml" in str(refused.value)
+
+
+def test_a_secret_is_not_quoted_when_its_block_is_refused(
+    read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "sk-canary")
+    with pytest.raises(SettingsError, match="max_num_seqs") as refused:
+        read(
+            '[[models]]\nmodel = "a"\nbase_url = "http://h/v1"\nmax_num_seqs = -1\n'
+            'api_key = { variable = "KEY" }\n'
+        )
+    assert "canary" not in str(refused.value)
