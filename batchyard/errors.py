@@ -17,6 +17,8 @@
     │   ├── RecordNotFound
     │   ├── TransitionConflict        another process changed the row first
     │   ├── IdempotencyConflict       the key was used for another request
+    │   ├── OtherTables               the tables are another version's
+    │   │   └── OlderTables           they are not migrated yet
     │   ├── LeaseLost                 this epoch no longer owns the batch, chunk or delivery
     │   └── StoreUnavailable          *retriable*
     ├── StorageError                  the bytes
@@ -146,6 +148,14 @@ class IdempotencyConflict(StoreError):
     """The idempotency key belongs to an earlier request that asked for something else."""
 
     code = "idempotency_conflict"
+
+
+class OtherTables(StoreError):
+    """The database has the tables of another version, so this one must not use it."""
+
+
+class OlderTables(OtherTables):
+    """The database has no tables, or an older version's: `batchyard migrate` makes ours."""
 
 
 class LeaseLost(StoreError):

@@ -22,6 +22,7 @@ from batchyard.cli.cancel import cancel
 from batchyard.cli.deliver import deliver
 from batchyard.cli.estimate import estimate
 from batchyard.cli.list_batches import list_batches
+from batchyard.cli.migrate import migrate
 from batchyard.cli.notify_email import email
 from batchyard.cli.quota import quota
 from batchyard.cli.results import results
@@ -69,6 +70,7 @@ def make_app() -> typer.Typer:
     app.command()(email)
     app.add_typer(sealing_keys.app, name="secrets")
     app.command()(serve)
+    app.command()(migrate)
     app.command()(reconcile)
     app.command()(expire_files)
     return app

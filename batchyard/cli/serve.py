@@ -15,7 +15,7 @@ from uvicorn.supervisors import Multiprocess
 from batchyard.cli.header_deadline import HeaderDeadlineProtocol
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import offline_services
-from batchyard.errors import SettingsError
+from batchyard.errors import OlderTables, SettingsError
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 
@@ -30,6 +30,7 @@ _APPLICATION = "batchyard.api.app:create_app"
 _BACKLOG = 2048
 _GRACE_SECONDS = 15
 """How long uploads and downloads have to finish after a stop."""
+_LOOK_SECONDS = 1.0
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep an idle connection, or they would send into one that just closed."""
 _LOG: dict[str, Any] = {
@@ -59,7 +60,7 @@ def serve(
     New batches start a runner through Prefect, at PREFECT_API_URL.
     """
     with listening(host, port) as listener:
-        # Also brings the database up to date, before workers would do it all at once.
+        # Before the processes that share the port all ask for the same.
         key_file = asyncio.run(_prepare())
         typer.echo(f"API:  http://{_authority(host, listener)}/v1")
         typer.echo(f"Key:  {f'in {key_file}' if key_file else 'batchyard keys create NAME'}")
@@ -113,8 +114,17 @@ def _serve(listener: socket.socket, workers: int) -> None:
 
 
 async def _prepare() -> Path | None:
-    async with offline_services() as services:
-        return await local_key_file(services)
+    """The file with the local key, once the database has the tables of this version."""
+    said = ""
+    while True:
+        try:
+            async with offline_services() as services:
+                return await local_key_file(services)
+        except OlderTables as error:
+            if said != str(error):
+                said = str(error)
+                typer.echo(f"batchyard: {said} Waiting for it.", err=True)
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _authority(host: str, listener: socket.socket) -> str:

@@ -124,13 +124,18 @@ async def open_services(
 
     ``credentials``: for locations that users name, for example ``s3://``; the object store itself
     has those of the environment. Within the block, :func:`current_services` gives the services to
-    whatever runs in its context. Raises :class:`~batchyard.errors.WrongSealingKey`, unless
-    ``checks_keys`` is false, where this process could not open what others have sealed.
+    whatever runs in its context. Only the embedded database, which no other version uses, is
+    migrated here.
+
+    Raises :class:`~batchyard.errors.OtherTables` where a database is not migrated to this version,
+    and :class:`~batchyard.errors.WrongSealingKey`, unless ``checks_keys`` is false, where this
+    process could not open what others have sealed.
     """
     storage = _open_storage(settings)
     spool, keys = _open_home(settings)
     try:
-        async with open_store(settings.database, keys=keys, migrate=True) as store:
+        migrate = settings.database_url is None
+        async with open_store(settings.database, keys=keys, migrate=migrate) as store:
             if checks_keys and not await store.sealing_proof.is_opened():
                 raise _wrong_key(settings)
             services = Services(

@@ -13,7 +13,7 @@ from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
 from batchyard.store.chunk.chunks import ChunkAction, Chunks, ModelDemand
 from batchyard.store.chunk.rows import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
-from batchyard.store.database import Database
+from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.delivery.deliveries import Deliveries
 from batchyard.store.delivery.rows import (
     FILE_EVENTS,
@@ -30,6 +30,7 @@ from batchyard.store.page import Order, Page
 from batchyard.store.reseal import reseal
 from batchyard.store.runner.rates import RateRecord, Rates
 from batchyard.store.runner.runners import RunnerKind, RunnerRecord, Runners, RunnerStatus
+from batchyard.store.schema import upgrade
 from batchyard.store.sealed import new_sealing_key
 from batchyard.store.sealing_proof import SealingProof
 from batchyard.store.store import Store, open_store
@@ -43,6 +44,7 @@ from batchyard.store.webhook.rows import EndpointWithSecret, WebhookEndpointReco
 
 __all__ = [
     "FILE_EVENTS",
+    "PATIENCE_SECONDS",
     "WEBHOOK_GIVEN_UP",
     "ApiKeyRecord",
     "ApiKeys",
@@ -104,4 +106,5 @@ __all__ = [
     "new_sealing_key",
     "open_store",
     "reseal",
+    "upgrade",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, text
 
-from batchyard.errors import StoreError
+from batchyard.errors import OlderTables, OtherTables
 from batchyard.store.database import Database
 
 if TYPE_CHECKING:
@@ -18,17 +18,18 @@ _MIGRATION_PATIENCE_SECONDS = 600.0
 _ADVISORY_LOCK = 0x62617463687961  # "batchya": any number, the same in every process
 
 
-async def upgrade(url: str, *, patience_seconds: float) -> None:
+async def upgrade(url: str, *, patience_seconds: float) -> str | None:
     """Migrate the schema to this version; of many callers at once, one does it.
 
-    Raises :class:`~batchyard.errors.StoreUnavailable`, and
-    :class:`~batchyard.errors.StoreError` where the database is ahead of this version.
+    The new revision, or None where it was this version's already. Raises
+    :class:`~batchyard.errors.StoreUnavailable`, and :class:`~batchyard.errors.OtherTables` where
+    the database is ahead of this version.
     """
     # A database that cannot be reached is told soon; one that is being migrated takes longer.
     probe = Database(url, patience_seconds=patience_seconds)
     try:
-        if await probe.read(_is_current):
-            return
+        if await probe.read(_known_revision) == _our_revisions()[0]:
+            return None
     finally:
         await probe.close()
     database = Database(url, patience_seconds=_MIGRATION_PATIENCE_SECONDS, migrates=True)
@@ -36,23 +37,31 @@ async def upgrade(url: str, *, patience_seconds: float) -> None:
         await database.write(_upgrade)
     finally:
         await database.close()
+    return _our_revisions()[0]
 
 
 async def check(database: Database) -> None:
-    """Raise :class:`~batchyard.errors.StoreError` unless the schema is this version's."""
-    if not await database.read(_is_current):
-        raise StoreError("The database's tables are older than this version: migrate it first.")
+    """Raise :class:`~batchyard.errors.OtherTables` unless the schema is this version's."""
+    revision = await database.read(_known_revision)
+    ours = _our_revisions()[0]
+    if revision is None:
+        raise OlderTables("The database has no tables yet: run `batchyard migrate`.")
+    if revision != ours:
+        raise OlderTables(
+            f"The database's tables are older than this version (revision {revision}, needed "
+            f"{ours}): run `batchyard migrate`."
+        )
 
 
-async def _is_current(connection: AsyncConnection) -> bool:
+async def _known_revision(connection: AsyncConnection) -> str | None:
+    """The database's revision, None where it has no tables."""
     revision = await _revision(connection)
-    ours = _our_revisions()
-    if revision is not None and revision not in ours:
-        raise StoreError(
+    if revision is not None and revision not in _our_revisions():
+        raise OtherTables(
             f"The database's tables are newer than this version (revision {revision}): "
             "run the version that made them, or a later one."
         )
-    return revision == ours[0]
+    return revision
 
 
 async def _upgrade(connection: AsyncConnection) -> None:

@@ -71,7 +71,7 @@ async def open_store(
     :class:`~batchyard.errors.StoreUnavailable`.
 
     Raises :class:`~batchyard.errors.SettingsError` for a URL or key that cannot be used, and
-    :class:`~batchyard.errors.StoreError` where the tables are not this version's.
+    :class:`~batchyard.errors.OtherTables` where the tables are not this version's.
     """
     if migrate:
         await upgrade(url, patience_seconds=patience_seconds)

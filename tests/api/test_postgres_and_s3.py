@@ -10,6 +10,7 @@ import pytest
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.settings import read_settings
+from batchyard.store import PATIENCE_SECONDS, upgrade
 from tests.api.conftest import make_keys
 from tests.api.test_batches_run import created, lines_of, runners, seen
 from tests.contract.store.samples import batch_in
@@ -38,9 +39,11 @@ def settings(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
     monkeypatch.setenv("AWS_DEFAULT_REGION", s3.region or "")
     cluster = postgres_for_session(request)
+    database_url = cluster.url(asyncio.run(cluster.create_database()))
+    asyncio.run(upgrade(database_url, patience_seconds=PATIENCE_SECONDS))
     return read_settings(
         home=tmp_path / "home",
-        database_url=cluster.url(asyncio.run(cluster.create_database())),
+        database_url=database_url,
         storage=f"s3://{BUCKET}/{secrets.token_hex(8)}",
         flush_seconds=0.05,
     )

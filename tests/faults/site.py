@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.store import BatchLocations, BatchOptions, NewBatch
+from batchyard.store import (
+    PATIENCE_SECONDS,
+    BatchLocations,
+    BatchOptions,
+    NewBatch,
+    upgrade,
+)
 from tests.faults import actor
 from tests.hurry import hurried
 
@@ -294,6 +300,7 @@ async def open_site(
     given |= settings
     if database_url is not None:
         given["database_url"] = database_url
+        await upgrade(database_url, patience_seconds=PATIENCE_SECONDS)
 
     async def no_engine(_: str) -> StubEngine:
         raise AssertionError("the test itself runs nothing")

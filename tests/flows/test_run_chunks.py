@@ -85,6 +85,17 @@ async def test_newer_tables_put_the_runner_off(
     assert "newer than this version" in str(state.message)
 
 
+async def test_older_tables_put_the_runner_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a database that others use are changed by `batchyard migrate` only."""
+    monkeypatch.setenv("BATCHYARD_HOME", str(tmp_path))
+    monkeypatch.setenv("BATCHYARD_DATABASE_URL", f"sqlite:///{tmp_path}/shared.db")
+    state = await run()
+    assert (state.is_completed(), state.name) == (True, PUT_OFF)
+    assert "no tables yet: run `batchyard migrate`" in str(state.message)
+
+
 async def test_a_home_without_room_puts_the_runner_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

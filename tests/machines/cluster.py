@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from cryptography.fernet import Fernet
 
 from batchyard.storage.bucket import S3Credentials
+from batchyard.store import PATIENCE_SECONDS, upgrade
 from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT
 from tests.machines.machine import Machine, make_machine, require_namespaces
 from tests.services.postgres import PostgresCluster, postgres_on
@@ -202,6 +203,7 @@ def running_cluster(**settings: str) -> Iterator[Cluster]:
                 "prefect.server.concurrency.lease_storage.filesystem"
             ),
         }
+        asyncio.run(upgrade(postgres.url(_OURS), patience_seconds=PATIENCE_SECONDS))
         prefect = stack.enter_context(prefect_server(services, common | own))
         machines = {name: value for name, value in prefect.environment.items() if name not in own}
         machines["BATCHYARD_ENGINE_PYTHON"] = str(root / "here" / "engine" / "python")

@@ -151,7 +151,7 @@ def test_processes_that_start_at_once_migrate_once(empty_url: str) -> None:
 
 
 async def test_a_database_that_was_not_migrated_is_refused(empty_url: str) -> None:
-    with pytest.raises(StoreError, match="migrate it first"):
+    with pytest.raises(StoreError, match="no tables yet: run `batchyard migrate`"):
         async with open_store(empty_url):
             pass
 

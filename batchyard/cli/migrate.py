@@ -1,0 +1,46 @@
+"""``batchyard migrate``: make or change the tables of the database, before anything uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+
+from batchyard.cli.say import say
+from batchyard.errors import StoreUnavailable
+from batchyard.services.connections import connections
+from batchyard.settings import read_settings
+from batchyard.store import PATIENCE_SECONDS, upgrade
+
+_PAUSE_SECONDS = 1.0
+
+
+def migrate(
+    wait: Annotated[
+        float, typer.Option(min=0, help="How many seconds to wait for the database.")
+    ] = 60.0,
+) -> None:
+    """Bring the database's tables up to this version, and return when that is done.
+
+    It may be repeated, and run by several machines at once. No other command changes the tables of
+    a database that BATCHYARD_DATABASE_URL names.
+    """
+    settings = read_settings()
+    say(f"Database: {connections(settings)['Database']}")
+    settings.home_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    revision = asyncio.run(_migrate(settings.database, wait))
+    say(f"Tables: now revision {revision}" if revision else "Tables: up to date")
+
+
+async def _migrate(url: str, wait_seconds: float) -> str | None:
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        patience = min(PATIENCE_SECONDS, max(1.0, deadline - time.monotonic()))
+        try:
+            return await upgrade(url, patience_seconds=patience)
+        except StoreUnavailable:
+            if time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(_PAUSE_SECONDS)
