@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchyard.cli.say import say
+from batchyard.dispatch import checked_api_url
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.settings import read_settings
 from batchyard.settings_sources import config_file
@@ -58,14 +59,10 @@ def deploy(
     settings = read_settings()
     path = file or config_file()
     wanted = DeployFile() if path is None else read_deploy_file(path)
-    if not (url := PREFECT_API_URL.value()):
-        raise SettingsError(
-            "PREFECT_API_URL is not set: say where the Prefect server is, "
-            "for example http://127.0.0.1:4200/api."
-        )
+    url = checked_api_url(PREFECT_API_URL.value())
     models = f"{len(wanted.models)} models in {path}" if path else "no batchyard.toml, so no models"
-    say(f"Prefect: {shown(str(url))}\nModels:  {models}")
-    changes = asyncio.run(_deploy(wanted, settings.pools, str(url), wait, prune=prune))
+    say(f"Prefect: {shown(url)}\nModels:  {models}")
+    changes = asyncio.run(_deploy(wanted, settings.pools, url, wait, prune=prune))
     if not changes:
         say("Everything is up to date.")
 

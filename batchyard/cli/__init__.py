@@ -20,6 +20,7 @@ import batchyard
 from batchyard.cli import deliveries, keys, sealing_keys, webhooks
 from batchyard.cli.cancel import cancel
 from batchyard.cli.deliver import deliver
+from batchyard.cli.doctor import doctor
 from batchyard.cli.estimate import estimate
 from batchyard.cli.list_batches import list_batches
 from batchyard.cli.migrate import migrate
@@ -71,6 +72,7 @@ def make_app() -> typer.Typer:
     app.add_typer(sealing_keys.app, name="secrets")
     app.command()(serve)
     app.command()(migrate)
+    app.command()(doctor)
     app.command()(reconcile)
     app.command()(expire_files)
     return app

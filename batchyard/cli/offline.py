@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from batchyard.cli.say import say
 from batchyard.dispatch import OfferedModels
+from batchyard.errors import OlderTables
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.services.services import Services
+
+_LOOK_SECONDS = 1.0
 
 
 @asynccontextmanager
@@ -26,4 +31,21 @@ async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Service
         why_not_offered=OfferedModels().why_not,
         checks_keys=checks_keys,
     ) as services:
+        yield services
+
+
+@asynccontextmanager
+async def services_with_tables() -> AsyncIterator[Services]:
+    """The same, for a process that serves: it waits until the database is migrated, and says so."""
+    said = ""
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                services = await stack.enter_async_context(offline_services())
+                break
+            except OlderTables as error:
+                if said != str(error):
+                    said = str(error)
+                    say(f"batchyard: {said} Waiting for it.", err=True)
+            await asyncio.sleep(_LOOK_SECONDS)
         yield services

@@ -14,8 +14,8 @@ from uvicorn.supervisors import Multiprocess
 
 from batchyard.cli.header_deadline import HeaderDeadlineProtocol
 from batchyard.cli.local_key import local_key_file
-from batchyard.cli.offline import offline_services
-from batchyard.errors import OlderTables, SettingsError
+from batchyard.cli.offline import services_with_tables
+from batchyard.errors import SettingsError
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 
@@ -30,7 +30,6 @@ _APPLICATION = "batchyard.api.app:create_app"
 _BACKLOG = 2048
 _GRACE_SECONDS = 15
 """How long uploads and downloads have to finish after a stop."""
-_LOOK_SECONDS = 1.0
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep an idle connection, or they would send into one that just closed."""
 _LOG: dict[str, Any] = {
@@ -114,17 +113,8 @@ def _serve(listener: socket.socket, workers: int) -> None:
 
 
 async def _prepare() -> Path | None:
-    """The file with the local key, once the database has the tables of this version."""
-    said = ""
-    while True:
-        try:
-            async with offline_services() as services:
-                return await local_key_file(services)
-        except OlderTables as error:
-            if said != str(error):
-                said = str(error)
-                typer.echo(f"batchyard: {said} Waiting for it.", err=True)
-        await asyncio.sleep(_LOOK_SECONDS)
+    async with services_with_tables() as services:
+        return await local_key_file(services)
 
 
 def _authority(host: str, listener: socket.socket) -> str:

@@ -24,6 +24,7 @@ from batchyard.dispatch.prefect_api import (
     FlowRun,
     OfferedModel,
     PrefectApi,
+    checked_api_url,
 )
 from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
 from batchyard.dispatch.status_events import batch_resource, report_status_changes
@@ -41,6 +42,7 @@ __all__ = [
     "RunnerScheduler",
     "batch_resource",
     "block_name",
+    "checked_api_url",
     "end_lost_runs",
     "ensure_batch_runner",
     "report_status_changes",

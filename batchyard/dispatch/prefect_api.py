@@ -83,6 +83,16 @@ class OfferedModel:
     created_at: int
 
 
+def checked_api_url(url: str | None) -> str:
+    """The same, or :class:`~batchyard.errors.SettingsError` where there is none."""
+    if not url:
+        raise SettingsError(
+            "PREFECT_API_URL is not set: say where the Prefect server is, "
+            "for example http://127.0.0.1:4200/api."
+        )
+    return url
+
+
 class _Busy(DispatchFailed):
     """Prefect did nothing because it is busy; a later call may succeed."""
 
@@ -119,12 +129,7 @@ class PrefectApi:
 
         Raises :class:`~batchyard.errors.SettingsError` if the variable is not set.
         """
-        url = os.environ.get("PREFECT_API_URL")
-        if not url:
-            raise SettingsError(
-                "PREFECT_API_URL is not set: say where the Prefect server is, "
-                "for example http://127.0.0.1:4200/api."
-            )
+        url = checked_api_url(os.environ.get("PREFECT_API_URL"))
         headers = {}
         # In this order, as Prefect's own clients.
         if login := os.environ.get("PREFECT_API_AUTH_STRING"):
@@ -334,8 +339,7 @@ class PrefectApi:
                 if response.status == 404:
                     raise _Missing(
                         f"The Prefect server at {self._url} has no {path}: run "
-                        "`prefect --no-prompt deploy --all`, and check that PREFECT_API_URL "
-                        "ends in /api."
+                        "`batchyard deploy`, and check that PREFECT_API_URL ends in /api."
                     )
                 if response.status in {429, 503}:
                     raise _Busy(f"Prefect is too busy: it answers {response.status} to {path}.")

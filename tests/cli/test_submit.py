@@ -110,7 +110,7 @@ def test_a_batch_is_kept_when_prefect_refuses(
 
 def test_a_batch_is_kept_when_the_deployments_are_missing(here: Run, prefect: SmallPrefect) -> None:
     prefect.deployments.clear()
-    assert_kept(here(*SUBMIT), "run `prefect --no-prompt deploy --all`")
+    assert_kept(here(*SUBMIT), "run `batchyard deploy`")
 
 
 def assert_kept(ended: Ended, message: str) -> None:

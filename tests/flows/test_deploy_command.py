@@ -225,6 +225,44 @@ def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_starte
     assert f"settings='{tmp_path}/batchyard.toml'" in said_at_start(server)
 
 
+def test_a_worker_of_ours_says_what_it_uses_and_runs_flows(
+    server: PrefectServer, tmp_path: Path
+) -> None:
+    """From a folder that Prefect's own command would not tell its flow runs of."""
+    server.run("batchyard", "deploy")
+    (tmp_path / "batchyard.toml").write_text(f'home = "{tmp_path}/elsewhere"\n')
+    ours = {n: v for n, v in server.environment.items() if not n.startswith("BATCHYARD_")}
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(
+            server.command("batchyard", "worker", "control"),
+            cwd=tmp_path,
+            env=ours | {"HOME": str(tmp_path), "PWD": "/"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        server.run("prefect", "deployment", "run", "reconcile/default", "--watch")
+    finally:
+        worker.terminate()
+        worker.wait(30)
+    said = (tmp_path / "log").read_text()
+    assert f"Database: sqlite:///{tmp_path}/elsewhere/batchyard.db\n" in said
+    assert f"Settings: {tmp_path}/batchyard.toml\n" in said
+    assert not (tmp_path / ".batchyard").exists()
+
+
+def test_doctor_says_that_a_deployment_is_missing_and_what_to_do(server: PrefectServer) -> None:
+    server.run("batchyard", "deploy")
+    said = server.run("batchyard", "doctor", "control")
+    assert "ok       models    far, org/Chat-1\n" in said
+    assert "ok       Prefect   has the deployment run-chunks/gpu\n" in said
+    server.run("prefect", "deployment", "delete", "run-batches/default")
+    with pytest.raises(RuntimeError, match=r"FAILED +Prefect .* run `batchyard deploy`"):
+        server.run("batchyard", "doctor", "control")
+    server.run("batchyard", "deploy")
+
+
 def test_it_waits_for_a_server_that_is_not_there_yet(server: PrefectServer) -> None:
     server.stop("server")
     try:

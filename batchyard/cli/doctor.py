@@ -1,0 +1,260 @@
+"""``batchyard doctor``: does what this machine needs for its role work, from here?"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import resource
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.filesize import decimal
+
+from batchyard.cli.say import say
+from batchyard.dispatch import RUN_BATCHES, RUN_CHUNKS, PrefectApi
+from batchyard.engine.vllm_version import vllm_version
+from batchyard.errors import BatchyardError, StoreError, WrongSealingKey
+from batchyard.machine import this_machine
+from batchyard.services.connections import connections
+from batchyard.services.engine_python import engine_python
+from batchyard.services.services import open_services
+from batchyard.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from batchyard.services.services import Services
+    from batchyard.settings import Settings
+
+_ROOM_BYTES = 5 * 1024**3
+"""What a batch of the usual limits takes in the home, several times over."""
+_FILES = 4096
+"""Each request in flight has a connection or two."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - its size is asked for, nothing is written
+_SHARED_MEMORY_BYTES = 1024**3
+"""vLLM's processes hand tensors to one another in it."""
+
+
+class Role(enum.StrEnum):
+    """What a machine does."""
+
+    ALL = "all"
+    API = "api"
+    CONTROL = "control"
+    GPU = "gpu"
+    CLI = "cli"
+
+
+class Level(enum.StrEnum):
+    """How bad it is; only what failed makes the exit status 1."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check has found, and what to do."""
+
+    level: Level
+    what: str
+    text: str
+
+
+def doctor(
+    role: Annotated[Role, typer.Argument(help="What this machine is for.")] = Role.ALL,
+) -> None:
+    """Check from here what this machine needs, and say what to do about what does not work.
+
+    Settings, disk, database, key, object store, Prefect, engine and limits. The exit status is 1 if
+    something does not work.
+    """
+    findings = asyncio.run(_found(role))
+    if any(finding.level is Level.FAILED for finding in findings):
+        raise typer.Exit(1)
+
+
+async def _found(role: Role) -> list[Finding]:
+    findings = []
+    async for finding in _check(role):
+        say(f"{finding.level.value:<8} {finding.what:<9} {finding.text}")
+        findings.append(finding)
+    return findings
+
+
+async def _check(role: Role) -> AsyncIterator[Finding]:
+    try:
+        settings = read_settings()
+    except BatchyardError as error:
+        yield Finding(Level.FAILED, "settings", str(error))
+        return
+    yield _ok("settings", connections(settings)["Settings"])
+    for finding in _home(settings):
+        yield finding
+    async for finding in _services(settings):
+        yield finding
+    async for finding in _prefect(settings, role):
+        yield finding
+    if role in {Role.GPU, Role.ALL}:
+        yield await asyncio.to_thread(_engine, settings)  # noqa: TID251 - it holds nothing
+        yield _shared_memory()
+    if role is not Role.CLI:
+        yield _files()
+
+
+# -- this machine --------------------------------------------------------------------------------
+
+
+def _home(settings: Settings) -> Iterator[Finding]:
+    home = settings.home_folder
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield _failed("disk", f"BATCHYARD_HOME, {home}, cannot be written: name another folder.")
+        return
+    free = shutil.disk_usage(existing).free
+    if free < _ROOM_BYTES:
+        yield Finding(
+            Level.WARNING,
+            "disk",
+            f"{home} has {decimal(free)} left; batches need {decimal(_ROOM_BYTES)} or more.",
+        )
+    else:
+        yield _ok("disk", f"{home}, {decimal(free)} free")
+
+
+def _files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES:
+        return Finding(
+            Level.WARNING,
+            "limits",
+            f"A process may have {soft} open files: raise it to {_FILES} (ulimit -n, or "
+            "LimitNOFILE in a systemd unit).",
+        )
+    return _ok("limits", f"{soft} open files")
+
+
+def _shared_memory() -> Finding:
+    size = shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0
+    if size < _SHARED_MEMORY_BYTES:
+        return Finding(
+            Level.WARNING,
+            "limits",
+            f"{_SHARED_MEMORY} has {decimal(size)}: an engine on several GPUs needs "
+            f"{decimal(_SHARED_MEMORY_BYTES)} or more (--shm-size, or an emptyDir in memory).",
+        )
+    return _ok("limits", f"{_SHARED_MEMORY} has {decimal(size)}")
+
+
+def _engine(settings: Settings) -> Finding:
+    try:
+        python = engine_python(settings)
+        version = vllm_version(python, os.environ)
+    except BatchyardError as error:
+        return _failed("engine", str(error))
+    slots = ", ".join(settings.engine_slots) or "one with all devices"
+    name = this_machine(settings.machine)
+    return _ok("engine", f"vLLM {version or 'of an unknown version'}; slots of {name}: {slots}")
+
+
+# -- what it shares with others ------------------------------------------------------------------
+
+
+async def _services(settings: Settings) -> AsyncIterator[Finding]:
+    """The database, the key and the object store: opened as every process opens them."""
+    what = connections(settings)
+    began = time.monotonic()
+    try:
+        async with open_services(settings) as services:
+            yield _ok("database", f"{what['Database']}, {_since(began)}")
+            yield _key(settings)
+            yield await _storage(services, what["Storage"])
+    except WrongSealingKey as error:
+        yield _failed("key", str(error))
+    except StoreError as error:
+        yield _failed("database", f"{what['Database']}: {error}")
+    except BatchyardError as error:
+        yield _failed("settings", str(error))
+
+
+def _key(settings: Settings) -> Finding:
+    """It is the database's: else the services would not have opened."""
+    if settings.secret_key is None and settings.database_url is not None:
+        return Finding(
+            Level.WARNING,
+            "key",
+            f"The key is a file in {settings.home_folder}: every machine that uses this database "
+            "needs the same, in BATCHYARD_SECRET_KEY or as a copy of the file.",
+        )
+    return _ok("key", "opens what the database has sealed")
+
+
+async def _storage(services: Services, where: str) -> Finding:
+    """An object that is written, read and deleted again."""
+    began, key, content = time.monotonic(), f"doctor/{secrets.token_hex(8)}", b"batchyard"
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield content
+
+    try:
+        await services.storage.put(key, parts())
+        found = b"".join([part async for part in services.storage.get(key)])
+        await services.storage.delete(key)
+    except BatchyardError as error:
+        return _failed("storage", f"{where}: {error}")
+    if found != content:
+        return _failed("storage", f"{where}: what was read is not what was written.")
+    return _ok("storage", f"{where}, {_since(began)}")
+
+
+async def _prefect(settings: Settings, role: Role) -> AsyncIterator[Finding]:
+    began, where = time.monotonic(), connections(settings)["Prefect"]
+    if role in {Role.ALL, Role.CLI} and not os.environ.get("PREFECT_API_URL"):
+        yield Finding(Level.WARNING, "Prefect", f"{where}; only `batchyard run` works without it.")
+        return
+    try:
+        async with PrefectApi.from_environment() as api:
+            models = await api.offered_models()
+            yield _ok("Prefect", f"{where}, {_since(began)}")
+            yield _models([model.name for model in models])
+            for deployment in _deployments(settings, role):
+                await api.latest(deployment)
+                yield _ok("Prefect", f"has the deployment {deployment}")
+    except BatchyardError as error:
+        yield _failed("Prefect", str(error))
+
+
+def _models(names: list[str]) -> Finding:
+    if names:
+        return _ok("models", ", ".join(names))
+    return Finding(
+        Level.WARNING,
+        "models",
+        "No model has an engine block: name them in a file, and run `batchyard deploy`.",
+    )
+
+
+def _deployments(settings: Settings, role: Role) -> list[str]:
+    if role is Role.CLI:
+        return []
+    pools = sorted({settings.pool, *settings.pools.values()} - {"control"})
+    return [RUN_BATCHES, *(f"{RUN_CHUNKS}/{pool}" for pool in pools)]
+
+
+def _since(began: float) -> str:
+    return f"{(time.monotonic() - began) * 1000:.0f} ms"
+
+
+def _ok(what: str, text: str) -> Finding:
+    return Finding(Level.OK, what, text)
+
+
+def _failed(what: str, text: str) -> Finding:
+    return Finding(Level.FAILED, what, text)

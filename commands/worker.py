@@ -1,0 +1,59 @@
+"""``batchyard worker``: Prefect's worker on a pool, for this process's settings.
+
+It is `prefect worker start`, with what that cannot do: it says which database, object store and
+Prefect it uses, waits until the database is migrated, and gives its file of settings to its flow
+runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from batchyard.cli.offline import services_with_tables
+from batchyard.cli.say import say
+from batchyard.dispatch import checked_api_url
+from batchyard.services.connections import connections
+from batchyard.settings import read_settings
+from batchyard.settings_sources import CONFIG_VARIABLE, config_file
+
+_QUERY_VARIABLE = "PREFECT_WORKER_QUERY_SECONDS"
+_QUERY_SECONDS = "1"
+"""Prefect's own 15 would be added to the time of each batch whose runner is not there yet."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command; an entry point of the group ``batchyard.commands``."""
+    app.command("worker")(worker)
+
+
+def worker(
+    pool: Annotated[
+        str, typer.Argument(help="The work pool: control, gpu, or another one of engines.")
+    ],
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many flow runs at once; on a GPU pool, how many engines."),
+    ] = None,
+) -> None:
+    """Run flows of a Prefect work pool on this machine until Ctrl-C or SIGTERM."""
+    checked_api_url(os.environ.get("PREFECT_API_URL"))
+    for name, what in connections(read_settings()).items():
+        say(f"{name}: {what}")
+    asyncio.run(_until_it_can_work())
+    environment = {_QUERY_VARIABLE: _QUERY_SECONDS} | os.environ
+    if (path := config_file()) is not None:
+        environment[CONFIG_VARIABLE] = str(path)
+    words = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
+    words += [] if limit is None else ["--limit", str(limit)]
+    sys.stdout.flush()
+    os.execve(sys.executable, words, environment)  # noqa: S606 - signals reach the worker itself
+
+
+async def _until_it_can_work() -> None:
+    async with services_with_tables():
+        pass
