@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard import __version__
-from tests.services.prefect import clean_environment
+from tests.services.prefect import clean_environment, prefect_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +34,10 @@ class Installed:
     environment: Path
     folder: Path
 
-    def run(self, *words: str) -> str:
+    def run(self, *words: str, **variables: str) -> str:
         """What a program of the environment prints; it must succeed."""
-        return _output([str(self.environment / "bin" / words[0]), *words[1:]], cwd=self.folder)
+        command = [str(self.environment / "bin" / words[0]), *words[1:]]
+        return _output(command, cwd=self.folder, **variables)
 
     def ask(self, program: str) -> object:
         """What Python code there prints as JSON."""
@@ -62,8 +63,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(environment, folder)
 
 
-def _output(command: Sequence[str], *, cwd: Path) -> str:
-    environment = clean_environment() | {"HOME": str(cwd), "PREFECT_HOME": str(cwd / "prefect")}
+def _output(command: Sequence[str], *, cwd: Path, **variables: str) -> str:
+    homes = {"HOME": str(cwd), "PREFECT_HOME": str(cwd / "prefect")}
+    environment = clean_environment() | homes | variables
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
@@ -114,3 +116,19 @@ def test_it_has_every_file_that_is_no_python(installed: Installed) -> None:
 def test_it_makes_the_tables(installed: Installed) -> None:
     """So the migrations are in it."""
     assert "batches free      0" in installed.run("batchyard", "reconcile")
+
+
+@pytest.mark.parametrize(
+    "command", ["deploy", "doctor", "engine", "migrate", "run", "up", "worker"]
+)
+def test_a_command_explains_itself(installed: Installed, command: str) -> None:
+    assert f"Usage: batchyard {command}" in installed.run("batchyard", command, "--help")
+
+
+def test_it_deploys_to_a_prefect_server(installed: Installed, tmp_path: Path) -> None:
+    """From an empty folder; the flows of the deployments are the wheel's."""
+    with prefect_server(tmp_path, {}) as server:
+        said = installed.run("batchyard", "deploy", PREFECT_API_URL=server.api_url)
+        assert "deployment submit-batch/default written" in said
+        again = installed.run("batchyard", "deploy", PREFECT_API_URL=server.api_url)
+        assert again.endswith("Everything is up to date.\n")
