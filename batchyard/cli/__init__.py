@@ -44,7 +44,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         help="Your own OpenAI Batch API, on your own GPUs.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
     )
     app.callback()(_whatever_the_command)
