@@ -236,7 +236,7 @@ async def test_a_flow_run_is_started_by_name_with_its_parameters(
 
 
 async def test_a_deployment_that_is_not_there_says_how_to_make_it(api: PrefectApi) -> None:
-    with pytest.raises(SettingsError, match=r"process-batch/default: run `prefect .* deploy --all"):
+    with pytest.raises(SettingsError, match="process-batch/default: run `batchyard deploy`"):
         await api.start("process-batch/default", {}, name="b")
 
 
