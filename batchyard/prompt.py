@@ -19,7 +19,7 @@ KEY_BYTES = 64 * 1024
 """Longer prompts are told apart no further."""
 _DEFAULT_OUTPUT_TOKENS = 256
 _AUDIO_BYTES = 4 * 1500
-"""What stands for a recording, whose length nobody knows: Whisper reads 30 s as 1,500 tokens."""
+"""What stands for a recording, whose length is unknown: Whisper reads 30 s as 1,500 tokens."""
 _SALT_CHARS = 128
 """vLLM refuses longer ones."""
 

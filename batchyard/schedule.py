@@ -49,7 +49,7 @@ class ActiveRunner:
     model: str
     pool: str
     runner_id: str | None = None
-    """None: a flow run so far, which nobody can drain."""
+    """None: only a flow run so far, which cannot be drained."""
     is_draining: bool = False
     started_at: float = 0.0
     ready_at: float | None = None

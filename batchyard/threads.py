@@ -1,6 +1,6 @@
 """Blocking calls in threads that are never left behind.
 
-The one rule: whoever is cancelled while a thread works for it waits for that thread. A thread
+The one rule: a caller that is cancelled while a thread works for it waits for that thread. A thread
 cannot be stopped, and what it uses is closed, removed or given to others as soon as its caller has
 gone: a descriptor, a folder, an upload. So nothing else in the product calls
 ``asyncio.to_thread``; ruff refuses it. A call that takes long is given an ``interrupt``.
@@ -34,7 +34,7 @@ async def in_executor(
 ) -> T:
     """Run ``call`` in a thread of ``executor``; a cancellation waits until it has ended.
 
-    After a cancellation nobody gets the result, so ``undo`` may give back what it holds (a
+    After a cancellation the result is lost, so ``undo`` may give back what it holds (a
     descriptor, a connection); what it raises is dropped. ``interrupt`` is called at once then, in
     the event loop, so that ``call`` can end early.
     """

@@ -1,8 +1,8 @@
 """How a Prefect server that we start is closed to others.
 
-Whoever can call Prefect's API can run commands as the user of its workers: a flow run may name its
-own command. Binding to loopback is not enough: other users of the machine reach the port, and so
-does any web page in a browser on it.
+Anyone who can call Prefect's API can run commands as the user of its workers: a flow run may name
+its own command. Binding to loopback is not enough: other users of the machine reach the port, and
+so does any web page in a browser on it.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Everything:
         """Start the server, the API and the workers, in this order; return when they answer."""
         for name in ("logs", "prefect"):
             (self._home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The first to touch the database, so that nobody else has to make its tables.
+        # The first to use the database, so that no other process has to create its tables.
         self._key_file = asyncio.run(_key_file())
         login = read_login(login_file(self._home))
         self._environment |= client_environment(login)

@@ -156,7 +156,7 @@ class PrefectApi:
     ) -> FlowRun:
         """Start ``flow/deployment`` under ``name``, which is its tag as well.
 
-        Whoever asks with the same ``key`` gets the same flow run.
+        Calls with the same ``key`` get the same flow run.
         """
         body = {
             "name": name,

@@ -101,7 +101,7 @@ def _answer_of(tag: int, task: asyncio.Task[EngineAnswer]) -> EngineAnswer:
     except EngineError:
         raise
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is one request's
-        # A cancellation here is one that nobody asked for.
+        # A cancellation here was not asked for.
         reason = type(error).__name__
         logger.warning("request.failed tag=%s %s", tag, reason)
         return EngineAnswer(tag, None, no_answer=NoAnswer.FAILED, reason=reason)

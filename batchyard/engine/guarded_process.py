@@ -57,7 +57,7 @@ class GuardedProcess:
 
     @property
     def session(self) -> int:
-        """The session that the command and the guardian share, and nobody else."""
+        """The session of the command and the guardian, and of no other process."""
         return self._guardian.pid
 
     @property

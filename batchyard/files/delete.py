@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 async def delete_file(services: Services, tenant: str, file_id: str) -> FileRecord:
-    """Delete the file. From here on nobody finds it; its bytes go unless somebody reads them.
+    """Delete the file. It is no longer found; its bytes are deleted unless a batch reads them.
 
     A batch that runs keeps its input: the sweep wipes that once the batch has ended. Raises
     :class:`~batchyard.errors.RecordNotFound`, for a second time too.

@@ -1,4 +1,4 @@
-"""The parts of an upload: stored as they come, wiped once nobody needs them.
+"""The parts of an upload: stored as they come, wiped once they are not needed.
 
 Each is an object of its own: they arrive side by side.
 """
@@ -85,7 +85,7 @@ async def expire_uploads(services: Services) -> int:
 
 
 async def wipe_object(services: Services, key: str) -> bool:
-    """Remove an object that nobody was told of, or that nobody needs; False: it is still there."""
+    """Remove an object that is unknown to clients or not needed; False: it is still there."""
     with contextlib.suppress(StorageError):
         await services.storage.delete(key)
         return True

@@ -1,6 +1,6 @@
 """Retention: files that have expired, and bytes that nothing names any more, are wiped.
 
-Rows are marked first, then bytes go, so that nobody finds a row without its bytes. A crash in
+Rows are marked first, then bytes go, so that no row is found without its bytes. A crash in
 between leaves bytes without a row, as do writers that were killed: those are for the sweep.
 """
 

@@ -106,7 +106,7 @@ class WebhookSender:
                     target, data=body, headers=headers, allow_redirects=False
                 )
                 response = await stack.enter_async_context(request)
-            # The status is the answer, whatever becomes of the rest, which nobody needs. It is
+            # The status is the answer, and the rest is not needed. It is
             # read since some servers log an error of theirs where it is not.
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 async with asyncio.timeout_at(ends_at):

@@ -79,7 +79,7 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
     ``batch_expired``, ``batch_cancelled`` or ``batch_failed`` line in the error file and count as
     neither completed nor failed. A batch that failed before its first result has no files. Running
     it again replaces the same objects; under another lease it makes others,
-    so that nobody overwrites what is published already.
+    so that what is published already is not overwritten.
     """
     batch = await services.store.batches.get(batch_id)
     if batch.status is BatchStatus.IN_PROGRESS:
