@@ -159,8 +159,9 @@ class Everything:
         )
         self._start("api", _BIN / "batchyard", "serve", "--port", str(self._port))
         self._wait_until_it_answers("server", f"{self._prefect_url}/health")
-        self._run("batchyard", "deploy", *self._models_file())
-        for pool in POOLS:
+        file = self._models_file()
+        self._run("batchyard", "deploy", str(file))
+        for pool in _pools(file):
             self._start(pool, _BIN / "prefect", "worker", "start", "--pool", pool)
         self._wait_until_it_answers("api", f"{self._api_url}/models")
 
@@ -201,24 +202,24 @@ class Everything:
 
     def stop(self) -> None:
         """Stop first what accepts work, and the server last, because the others use it."""
-        for names in (("api", *POOLS), ("server",)):
-            running = [self._programs[name] for name in names if name in self._programs]
+        for names in (self._programs.keys() - {"server"}, {"server"} & self._programs.keys()):
+            running = [self._programs[name] for name in sorted(names)]
             for program in running:
                 program.terminate()
             for program in running:
                 program.close(_STOP_SECONDS)
 
-    def _models_file(self) -> tuple[str, ...]:
-        """The words that name the file of models; none where `batchyard deploy` finds it."""
+    def _models_file(self) -> Path:
+        """The operator's file of models, or one of ours with the tiny model."""
         found = config_file()
         if found is not None and "models" in read_config(found):
-            return ()
+            return found
         folder = self._home if shipped.CHECKOUT is None else shipped.CHECKOUT
         weights = folder / ("models" if shipped.CHECKOUT is None else ".models") / "tiny-chat"
         file = self._home / "up.toml"
         block = _TINY_MODEL_BLOCK.format(weights=json.dumps(str(weights)))
         file.write_text(_TINY_MODEL + (block if weights.is_dir() else ""))
-        return (str(file),)
+        return file
 
     def _start(
         self,
@@ -257,6 +258,13 @@ class Everything:
 
     def _log(self, name: str) -> Path:
         return self._home / "logs" / f"{name}.log"
+
+
+def _pools(file: Path) -> list[str]:
+    """The pools that `batchyard deploy` has made from the file, each of which needs a worker."""
+    content = read_config(file)
+    named = {model.get("pool", POOLS[1]) for model in content.get("models", [])}
+    return [*POOLS, *sorted((named | content.get("engines_at_once", {}).keys()) - {*POOLS})]
 
 
 async def _key_file() -> Path | None:

@@ -118,6 +118,25 @@ def test_what_ends_by_itself_ends_everything(yard: Yard) -> None:
     assert yard.is_over()
 
 
+def test_the_models_of_a_file_are_served_by_a_worker_on_each_pool(tmp_path: Path) -> None:
+    config = tmp_path / "batchyard.toml"
+    config.write_text(
+        '[[models]]\nmodel = "far"\nbase_url = "http://127.0.0.1:9/v1"\npool = "remote"\n'
+    )
+    with running_yard(tmp_path, BATCHYARD_CONFIG=str(config)) as yard:
+        with openai.OpenAI(base_url=yard.url, api_key=yard.key) as client:
+            assert [model.id for model in client.models.list()] == ["far"]
+        assert f"Settings:      {config}\n" in yard.said()
+        workers = [words for words in map(words_of, yard.process_ids()) if b"worker" in words]
+        assert {words[words.index(b"--pool") + 1] for words in workers} == {
+            b"control",
+            b"gpu",
+            b"remote",
+        }
+        assert yard.interrupt() == 0
+        assert yard.is_over()
+
+
 def test_ctrl_c_while_it_starts_leaves_nothing_behind(start: Callable[..., Yard]) -> None:
     yard = start()
     wait_for_children(yard)
