@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 import typing
 from pathlib import Path
@@ -27,6 +28,10 @@ OTHER_VARIABLES: Final = (CONFIG_VARIABLE, "BATCHYARD_API_PORT", "BATCHYARD_ENGI
 """Variables of ours that are no settings."""
 DEPLOYED: Final = ("models", "engines_at_once", "s3")
 """The parts of the file that are for `batchyard deploy`: commands/deploy_file.py reads them."""
+
+_SERVICE_LINK: Final = re.compile(
+    r"^\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_\w+)=|_PORT=(tcp|udp|sctp)://"
+)
 
 
 def config_file() -> Path | None:
@@ -55,14 +60,17 @@ def read_config(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} cannot be read as TOML: {error}.") from error
 
 
-def check_names(model: type[BaseModel], environment: Collection[str]) -> None:
+def check_names(model: type[BaseModel], environment: Mapping[str, str]) -> None:
     """Refuse variables that begin with our prefix and mean nothing; the message has a likely one.
 
+    Those are left out that Kubernetes makes in each pod for a service named batchyard-….
     Raises :class:`~batchyard.errors.SettingsError`.
     """
     known = {f"{PREFIX}{name}" for name in _names(model)} | set(OTHER_VARIABLES)
     for name in sorted(environment):
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
+        if not name.upper().startswith(PREFIX) or name.upper() in known:
+            continue
+        if not _SERVICE_LINK.search(f"{name}={environment[name]}"):
             raise SettingsError(unknown_name(name, known, "setting"))
 
 

@@ -30,7 +30,7 @@ GROUPS = {
     "tests/up/": "engine",
     "tests/test_readme": "engine",
     "tests/machines/": "machines",
-    "tests/flows/test_deployed": "deployed",
+    "tests/flows/test_deploy": "deployed",
     "tests/flows/": "flows",
     "tests/contract/storage/": "storage",
     "tests/api/test_postgres_and_s3": "storage",

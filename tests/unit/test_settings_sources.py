@@ -115,6 +115,25 @@ def test_a_misspelt_variable_stops_the_start_and_names_its_neighbour(
         read_settings()
 
 
+def test_what_kubernetes_sets_for_a_service_of_ours_is_no_misspelling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In each pod of the namespace, for a service named batchyard-web."""
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "8000",
+        "SERVICE_PORT_HTTP": "8000",
+        "PORT": "tcp://10.0.0.1:8000",
+        "PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "PORT_8000_TCP_ADDR": "10.0.0.1",
+    }.items():
+        monkeypatch.setenv(f"BATCHYARD_WEB_{name}", value)
+    assert read_settings().chunk_requests == 1024
+    monkeypatch.setenv("BATCHYARD_SMTP_PORT", "25")
+    with pytest.raises(SettingsError, match="Do you mean BATCHYARD_SMTP__PORT"):
+        read_settings()
+
+
 def test_variables_of_others_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many hosts set these for their own purposes."""
     for name in ("HOST", "PORT", "USERNAME", "PASSWORD", "MAX_BYTES", "MAX_REQUESTS"):
