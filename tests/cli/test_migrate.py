@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from batchyard.cli import make_app
 from batchyard.errors import OlderTables, OtherTables, StoreUnavailable
-from tests.services.prefect import clean_environment
+from tests.services.prefect import clean_environment, default_interrupt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +98,7 @@ def test_serve_waits_for_the_tables(database: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
     )
     assert process.stdout is not None
     assert process.stderr is not None

@@ -88,11 +88,10 @@ async def open_local_site(
 async def end_batch(site: Site, url: str | None = None, *, tenant: str = "default") -> str:
     """A batch that ends, committed, with nobody there to deliver; its id."""
     batches = site.services.store.batches
+    receivers = {} if url is None else {DeliveryKind.WEBHOOK: url}
     batch = await batches.create(
         NewBatch(
-            endpoint="/v1/embeddings",
-            tenant=tenant,
-            locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: url}),
+            endpoint="/v1/embeddings", tenant=tenant, locations=BatchLocations(receivers=receivers)
         )
     )
     await batches.fail(batch.id, [BatchError("not_found", "No such file.")])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.services.prefect import PrefectServer, prefect_server
+from tests.services.prefect import PrefectServer, default_interrupt, prefect_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,6 +214,7 @@ def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_starte
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
         )
     try:
         server.run("prefect", "deployment", "run", "reconcile/default", "--watch")
@@ -240,6 +241,7 @@ def test_a_worker_of_ours_says_what_it_uses_and_runs_flows(
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
         )
     try:
         server.run("prefect", "deployment", "run", "reconcile/default", "--watch")

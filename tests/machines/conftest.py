@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(scope="session")
+# Not for the session: it takes processor time for as long as it runs, used or not.
+@pytest.fixture(scope="package")
 def running() -> Iterator[Cluster]:
     with running_cluster() as cluster:
         yield cluster

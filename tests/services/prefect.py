@@ -155,8 +155,8 @@ class PrefectServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # What a shell starts with `&` ignores SIGINT, and a worker then SIGTERM too.
-                preexec_fn=_default_interrupt,  # noqa: PLW1509 - one thread starts it
+                # A worker that ignores SIGINT ignores SIGTERM too.
+                preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
             )
 
     def _log(self, name: str) -> str:
@@ -213,7 +213,8 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
-def _default_interrupt() -> Any:
+def default_interrupt() -> Any:
+    """In a child, before it runs its program: what a shell starts with `&` ignores SIGINT."""
     return signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

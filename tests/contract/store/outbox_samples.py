@@ -57,7 +57,7 @@ async def copies_of_one(store: Store, count: int) -> None:
 
     async def work(connection: AsyncConnection) -> None:
         row = (await connection.execute(DELIVERIES.select())).mappings().one()
-        copies = [{**row, "id": f"{delivery.id[:-4]}{n:04}"} for n in range(count)]
+        copies = [{**row, "id": f"{delivery.id}-{n:04}"} for n in range(count)]
         await connection.execute(insert(DELIVERIES), copies)
 
     await store.database.write(work)
