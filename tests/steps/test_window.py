@@ -225,7 +225,7 @@ async def test_a_drain_becomes_an_abort() -> None:
 async def test_a_request_that_waits_for_its_next_attempt_leaves_at_once(abort: bool) -> None:
     """Its slot is free, and its turn never comes."""
     engine = stub(max_num_seqs=1, faults=[Fault(FaultKind.ANSWER, status=503, times=2)])
-    policy = RetryPolicy(first_pause_seconds=0.3, longest_pause_seconds=0.3)
+    policy = RetryPolicy(first_pause_seconds=0.8, longest_pause_seconds=0.8)
     async with opened(engine, retry=policy) as window:
         a, b = Owner(window, "a"), Owner(window, "b")
         await a.submit("quick", "quick")
@@ -236,7 +236,7 @@ async def test_a_request_that_waits_for_its_next_attempt_leaves_at_once(abort: b
 
         await b.submit("quick", "quick")
         await b.has(2)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.9)
     assert (a.results, runs_of(engine, "a")) == ({}, 2)
 
 

@@ -6,12 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import text
 
 from batchyard.errors import RecordNotFound
 from batchyard.store import RunnerKind, RunnerStatus, open_store
 from tests.contract.store.samples import MODEL
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from batchyard.store import RunnerRecord, Store
 
 
@@ -185,9 +188,13 @@ async def test_a_runner_that_falls_silent_is_not_live(store: Store) -> None:
 async def test_silent_runners_are_lost_and_those_that_speak_are_not(store: Store) -> None:
     silent, draining, speaks = [await register(store) for _ in range(3)]
     await store.runners.drain(draining.id)
-    await asyncio.sleep(0.2)
+
+    async def long_ago(connection: AsyncConnection) -> None:
+        await connection.execute(text("UPDATE runners SET heartbeat_at = heartbeat_at - 100"))
+
+    await store.database.write(long_ago)
     await store.runners.heartbeat(speaks.id)
-    lost = await store.runners.lose(silent_seconds=0.15)
+    lost = await store.runners.lose(silent_seconds=60)
     assert [(runner.id, runner.status) for runner in lost] == [
         (silent.id, RunnerStatus.LOST),
         (draining.id, RunnerStatus.LOST),
