@@ -7,6 +7,7 @@ in CI.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -127,12 +128,10 @@ class Machine:
         """Every process stands still, as those of a virtual machine that is paused."""
         # Twice: one that was starting another may have been stopped after it had.
         for _ in range(2):
-            for pid in self.processes():
-                os.kill(pid, signal.SIGSTOP)
+            _signal(self.processes(), signal.SIGSTOP)
 
     def thaw(self) -> None:
-        for pid in self.processes():
-            os.kill(pid, signal.SIGCONT)
+        _signal(self.processes(), signal.SIGCONT)
 
     def processes(self, *words: str, **variables: str) -> list[int]:
         """Process ids, as we see them, of those with these words in their command line."""
@@ -148,8 +147,7 @@ class Machine:
     def kill(self, *words: str, **variables: str) -> int:
         """SIGKILL to those processes; how many there were."""
         found = self.processes(*words, **variables)
-        for pid in found:
-            os.kill(pid, signal.SIGKILL)
+        _signal(found, signal.SIGKILL)
         return len(found)
 
     def log(self, name: str) -> str:
@@ -178,6 +176,13 @@ def make_machine(name: str, root: Path, environment: Mapping[str, str]) -> Machi
     machine = Machine(name, root, dict(environment))
     machine.switch_on()
     return machine
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        # It may have ended meanwhile: the guardian of one that is killed kills the others.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _unshare() -> list[str]:
