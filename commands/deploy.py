@@ -1,6 +1,6 @@
 """``batchyard deploy``: everything that Batchyard needs on a Prefect server, from one file.
 
-Whatever is as it should be is left alone, so the command can be repeated at any time: after an
+It changes only what differs from the file, so the command can be repeated at any time: after an
 upgrade, after a change of the file, and after the loss of Prefect's database.
 """
 

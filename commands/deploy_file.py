@@ -36,15 +36,13 @@ from batchyard.errors import SettingsError
 from batchyard.settings import Settings
 from batchyard.settings_sources import read_config, settings_of, unknown_name
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
+from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from prefect.blocks.core import Block
-
-DEFAULT_POOL = "gpu"
-CONTROL_POOL = "control"
 
 EngineBlock = VllmEngineBlock | RemoteEngineBlock
 B = TypeVar("B", VllmEngineBlock, RemoteEngineBlock, S3CredentialsBlock)
@@ -74,8 +72,7 @@ class DeployFile:
     @property
     def gpu_pools(self) -> list[str]:
         """The pools that run engines: the usual one, and those that the file names."""
-        named = {model.pool for model in self.models} | self.engines_at_once.keys()
-        return [DEFAULT_POOL, *sorted(named - {DEFAULT_POOL})]
+        return gpu_pools({model.pool for model in self.models} | self.engines_at_once.keys())
 
     @property
     def pool_of_model(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from prefect.exceptions import ObjectNotFound
 import batchyard
 from batchyard.errors import DispatchFailed
 from commands import shipped
-from commands.deploy_file import CONTROL_POOL, DEFAULT_POOL
+from commands.pools import CONTROL_POOL, DEFAULT_POOL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
-from commands.deploy_file import CONTROL_POOL
+from commands.pools import CONTROL_POOL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

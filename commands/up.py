@@ -44,11 +44,10 @@ from commands.closed_prefect import (
     server_environment,
 )
 from commands.guarded_program import GuardedProgram
+from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-POOLS = ("control", "gpu")
 
 _BIN = Path(sys.executable).parent
 _PREFECT_PORT_VARIABLE = "PREFECT_SERVER_API_PORT"
@@ -263,8 +262,8 @@ class Everything:
 def _pools(file: Path) -> list[str]:
     """The pools that `batchyard deploy` has made from the file, each of which needs a worker."""
     content = read_config(file)
-    named = {model.get("pool", POOLS[1]) for model in content.get("models", [])}
-    return [*POOLS, *sorted((named | content.get("engines_at_once", {}).keys()) - {*POOLS})]
+    named = {model.get("pool", DEFAULT_POOL) for model in content.get("models", [])}
+    return [CONTROL_POOL, *gpu_pools(named | content.get("engines_at_once", {}).keys())]
 
 
 async def _key_file() -> Path | None:
