@@ -199,18 +199,21 @@ def test_a_wiped_server_is_as_before_after_one_command(server: PrefectServer) ->
     assert len(ask(server, "deployments/filter")) == 7
 
 
-def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_started(
-    server: PrefectServer, tmp_path: Path
+def run_a_flow_on(
+    server: PrefectServer,
+    folder: Path,
+    worker: list[str],
+    *,
+    cwd: Path | None = None,
+    **environment: str,
 ) -> None:
-    """Prefect gives flow runs a temporary folder; they must not use a database of their own."""
-    server.run("batchyard", "deploy")
-    (tmp_path / "batchyard.toml").write_text(f'home = "{tmp_path}/elsewhere"\n')
-    words = 'exec "$0" -m prefect worker start --pool control --type process'
+    """Run a flow on this worker, whose home is ``folder``; its output is in ``folder/log``."""
     ours = {n: v for n, v in server.environment.items() if not n.startswith("BATCHYARD_")}
-    with (tmp_path / "log").open("wb") as log:
-        worker = subprocess.Popen(
-            ["bash", "-c", f"cd {tmp_path} && {words}", sys.executable],
-            env=ours | {"HOME": str(tmp_path)},
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            worker,
+            cwd=cwd,
+            env=ours | {"HOME": str(folder)} | environment,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -219,8 +222,18 @@ def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_starte
     try:
         server.run("prefect", "deployment", "run", "reconcile/default", "--watch")
     finally:
-        worker.terminate()
-        worker.wait(30)
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_started(
+    server: PrefectServer, tmp_path: Path
+) -> None:
+    """Prefect gives flow runs a temporary folder; they must not use a database of their own."""
+    server.run("batchyard", "deploy")
+    (tmp_path / "batchyard.toml").write_text(f'home = "{tmp_path}/elsewhere"\n')
+    words = 'exec "$0" -m prefect worker start --pool control --type process'
+    run_a_flow_on(server, tmp_path, ["bash", "-c", f"cd {tmp_path} && {words}", sys.executable])
     assert (tmp_path / "elsewhere" / "batchyard.db").is_file()
     assert not (tmp_path / ".batchyard").exists()
     assert f"settings='{tmp_path}/batchyard.toml'" in said_at_start(server)
@@ -232,22 +245,8 @@ def test_a_worker_of_ours_says_what_it_uses_and_runs_flows(
     """From a folder that Prefect's own command would not tell its flow runs of."""
     server.run("batchyard", "deploy")
     (tmp_path / "batchyard.toml").write_text(f'home = "{tmp_path}/elsewhere"\n')
-    ours = {n: v for n, v in server.environment.items() if not n.startswith("BATCHYARD_")}
-    with (tmp_path / "log").open("wb") as log:
-        worker = subprocess.Popen(
-            server.command("batchyard", "worker", "control"),
-            cwd=tmp_path,
-            env=ours | {"HOME": str(tmp_path), "PWD": "/"},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
-        )
-    try:
-        server.run("prefect", "deployment", "run", "reconcile/default", "--watch")
-    finally:
-        worker.terminate()
-        worker.wait(30)
+    worker = server.command("batchyard", "worker", "control")
+    run_a_flow_on(server, tmp_path, worker, cwd=tmp_path, PWD="/")
     said = (tmp_path / "log").read_text()
     assert f"Database: sqlite:///{tmp_path}/elsewhere/batchyard.db\n" in said
     assert f"Settings: {tmp_path}/batchyard.toml\n" in said
