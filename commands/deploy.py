@@ -48,7 +48,7 @@ def deploy(
 ) -> None:
     """Make pools, block types, engine blocks and deployments on the Prefect server.
 
-    What is as the file says is left alone, so the command can be repeated.
+    It changes only what differs from the file, so the command can be repeated.
     """
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second
 

@@ -1,7 +1,7 @@
 """Pools and blocks on a Prefect server, made as a file of models has them.
 
-Each function says what it has changed, one text for each change, and leaves alone what is as it
-should be.
+Each function yields a text for each change that it has made, and changes only what differs from the
+file.
 """
 
 from __future__ import annotations
