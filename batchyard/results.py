@@ -8,6 +8,7 @@ never got an answer has ``response`` null and ``error`` ``{code, message}``.
 from __future__ import annotations
 
 import secrets
+import threading
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ import msgspec
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 MAX_TOKENS: Final = 2**31 - 1
@@ -129,7 +130,7 @@ def not_served(custom_id: str, request_id: str, url: str, served: Iterable[str])
 
 def new_request_id() -> str:
     """``req_`` and 32 hex digits; sent to the engine and written to the file."""
-    return f"req_{secrets.token_hex(16)}"
+    return f"req_{next(_RANDOM.ids)}"
 
 
 def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
@@ -139,9 +140,28 @@ def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
 def _line_head(custom_id: str) -> bytes:
     """What comes before the answer: with one ``custom_id`` always of the same length."""
     return b'{"id":"batch_req_%s","custom_id":%s,' % (
-        secrets.token_hex(16).encode(),
+        next(_RANDOM.ids).encode(),
         _line_safe(msgspec.json.encode(custom_id)),
     )
+
+
+class _Random(threading.local):
+    """Random ids of 32 hex digits, asked for 256 at a time: a system call takes 5 µs, a line 20 µs.
+
+    Each thread has its own, because a generator runs in one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self.ids = self._generate()
+
+    @staticmethod
+    def _generate() -> Iterator[str]:
+        while True:
+            digits = secrets.token_hex(16 * 256)
+            yield from (digits[at : at + 32] for at in range(0, len(digits), 32))
+
+
+_RANDOM = _Random()
 
 
 def _line_safe(json: bytes) -> bytes:
