@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchyard.cli.say import say
-from batchyard.dispatch import checked_api_url
+from batchyard.dispatch import RECONCILE, checked_api_url
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.settings import read_settings
 from batchyard.settings_sources import config_file
@@ -106,6 +106,12 @@ async def _deploy(
         environment = os.environ | {"PREFECT_API_URL": url}
         for name in await deploy_unmet(client, deployments, environment):
             changed(f"deployment {name} written")
+            if name == RECONCILE:
+                # It keeps running by itself. Its schedule might start it in a quarter of an hour.
+                found = await client.read_deployment_by_name(name)
+                await client.create_flow_run_from_deployment(
+                    found.id, name="reconcile", tags=["reconcile"]
+                )
     return changes
 
 

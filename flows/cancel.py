@@ -80,7 +80,7 @@ async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None: 
             await store.batches.cancel(batch_id)
         except (RecordNotFound, TransitionConflict):
             return
-        # Where this fails, the reconciler does it within a minute.
+        # Where this fails, the reconciler does it within seconds.
         with suppress(DispatchFailed, SettingsError):
             async with PrefectApi.from_environment() as api:
                 silent_seconds = services.settings.batch_lease_seconds

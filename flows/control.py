@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 2.0
 _RECONCILE_EVERY = 5
-"""In looks. The reconciler's own deployment does the same once a minute, in any case."""
+"""In looks. The flow run `reconcile` does the same, in any case."""
 
 
 @asynccontextmanager

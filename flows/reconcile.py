@@ -1,11 +1,15 @@
-"""reconcile: cleans up after crashed processes, twice a minute. On the control pool.
+"""reconcile: cleans up after crashed processes, every ten seconds. On the control pool.
 
-Several may run at once, on any machine: each change is made once.
+One flow run does so for an hour, and keeps the next one standing by in Prefect. Others may run at
+the same time, on any machine: each change is made once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prefect import flow
@@ -14,65 +18,111 @@ from prefect.states import Completed, State
 
 from batchyard.control.reconcile import reconcile as put_right
 from batchyard.control.reconcile import unrenewed_lease_seconds
-from batchyard.dispatch import PrefectApi, RunnerScheduler, ensure_batch_runner
-from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.dispatch import (
+    RECONCILE,
+    RECONCILER_LEASE,
+    PrefectApi,
+    RunnerScheduler,
+    Standby,
+    ensure_batch_runner,
+)
+from batchyard.errors import BatchyardError
+from batchyard.services.log_words import describe
 from flows.control import look_once, report_all
 from flows.worker import worker_services
 
 if TYPE_CHECKING:
-    from batchyard.control.reconcile import Reconciled
     from batchyard.services.services import Services
 
-_TIMEOUT_SECONDS = 180
-"""A run takes less. Runs that hang, for example on the database, must not pile up."""
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 10.0
+_PASS_SECONDS = 60.0
+"""A pass takes less. One that hangs, for example on the database, must not be the last."""
+_LEASE_SECONDS = 25.0
+"""It ends before the flow run that stands by has begun."""
+_RUN_SECONDS = 3600.0
+"""Then the next flow run goes on, with a short log, and with the code that is installed then."""
 
 
-@flow(name="reconcile", persist_result=False, timeout_seconds=_TIMEOUT_SECONDS)
+@flow(name="reconcile", persist_result=False)
 async def reconcile() -> State:
-    """Stop overdue batches, free expired leases, start the processes that are missing."""
-    async with worker_services() as services:
-        found = await put_right(services)
-        if (seconds := await unrenewed_lease_seconds(services)) is not None:
-            # Its owner has not renewed it: the batch need not wait for the next run.
-            await asyncio.sleep(seconds)
-            found = await put_right(services)
-        said = _words(found)
-        is_due = await services.store.deliveries.seconds_to_next() == 0
-        if is_due:
-            said.append("deliveries due")
-        async with PrefectApi.from_environment() as api:
-            try:
-                if found.free_batches or is_due:
-                    await ensure_batch_runner(
-                        api,
-                        services.store,
-                        silent_seconds=services.settings.batch_lease_seconds,
-                    )
-                await _see_to_runners(services, api)
-            except (DispatchFailed, SettingsError) as error:
-                said.append(str(error))
-    return Completed(message=", ".join(said))
-
-
-def _words(found: Reconciled) -> list[str]:
-    return [
-        f"{len(found.overdue)} batches overdue",
-        f"{len(found.lost_runners)} runners lost",
-        f"{found.chunks_put_back} chunks put back",
-        f"{found.free_batches} batches free",
-    ]
-
-
-async def _see_to_runners(services: Services, api: PrefectApi) -> None:
-    """Start and drain runners, as a process that holds batches does, in case there is none."""
-    owner = f"reconcile_{flow_run.id}"
-    scheduler = RunnerScheduler(api, services.store, services.settings, owner)
+    """Stop overdue batches, free expired leases, start missing processes; again and again."""
     try:
-        await report_all(services, api, owner)
-        await look_once(services, scheduler)
-        if (seconds := scheduler.again_after_seconds) is not None:
-            # There may be no other process that looks a second time.
-            await asyncio.sleep(seconds)
-            await look_once(services, scheduler)
-    finally:
-        await scheduler.close()
+        async with worker_services() as services, PrefectApi.from_environment() as api:
+            return await Reconciler(services, api, str(flow_run.id)).run()
+    except BatchyardError:
+        await _try_again_later()
+        raise
+
+
+async def _try_again_later() -> None:
+    """The next flow run: the database could not be opened, or Prefect did not answer."""
+    with suppress(BatchyardError):
+        async with PrefectApi.from_environment() as api:
+            await Standby(api, RECONCILE).postpone()
+
+
+class Reconciler:
+    """The passes of one flow run. One flow run at a time has the lease that keeps it going."""
+
+    def __init__(self, services: Services, api: PrefectApi, run_id: str) -> None:
+        self._services = services
+        self._api = api
+        self._standby = Standby(api, RECONCILE)
+        self._id = run_id
+        owner = f"reconcile_{run_id}"
+        self._scheduler = RunnerScheduler(api, services.store, services.settings, owner)
+        self._trouble = ""
+
+    async def run(self) -> State:
+        """Make a pass every ten seconds for an hour; or two passes, if another process does."""
+        leases = self._services.store.leases
+        ends_at = time.monotonic() + _RUN_SECONDS
+        refused = 0
+        while refused < 2 and time.monotonic() < ends_at:
+            pause = _LOOK_SECONDS
+            try:
+                async with asyncio.timeout(_PASS_SECONDS):
+                    pause = await self._pass()
+                    # After the pass: where passes fail, another process is to have the lease.
+                    if await leases.claim(RECONCILER_LEASE, self._id, _LEASE_SECONDS):
+                        refused = 0
+                        await self._standby.postpone()
+                    else:
+                        refused += 1
+                        # Its owner may be lost, and then it ends.
+                        pause = _LEASE_SECONDS + 1
+                self._trouble = ""
+            except Exception as error:  # noqa: BLE001 - the next pass may go better
+                self._log(error)
+            await asyncio.sleep(pause)
+        if refused:
+            return Completed(message="Another flow run reconciles.")
+        await leases.release(RECONCILER_LEASE, self._id)
+        await self._standby.start_now()
+        return Completed(message="The next flow run goes on.")
+
+    async def _pass(self) -> float:
+        """Put right what there is; in how many seconds the next pass is due."""
+        services = self._services
+        found = await put_right(services)
+        if found.free_batches or await services.store.deliveries.seconds_to_next() == 0:
+            await ensure_batch_runner(
+                self._api, services.store, silent_seconds=services.settings.batch_lease_seconds
+            )
+        try:
+            # Where no process holds batches, there is nobody else who does this.
+            if await look_once(services, self._scheduler):
+                await report_all(services, self._api, self._id)
+        finally:
+            await self._scheduler.close()
+        # A batch whose owner has not renewed its lease need not wait for longer than that lasts.
+        unrenewed = await unrenewed_lease_seconds(services)
+        return _LOOK_SECONDS if unrenewed is None else min(unrenewed, _LOOK_SECONDS)
+
+    def _log(self, error: Exception) -> None:
+        """Once, until it changes."""
+        if self._trouble != (trouble := describe(error)):
+            self._trouble = trouble
+            logger.warning("reconciler.failed %s", trouble)

@@ -30,6 +30,8 @@ GROUPS = {
     "tests/up/": "engine",
     "tests/test_readme": "engine",
     "tests/machines/": "machines",
+    "tests/flows/test_deployed_faults": "faults of the deployed",
+    "tests/flows/test_deploy_command": "deploy",
     "tests/flows/test_deploy": "deployed",
     "tests/flows/": "flows",
     "tests/contract/storage/": "storage",
@@ -39,8 +41,10 @@ GROUPS = {
 
 HEAVY = (
     "engine",
-    "deployed",
+    "faults of the deployed",
     "machines",
+    "deployed",
+    "deploy",
     "tests/cli/test_up",
     "tests/cli/test_run",
     "tests/cli/",

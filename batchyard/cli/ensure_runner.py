@@ -1,6 +1,6 @@
 """Start a runner of batches, after its work was written to the database.
 
-So nothing is lost if Prefect cannot be reached: the reconciler starts one too, every 30 seconds.
+So nothing is lost if Prefect cannot be reached: the reconciler starts one too, within seconds.
 """
 
 from __future__ import annotations

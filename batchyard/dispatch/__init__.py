@@ -6,6 +6,7 @@ It uses HTTP, so that a process that only has to start a runner never imports Pr
 ``prefect_api``    the calls
 ``lost_runs``      ends flow runs that have no process any more
 ``batch_runner``   starts the runner of batches
+``standby``        the flow run that takes over if a process is lost
 ``scheduler``      starts and drains the runners of chunks, with ``model_watch``
 ``run_states``     the names of final states that flows and the scheduler agree on
 ``status_events``  sends the statuses of batches to Prefect as events
@@ -14,10 +15,11 @@ It uses HTTP, so that a process that only has to start a runner never imports Pr
 """
 
 from batchyard.dispatch.batch_runner import ensure_batch_runner
-from batchyard.dispatch.lost_runs import end_lost_runs
+from batchyard.dispatch.lost_runs import RECONCILER_LEASE, end_lost_runs
 from batchyard.dispatch.offered import OfferedModels, block_name
 from batchyard.dispatch.prefect_api import (
     PROCESS_BATCH,
+    RECONCILE,
     RUN_BATCHES,
     RUN_CHUNKS,
     TAKEN_UP,
@@ -27,10 +29,13 @@ from batchyard.dispatch.prefect_api import (
     checked_api_url,
 )
 from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
+from batchyard.dispatch.standby import Standby
 from batchyard.dispatch.status_events import batch_resource, report_status_changes
 
 __all__ = [
     "PROCESS_BATCH",
+    "RECONCILE",
+    "RECONCILER_LEASE",
     "RUN_BATCHES",
     "RUN_CHUNKS",
     "TAKEN_UP",
@@ -40,6 +45,7 @@ __all__ = [
     "OfferedModels",
     "PrefectApi",
     "RunnerScheduler",
+    "Standby",
     "batch_resource",
     "block_name",
     "checked_api_url",

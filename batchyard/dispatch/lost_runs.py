@@ -6,9 +6,9 @@ A worker that is stopped leaves such flow runs behind, and so does a machine tha
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from batchyard.dispatch.prefect_api import PROCESS_BATCH, RUN_BATCHES, RUN_CHUNKS
+from batchyard.dispatch.prefect_api import PROCESS_BATCH, RECONCILE, RUN_BATCHES, RUN_CHUNKS
 from batchyard.store import RunnerKind
 
 if TYPE_CHECKING:
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CONTROL_FLOWS = (*(name.split("/")[0] for name in (RUN_BATCHES, PROCESS_BATCH)), "submit-batch")
+RECONCILER_LEASE: Final = "reconciler"
+"""The named lease of the flow run that reconciles; its owner is the flow run's id."""
+
+_CONTROL_FLOWS = (
+    *(name.split("/")[0] for name in (RUN_BATCHES, PROCESS_BATCH, RECONCILE)),
+    "submit-batch",
+)
 _MESSAGE = "The flow run has no heartbeat: its process is gone."
 
 
@@ -31,11 +37,11 @@ async def end_lost_runs(
 ) -> list[str]:
     """Mark flow runs without a process as Crashed, and return their ids.
 
-    A flow run has a process if a runner of it sent a heartbeat in the last ``silent_seconds``, or
-    if a batch of it is leased. A runner of chunks may take ``start_seconds`` to start, unless the
-    worker that took it is gone. The caller keeps ``seen`` between calls: a run is ended at the
-    second call in a row that misses its process, because a runner that has just ended is about to
-    report that to Prefect.
+    A flow run has a process if a runner of it sent a heartbeat in the last ``silent_seconds``, if a
+    batch of it is leased, or if it is the reconciler. A runner of chunks may take ``start_seconds``
+    to start, unless the worker that took it is gone. The caller keeps ``seen`` between calls: a run
+    is ended at the second call in a row that misses its process, because a runner that has just
+    ended is about to report that to Prefect.
 
     Raises :class:`~batchyard.errors.DispatchFailed`, :class:`~batchyard.errors.SettingsError`.
     """
@@ -72,4 +78,6 @@ async def _living(store: Store, silent_seconds: float) -> set[str]:
     for kind in RunnerKind:
         rows = await store.runners.live(kind=kind, within_seconds=silent_seconds)
         alive.update(row.flow_run_id for row in rows if row.flow_run_id)
+    if reconciler := await store.leases.owner_of(RECONCILER_LEASE):
+        alive.add(reconciler)
     return alive

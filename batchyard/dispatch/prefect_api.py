@@ -10,7 +10,7 @@ import base64
 import os
 import secrets
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -27,6 +27,7 @@ RUN_CHUNKS = "run-chunks"
 """The flow; it has a deployment on each GPU pool, named after the pool."""
 RUN_BATCHES = "run-batches/default"
 PROCESS_BATCH = "process-batch/default"
+RECONCILE = "reconcile/default"
 ENGINE_BLOCKS = ("batchyard-vllm-engine", "batchyard-remote-engine")
 """The block types that say how a model is served."""
 TAKEN_UP = "run-batches"
@@ -153,20 +154,22 @@ class PrefectApi:
         *,
         name: str,
         key: str | None = None,
+        after_seconds: float = 0.0,
     ) -> FlowRun:
         """Start ``flow/deployment`` under ``name``, which is its tag as well.
 
-        Calls with the same ``key`` get the same flow run.
+        It starts ``after_seconds`` from now. Calls with the same ``key`` get the same flow run.
         """
+        found = await self._call("GET", f"/deployments/name/{deployment}")
         body = {
             "name": name,
             "tags": [name],
             "parameters": dict(parameters),
-            "state": {"type": "SCHEDULED"},
+            "state": _scheduled(found.at, after_seconds),
             "idempotency_key": key or secrets.token_hex(16),
         }
-        deployment_id = await self._deployment_id(deployment)
-        answer = await self._call("POST", f"/deployments/{deployment_id}/create_flow_run", body)
+        path = f"/deployments/{found.json['id']}/create_flow_run"
+        answer = await self._call("POST", path, body)
         return _flow_run(answer.json, answer.at)
 
     async def start_after(
@@ -182,6 +185,22 @@ class PrefectApi:
             if not run.has_ended or run.id == last:
                 return run
             last = run.id
+
+    async def postpone(self, flow_run_id: str, seconds: float) -> bool:
+        """Let a flow run that waits for its time start ``seconds`` from now.
+
+        False: it has ended, or is not there, and another one is needed. One that a worker has
+        taken already is left as it is.
+        """
+        try:
+            found = await self._call("GET", f"/flow_runs/{flow_run_id}")
+            run = _flow_run(found.json, found.at)
+            if run.state in _ON_ITS_WAY:
+                body = {"state": _scheduled(found.at, seconds), "force": False}
+                await self._call("POST", f"/flow_runs/{flow_run_id}/set_state", body)
+        except _Missing:
+            return False
+        return not run.has_ended
 
     async def mark_crashed(self, flow_run_id: str, message: str) -> None:
         """End a flow run whose process is gone, so that it frees its place in the work pool.
@@ -352,6 +371,14 @@ class PrefectApi:
             raise DispatchFailed(
                 f"The Prefect server at {self._url} did not answer: {reason}."
             ) from error
+
+
+def _scheduled(now: datetime | None, after_seconds: float) -> dict[str, Any]:
+    """The state of a flow run that starts ``after_seconds`` from now, by the server's clock."""
+    if not after_seconds:
+        return {"type": "SCHEDULED"}
+    time = (now or datetime.now(UTC)) + timedelta(seconds=after_seconds)
+    return {"type": "SCHEDULED", "state_details": {"scheduled_time": time.isoformat()}}
 
 
 def _date(headers: Mapping[str, str]) -> datetime | None:

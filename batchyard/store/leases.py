@@ -80,6 +80,13 @@ class Leases(Aggregate):
         await connection.execute(statement)
 
     @reads
+    async def owner_of(self, connection: AsyncConnection, name: str) -> str | None:
+        """Who has the name now; None: it is free."""
+        statement = select(_LEASES.c.owner).where(_LEASES.c.name == name, is_held(_LEASES))
+        owner: str | None = await connection.scalar(statement)
+        return owner
+
+    @reads
     async def _worth_trying(
         self, connection: AsyncConnection, names: Sequence[str], owner: str
     ) -> list[str]:

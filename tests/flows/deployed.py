@@ -198,10 +198,6 @@ class Deployment:
         for run in found:
             os.kill(int(run["infrastructure_pid"]), signal.SIGKILL)
 
-    async def reconcile(self) -> None:
-        """What the schedule does once a minute."""
-        await self.run("prefect", "deployment", "run", "reconcile/default")
-
     async def limit_pool(self, limit: int | None) -> None:
         """How many runners the GPU pool may have; None: as many as there are."""
 

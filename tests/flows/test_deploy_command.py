@@ -220,7 +220,7 @@ def run_a_flow_on(
             preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
         )
     try:
-        server.run("prefect", "deployment", "run", "reconcile/default", "--watch")
+        server.run("prefect", "deployment", "run", "expire-files/default", "--watch")
     finally:
         process.terminate()
         process.wait(30)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_the_reconciler_is_scheduled(deployment: Deployment) -> None:
-    """By Prefect's own service: everything that somebody dead leaves undone relies on it."""
+    """By Prefect's own service, in case that it is lost together with the one that stands by."""
 
     async def is_scheduled() -> bool:
         return bool(

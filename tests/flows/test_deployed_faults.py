@@ -118,8 +118,6 @@ async def test_a_batch_runner_that_is_killed_is_replaced(deployment: Deployment)
     await deployment.answered(batch_id, 10)
     first = (await deployment.get(batch_id)).flow_run_id
     await deployment.kill_processes("run-batches")
-    await asyncio.sleep(LEASE_SECONDS)
-    await deployment.reconcile()
     assert (await deployment.ended_batch(batch_id)).status is BatchStatus.COMPLETED
     batch = await deployment.checked(batch_id, source)
     assert batch.epoch > 1
@@ -141,7 +139,7 @@ async def test_the_flow_run_of_a_lost_batch_runner_ends(deployment: Deployment) 
     async def has_crashed() -> bool:
         return bool((await deployment.flow_run(flow_run_id))["state"]["type"] == "CRASHED")
 
-    # The schedule's part: the reconciler once a minute, and it waits for one minute to be sure.
+    # The reconciler waits for a minute, to be sure.
     await until(has_crashed, seconds=150)
 
 
@@ -156,14 +154,14 @@ async def test_a_batch_expires_though_all_is_dead_when_it_is_time(deployment: De
     for pool in ("control", "gpu"):
         deployment.server.stand_still(pool)
     try:
-        for flow in ("run-batches", "run-chunks"):
+        for flow in ("run-batches", "run-chunks", "reconcile"):
             await deployment.kill_processes(flow)
         await asyncio.sleep(max(10, LEASE_SECONDS))
         assert (await deployment.get(batch_id)).status is BatchStatus.IN_PROGRESS
     finally:
         for pool in ("control", "gpu"):
             deployment.server.go_on(pool)
-    await deployment.reconcile()
+    # The reconciler that stood by starts, and then what is missing.
     assert (await deployment.ended_batch(batch_id)).status is BatchStatus.EXPIRED
     batch = await deployment.checked(batch_id, source)
     assert 5 <= batch.counts.completed < 300
@@ -172,7 +170,7 @@ async def test_a_batch_expires_though_all_is_dead_when_it_is_time(deployment: De
 
 @pytest.mark.slow
 async def test_everything_but_the_server_is_lost(deployment: Deployment) -> None:
-    """SIGKILL of all processes; only the workers are started again, the schedule does the rest.
+    """SIGKILL of all processes; only the workers are started again.
 
     What has time left is finished, what is overdue ends with what there is, and the flow runs
     that Prefect still believes in give their places back.
@@ -271,12 +269,8 @@ async def test_prefect_may_forget_everything(deployment: Deployment) -> None:
 
     async def made_anew() -> None:
         deployment.server.lose_database()
-        for set_up in (
-            deployment.server.start_server,
-            deployment.server.make_pools,
-            deployment.server.deploy,
-        ):
-            await asyncio.to_thread(set_up)
+        await asyncio.to_thread(deployment.server.start_server)
+        await asyncio.to_thread(deployment.server.deploy)
 
     await outage(deployment, model, made_anew)
     await deployment.serve("after-that", latency=0.0)

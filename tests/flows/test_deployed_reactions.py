@@ -94,7 +94,6 @@ async def test_the_reconciler_starts_somebody_who_delivers(deployment: Deploymen
         NewBatch(endpoint="/v1/embeddings", notify_email="author@example.com")
     )
     await store.batches.fail(batch.id, [BatchError("not_found", "No such file.")])
-    await deployment.reconcile()
 
     async def was_tried() -> bool:
         (delivery,) = await store.deliveries.page(batch_id=batch.id)

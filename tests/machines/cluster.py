@@ -164,9 +164,8 @@ class Cluster:
 
     def deploy(self) -> None:
         """As docs/how-to/run-from-prefect.md has it."""
-        self.prefect.make_pools()
-        self.prefect.run("prefect", "work-pool", "set-concurrency-limit", "gpu", "2")
         self.prefect.deploy()
+        self.prefect.run("prefect", "work-pool", "set-concurrency-limit", "gpu", "2")
 
     def save_blocks(self) -> None:
         weights = str(self.root / "here" / "weights")

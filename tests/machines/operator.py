@@ -202,17 +202,15 @@ class Operator:
 
     # -- control ----------------------------------------------------------------------------
 
-    async def reconciler_at_work(self, besides: str | None = None) -> FlowRun:
-        """Return in the middle of one, and of another one than ``besides``."""
+    async def reconciler_at_work(self) -> None:
+        """Return when one runs and another one stands by."""
 
-        async def is_running() -> FlowRun | None:
-            for run in await self.prefect.active("reconcile/default"):
-                if run.state == "RUNNING" and run.id != besides:
-                    return run
-            return None
+        async def is_complete() -> bool:
+            runs = await self.prefect.active("reconcile/default")
+            due = {run.state for run in runs if "reconcile" in run.tags}
+            return {"RUNNING", "SCHEDULED"} <= due
 
-        found: FlowRun = await self.until(is_running, "a reconciler")
-        return found
+        await self.until(is_complete, "a reconciler and one that stands by")
 
     async def is_taken_up(self, asked: Asked, *, after: int) -> None:
         """Return when another process has the batch than the one with that epoch."""
@@ -222,9 +220,6 @@ class Operator:
             return batch.status in TERMINAL or batch.epoch > after
 
         await self.until(has_another, f"another process for {asked.id}", 300)
-
-    async def start(self, deployment: str) -> None:
-        await self.prefect.start(deployment, {}, name=deployment.split("/", maxsplit=1)[0])
 
     async def set_job_variable(self, deployment: str, name: str, value: str | None) -> None:
         """As an operator does in Prefect's UI; None: as prefect.yaml has it."""

@@ -29,10 +29,9 @@ SERVED = BatchStatus.IN_PROGRESS.value
 
 
 async def test_the_control_machine_loses_power(cluster: Cluster, operator: Operator) -> None:
-    """In the middle of the reconciler that the schedule has started: the longest way back."""
+    """With the reconciler too: the one that stood by has to start, and then `run-batches`."""
     batches = await operator.two_tenants(cluster.new_model(), 600, milliseconds=1000)
-    seen = await operator.reconciler_at_work()
-    await operator.reconciler_at_work(besides=seen.id)
+    await operator.reconciler_at_work()
     epochs = [(await operator.get(asked)).epoch for asked in batches]
     cluster.reboot("a")
     began = time.monotonic()
@@ -135,7 +134,6 @@ async def test_prefect_forgets_everything_and_engine_blocks_come_last(
         await asyncio.to_thread(cluster.deploy)
         for name in ("a", "b", "c"):
             cluster.boot(name)
-        await operator.start("reconcile/default")
         await operator.runner_ends(model, says="o engine")
         assert await operator.statuses(*batches) == {SERVED}
     finally:

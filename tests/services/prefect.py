@@ -125,12 +125,9 @@ class PrefectServer:
         for path in Path(self.environment["PREFECT_HOME"]).glob("prefect.db*"):
             path.unlink()
 
-    def make_pools(self) -> None:
-        for pool in POOLS:
-            self.run("prefect", "work-pool", "create", pool, "--type", "process", "--overwrite")
-
     def deploy(self) -> None:
-        self.run("prefect", "--no-prompt", "deploy", "--all")
+        """Make pools, block types and deployments, and start the reconciler."""
+        self.run("batchyard", "deploy")
 
     def stop_all(self) -> None:
         """Stop what runs, the server last; kill whatever still calls this server its own."""
@@ -167,10 +164,9 @@ class PrefectServer:
 def prefect_for_session(folder: Path, more: Mapping[str, str]) -> Iterator[PrefectServer]:
     """A server with this project's pools, deployments and block types; workers with ``more``."""
     with prefect_server(folder, more) as server:
-        server.make_pools()
+        server.deploy()
         for pool in POOLS:
             server.start_worker(pool)
-        server.deploy()
         yield server
 
 

@@ -101,6 +101,8 @@ class SmallPrefect:
                 return web.json_response(self.create(deployment_id, await request.json()))
             case ["flow_runs", "filter"]:
                 return web.json_response(self.filter(await request.json()))
+            case ["flow_runs", run_id] if found := [r for r in self.runs if r["id"] == run_id]:
+                return web.json_response(found[0])
             case ["flow_runs", run_id, "set_state"]:
                 return self.set_state(run_id, (await request.json())["state"])
             case ["work_pools", pool] if pool in self.limits:
@@ -143,13 +145,15 @@ class SmallPrefect:
         run["expected_start_time"] = run["created"]
         self.runs.append(run)
         self.put("SCHEDULED")
+        run["state"]["state_details"] = asked.get("state", {}).get("state_details", {})
         return run
 
     def set_state(self, run_id: str, state: dict[str, Any]) -> web.Response:
         for index, run in enumerate(self.runs):
             if run["id"] == run_id:
                 if run["state"]["type"] in {"SCHEDULED", "PENDING", "RUNNING", "CANCELLING"}:
-                    self.put(state["type"], state["message"], run=index)
+                    self.put(state["type"], state.get("message", ""), run=index)
+                    run["state"]["state_details"] = state.get("state_details", {})
                 return web.json_response({"status": "ACCEPT"})
         return web.json_response({"detail": "not found"}, status=404)
 

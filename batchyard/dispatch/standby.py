@@ -1,0 +1,60 @@
+"""The flow run that takes over from one that works without end, if its process is lost.
+
+It is scheduled in Prefect a short time from now, and postponed again and again by the process
+that works. If that process ends, or hangs, or loses its machine, nothing postpones it any more,
+and a worker starts it: on any machine, and after the same short time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
+
+SECONDS = 30.0
+"""From the last call that postponed it until it starts.
+
+Workers start processes ten seconds early, which then wait: so a call every ten seconds is in time
+even when one of them fails.
+"""
+
+
+class Standby:
+    """The next flow run of ``deployment``, as ``flow/deployment``; it has no parameters.
+
+    Its methods raise :class:`~batchyard.errors.DispatchFailed` and
+    :class:`~batchyard.errors.SettingsError`.
+    """
+
+    def __init__(self, api: PrefectApi, deployment: str) -> None:
+        self._api = api
+        self._deployment = deployment
+        self._id: str | None = None
+
+    async def postpone(self) -> None:
+        """Let it start in ``SECONDS`` from now. Make it, if there is none."""
+        if self._id is None or not await self._api.postpone(self._id, SECONDS):
+            self._id = await self._make()
+
+    async def start_now(self) -> None:
+        """Let it start at once: the caller is about to end."""
+        if self._id is not None:
+            await self._api.postpone(self._id, 0.0)
+
+    async def _make(self) -> str:
+        # Flow runs that fail one after the other, each of which makes the next, must not become
+        # more and more: of those that ask in the same half minute, all get the same one.
+        key = f"{self._deployment} standby {math.floor(time.time() / SECONDS)}"
+        run = await self._start(key)
+        if run.state != "SCHEDULED":
+            run = await self._start(None)  # that one is the caller, or has ended
+        return run.id
+
+    async def _start(self, key: str | None) -> FlowRun:
+        name = self._deployment.partition("/")[0]
+        return await self._api.start(
+            self._deployment, {}, name=name, key=key, after_seconds=SECONDS
+        )

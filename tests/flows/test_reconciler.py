@@ -1,0 +1,187 @@
+"""The flow run that reconciles: who makes the passes, and who goes on after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.dispatch import RECONCILE, RECONCILER_LEASE, RUN_BATCHES, PrefectApi
+from batchyard.services.services import Services, open_services
+from batchyard.settings import Settings
+from flows import reconcile
+from flows.reconcile import Reconciler
+from tests.contract.store.samples import begun_batch
+from tests.unit.test_dispatch import SmallPrefect, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+LEASE_SECONDS = 0.6
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(reconcile, "_LEASE_SECONDS", LEASE_SECONDS)
+
+
+@pytest.fixture
+async def prefect() -> AsyncIterator[SmallPrefect]:
+    async with serving(SmallPrefect(deployments={RECONCILE, RUN_BATCHES})) as served:
+        yield served
+
+
+@pytest.fixture
+async def api(prefect: SmallPrefect) -> AsyncIterator[PrefectApi]:
+    async with PrefectApi(prefect.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def services(tmp_path: Path) -> AsyncIterator[Services]:
+    async def nothing(*_: object) -> Any:
+        raise AssertionError("no engine is needed")
+
+    async with open_services(Settings(home=str(tmp_path)), engine_for=nothing) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def at_work(services: Services, api: PrefectApi, run_id: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(Reconciler(services, api, run_id).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():  # noqa: ASYNC110 - the database sets no event
+            await asyncio.sleep(0.02)
+
+
+async def owner(services: Services) -> str | None:
+    return await services.store.leases.owner_of(RECONCILER_LEASE)
+
+
+async def test_one_keeps_going_and_the_next_one_stands_by(
+    services: Services, api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    async with at_work(services, api, "first"):
+        await asyncio.sleep(2 * LEASE_SECONDS)
+        assert await owner(services) == "first"
+        assert [run["deployment_id"] for run in prefect.runs] == ["reconcile--default"]
+        assert prefect.states() == ["SCHEDULED"]
+
+
+async def test_each_pass_starts_what_is_missing(
+    services: Services, api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    """Also long after the first."""
+
+    async def is_started() -> bool:
+        return "run-batches--default" in [run["deployment_id"] for run in prefect.runs]
+
+    async def stands_by() -> bool:
+        return bool(prefect.runs)
+
+    async with at_work(services, api, "first"):
+        await until(stands_by)
+        assert not await is_started()
+        await begun_batch(services.store)
+        await until(is_started)
+
+
+async def test_another_one_ends_after_it_has_seen_that_the_first_lives(
+    services: Services, api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    async with at_work(services, api, "first"):
+
+        async def is_taken() -> bool:
+            return await owner(services) == "first"
+
+        await until(is_taken)
+        ended = await Reconciler(services, api, "second").run()
+        assert ended.message == "Another flow run reconciles."
+        assert await owner(services) == "first"
+    assert len(prefect.runs) == 1
+
+
+async def test_one_that_was_started_too_early_takes_over_from_a_lost_one(
+    services: Services, api: PrefectApi
+) -> None:
+    """The lease of the lost one still runs when it begins."""
+    await services.store.leases.claim(RECONCILER_LEASE, "lost", LEASE_SECONDS)
+
+    async def is_taken_over() -> bool:
+        return await owner(services) == "second"
+
+    async with at_work(services, api, "second"):
+        await until(is_taken_over)
+
+
+async def test_one_whose_passes_fail_leaves_the_lease_to_others(
+    services: Services,
+    api: PrefectApi,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another process, perhaps on another machine, may fare better; it says why, once."""
+    failures = 0
+
+    async def fail(*_: object) -> None:
+        nonlocal failures
+        failures += 1
+        raise OSError("words of a driver")
+
+    async def has_failed_twice() -> bool:
+        return failures >= 2
+
+    async with at_work(services, api, "broken"):
+        monkeypatch.setattr(reconcile, "put_right", fail)
+        await until(has_failed_twice)
+        await asyncio.sleep(LEASE_SECONDS)
+        assert await owner(services) is None
+    assert [each.message for each in caplog.records if "failed" in each.message] == [
+        "reconciler.failed OSError"
+    ]
+
+
+async def test_a_pass_that_hangs_is_ended(
+    services: Services, api: PrefectApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = 0
+    real = reconcile.put_right
+
+    async def hang_first(services: Services) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == 1:
+            await asyncio.Event().wait()
+        return await real(services)
+
+    async def is_at_work() -> bool:
+        return await owner(services) == "first"
+
+    monkeypatch.setattr(reconcile, "put_right", hang_first)
+    monkeypatch.setattr(reconcile, "_PASS_SECONDS", 0.3)
+    async with at_work(services, api, "first"):
+        await until(is_at_work)
+
+
+async def test_after_an_hour_the_next_one_goes_on_at_once(
+    services: Services, api: PrefectApi, prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_RUN_SECONDS", 0.2)
+    ended = await Reconciler(services, api, "first").run()
+    assert ended.message == "The next flow run goes on."
+    assert await owner(services) is None
+    (run,) = prefect.runs
+    assert (run["state"]["type"], run["state"]["state_details"]) == ("SCHEDULED", {})
