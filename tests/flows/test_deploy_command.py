@@ -66,6 +66,13 @@ def server(folder: Path) -> Iterator[PrefectServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def deployed(server: PrefectServer) -> PrefectServer:
+    """A server that has what the file says. Who changes that puts it back."""
+    server.run("batchyard", "deploy")
+    return server
+
+
 def ask(server: PrefectServer, path: str, **body: Any) -> Any:
     request = urllib.request.Request(  # noqa: S310 - our own server
         f"{server.api_url}/{path}",
@@ -127,42 +134,39 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
 
 
 def test_each_pool_has_its_deployment_and_control_knows_the_pools_of_models(
-    server: PrefectServer,
+    deployed: PrefectServer,
 ) -> None:
-    server.run("batchyard", "deploy")
-    found = ask(server, "deployments/filter")
+    found = ask(deployed, "deployments/filter")
     variables = {each["work_pool_name"]: each["job_variables"]["env"] for each in found}
     assert variables["remote"]["BATCHYARD_POOL"] == "remote"
     assert variables["gpu"]["BATCHYARD_POOL"] == "gpu"
     assert json.loads(variables["control"]["BATCHYARD_POOLS"]) == {"far": "remote"}
 
 
-def test_a_second_time_changes_nothing(server: PrefectServer) -> None:
-    server.run("batchyard", "deploy")
-    before = everything(server)
-    assert server.run("batchyard", "deploy").splitlines()[-1] == "Everything is up to date."
-    assert everything(server) == before
+def test_a_second_time_changes_nothing(deployed: PrefectServer) -> None:
+    before = everything(deployed)
+    assert deployed.run("batchyard", "deploy").splitlines()[-1] == "Everything is up to date."
+    assert everything(deployed) == before
 
 
 def test_a_change_of_a_models_options_changes_its_block_only(
-    server: PrefectServer, folder: Path
+    deployed: PrefectServer, folder: Path
 ) -> None:
-    server.run("batchyard", "deploy")
     changed = folder / "changed.toml"
     changed.write_text(FILE.replace("2048", "4096"))
-    said = server.run("batchyard", "deploy", str(changed)).splitlines()
+    said = deployed.run("batchyard", "deploy", str(changed)).splitlines()
     assert said[2:] == ["block batchyard-vllm-engine/org-chat-1 written"]
-    assert blocks(server)["org-chat-1"]["options"] == "--max-model-len 4096"
+    assert blocks(deployed)["org-chat-1"]["options"] == "--max-model-len 4096"
+    deployed.run("batchyard", "deploy")
 
 
 def test_what_somebody_changed_on_the_server_is_as_the_file_says_again(
-    server: PrefectServer,
+    deployed: PrefectServer,
 ) -> None:
-    server.run("batchyard", "deploy")
-    server.run("prefect", "work-pool", "set-concurrency-limit", "remote", "9")
-    server.run("prefect", "work-pool", "set-concurrency-limit", "gpu", "9")
-    server.run("prefect", "deployment", "schedule", "clear", "--accept-yes", "reconcile/default")
-    said = server.run("batchyard", "deploy").splitlines()
+    deployed.run("prefect", "work-pool", "set-concurrency-limit", "remote", "9")
+    deployed.run("prefect", "work-pool", "set-concurrency-limit", "gpu", "9")
+    deployed.run("prefect", "deployment", "schedule", "clear", "--accept-yes", "reconcile/default")
+    said = deployed.run("batchyard", "deploy").splitlines()
     assert said[2:] == [
         "pool remote changed, engines at once: 3",  # the file says nothing about `gpu`
         "deployment reconcile/default written",
@@ -170,33 +174,31 @@ def test_what_somebody_changed_on_the_server_is_as_the_file_says_again(
 
 
 def test_a_model_that_is_served_elsewhere_has_one_block(
-    server: PrefectServer, folder: Path
+    deployed: PrefectServer, folder: Path
 ) -> None:
     """Of two, the runner would take the old one."""
-    server.run("batchyard", "deploy")
     moved = folder / "moved.toml"
     moved.write_text('[[models]]\nmodel = "org/Chat-1"\nbase_url = "http://10.0.0.6/v1"\n')
-    said = server.run("batchyard", "deploy", str(moved))
+    said = deployed.run("batchyard", "deploy", str(moved))
     assert "block batchyard-remote-engine/org-chat-1 written" in said
     assert "block batchyard-vllm-engine/org-chat-1 deleted" in said
     assert "block batchyard-remote-engine/far is not in the file; --prune deletes it" in said
-    server.run("batchyard", "deploy", "--prune")
-    assert sorted(blocks(server)) == ["default", "far", "org-chat-1"]
-    assert blocks(server)["org-chat-1"]["weights"] == "/data/chat"
+    deployed.run("batchyard", "deploy", "--prune")
+    assert sorted(blocks(deployed)) == ["default", "far", "org-chat-1"]
+    assert blocks(deployed)["org-chat-1"]["weights"] == "/data/chat"
 
 
-def test_a_wiped_server_is_as_before_after_one_command(server: PrefectServer) -> None:
+def test_a_wiped_server_is_as_before_after_one_command(deployed: PrefectServer) -> None:
     """Also blocks with secrets, and before deployments: a deployment starts runs at once."""
-    server.run("batchyard", "deploy")
-    before = blocks(server)
-    server.stop("server")
-    server.lose_database()
-    server.start_server()
-    assert ask(server, "work_pools/filter") == []
-    said = server.run("batchyard", "deploy")
-    assert blocks(server) == before
+    before = blocks(deployed)
+    deployed.stop("server")
+    deployed.lose_database()
+    deployed.start_server()
+    assert ask(deployed, "work_pools/filter") == []
+    said = deployed.run("batchyard", "deploy")
+    assert blocks(deployed) == before
     assert said.rindex("block ") < said.index("deployment ")
-    assert len(ask(server, "deployments/filter")) == 7
+    assert len(ask(deployed, "deployments/filter")) == 7
 
 
 def run_a_flow_on(
@@ -227,41 +229,38 @@ def run_a_flow_on(
 
 
 def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_started(
-    server: PrefectServer, tmp_path: Path
+    deployed: PrefectServer, tmp_path: Path
 ) -> None:
     """Prefect gives flow runs a temporary folder; they must not use a database of their own."""
-    server.run("batchyard", "deploy")
     (tmp_path / "batchyard.toml").write_text(f'home = "{tmp_path}/elsewhere"\n')
     words = 'exec "$0" -m prefect worker start --pool control --type process'
-    run_a_flow_on(server, tmp_path, ["bash", "-c", f"cd {tmp_path} && {words}", sys.executable])
+    run_a_flow_on(deployed, tmp_path, ["bash", "-c", f"cd {tmp_path} && {words}", sys.executable])
     assert (tmp_path / "elsewhere" / "batchyard.db").is_file()
     assert not (tmp_path / ".batchyard").exists()
-    assert f"settings='{tmp_path}/batchyard.toml'" in said_at_start(server)
+    assert f"settings='{tmp_path}/batchyard.toml'" in said_at_start(deployed)
 
 
 def test_a_worker_of_ours_says_what_it_uses_and_runs_flows(
-    server: PrefectServer, tmp_path: Path
+    deployed: PrefectServer, tmp_path: Path
 ) -> None:
     """From a folder that Prefect's own command would not tell its flow runs of."""
-    server.run("batchyard", "deploy")
     (tmp_path / "batchyard.toml").write_text(f'home = "{tmp_path}/elsewhere"\n')
-    worker = server.command("batchyard", "worker", "control")
-    run_a_flow_on(server, tmp_path, worker, cwd=tmp_path, PWD="/")
+    worker = deployed.command("batchyard", "worker", "control")
+    run_a_flow_on(deployed, tmp_path, worker, cwd=tmp_path, PWD="/")
     said = (tmp_path / "log").read_text()
     assert f"Database: sqlite:///{tmp_path}/elsewhere/batchyard.db\n" in said
     assert f"Settings: {tmp_path}/batchyard.toml\n" in said
     assert not (tmp_path / ".batchyard").exists()
 
 
-def test_doctor_says_that_a_deployment_is_missing_and_what_to_do(server: PrefectServer) -> None:
-    server.run("batchyard", "deploy")
-    said = server.run("batchyard", "doctor", "control")
+def test_doctor_says_that_a_deployment_is_missing_and_what_to_do(deployed: PrefectServer) -> None:
+    said = deployed.run("batchyard", "doctor", "control")
     assert "ok       models    far, org/Chat-1\n" in said
     assert "ok       Prefect   has the deployment run-chunks/gpu\n" in said
-    server.run("prefect", "deployment", "delete", "run-batches/default")
+    deployed.run("prefect", "deployment", "delete", "run-batches/default")
     with pytest.raises(RuntimeError, match=r"FAILED +Prefect .* run `batchyard deploy`"):
-        server.run("batchyard", "doctor", "control")
-    server.run("batchyard", "deploy")
+        deployed.run("batchyard", "doctor", "control")
+    deployed.run("batchyard", "deploy")
 
 
 def test_it_waits_for_a_server_that_is_not_there_yet(server: PrefectServer) -> None:
