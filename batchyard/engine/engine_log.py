@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 MAX_CAUSE_LINES = 20
 MAX_LINE_CHARACTERS = 500
 READ_BYTES = 1 << 20
+LAST_BYTES = 1 << 18
+"""What is read of the log of an engine that was lost: some thousand lines."""
 
 _PREFIX = re.compile(
     r"^(?:\([\w-]+ pid=\d+\)\s)?"
     r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?)?"
 )
 _HARMLESS = re.compile(r"^(?:\([\w-]+ pid=\d+\)\s)?(?:DEBUG|INFO|WARNING) ")
+_PRIVATE = re.compile(r"prompt|content|scheduler_output", re.IGNORECASE)
+"""A line with such a word may quote a request."""
 _SHARDS = re.compile(r"checkpoint shards.*?(\d+)/(\d+)")
 _CUDA_GRAPHS = re.compile(r"Capturing CUDA graphs.*?(\d+)/(\d+)", re.IGNORECASE)
 _STAGES = (
@@ -104,8 +108,16 @@ def cause_of(lines: Iterable[str]) -> list[str]:
     general ones left out, the latest kept when there are too many; the end of the log where
     there is no exception at all.
     """
-    # Warnings that mention errors are not causes.
-    plain = [_PREFIX.sub("", line.rstrip()) for line in lines if not _HARMLESS.match(line)]
+    plain = _without_warnings(lines)
+    return _exceptions(plain) or [line[:MAX_LINE_CHARACTERS] for line in plain[-MAX_CAUSE_LINES:]]
+
+
+def _without_warnings(lines: Iterable[str]) -> list[str]:
+    """Warnings that mention errors are not causes."""
+    return [_PREFIX.sub("", line.rstrip()) for line in lines if not _HARMLESS.match(line)]
+
+
+def _exceptions(plain: Iterable[str]) -> list[str]:
     causes: deque[str] = deque(maxlen=MAX_CAUSE_LINES)
     is_message = False
     for line in plain:
@@ -117,4 +129,15 @@ def cause_of(lines: Iterable[str]) -> list[str]:
             is_message = False
         if is_message and line not in causes:
             causes.append(line[:MAX_LINE_CHARACTERS])
-    return list(causes) or [line[:MAX_LINE_CHARACTERS] for line in plain[-MAX_CAUSE_LINES:]]
+    return list(causes)
+
+
+def cause_of_loss(log_path: Path, start: int) -> list[str]:
+    """The lines of a log that say why its engine ended; none where there is no error.
+
+    ``start`` is where the engine's part of the log begins. Lines that may quote a request are left
+    out, because this goes into the log of a flow run.
+    """
+    log = LogTail(log_path, start=max(start, log_path.stat().st_size - LAST_BYTES))
+    lines = [line for line in log.rest() if not _PRIVATE.search(line)]
+    return _exceptions(_without_warnings(lines))

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from batchyard.engine.base import StartProgress
-from batchyard.engine.engine_log import MAX_CAUSE_LINES, LogTail, cause_of, progress_of
+from batchyard.engine.engine_log import (
+    MAX_CAUSE_LINES,
+    LogTail,
+    cause_of,
+    cause_of_loss,
+    progress_of,
+)
 from batchyard.engine.guarded_process import GuardedProcess
 from batchyard.engine.line_client import stream_lines
 from batchyard.engine.middleware import line_stream
@@ -63,6 +69,8 @@ class _Running:
     folder: Path
     """Only we may look into it: the sockets, and the log where none was given."""
     log_path: Path
+    log_start: int
+    """Where its part of the log begins."""
 
     @property
     def socket_path(self) -> Path:
@@ -219,12 +227,13 @@ class VllmEngine:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            log = LogTail(log_path, start=os.fstat(log_fd).st_size)
+            log_start = os.fstat(log_fd).st_size
+            log = LogTail(log_path, start=log_start)
             command, environment = self._command(folder / SOCKET_NAME), self._environment(folder)
             process = GuardedProcess.start(command, environment, folder=folder, log_fd=log_fd)
         finally:
             os.close(log_fd)
-        return _Running(process, folder, log_path), log
+        return _Running(process, folder, log_path, log_start), log
 
     def _command(self, socket_path: Path) -> list[str]:
         return [
@@ -305,6 +314,10 @@ class VllmEngine:
                 await running.process.wait()
         code = running.process.exit_code
         how = "" if code is None else f"; it ended with exit code {code}"
+        with contextlib.suppress(OSError):
+            # The log is on this machine, and in a pod it goes with the pod.
+            for line in cause_of_loss(running.log_path, running.log_start):
+                logger.warning("engine.log model=%s %s", self.model, line)
         return EngineLost(
             f"lost the engine for model {self.model!r}: {error}{how}; its log: {running.log_path}"
         )

@@ -49,6 +49,12 @@ async def app(
         body = json.dumps(dict(os.environ)).encode()
     elif scope["path"] == "/die":
         status = health = 503
+    elif scope["path"] == "/crash":
+        head = "(EngineCore pid=2) ERROR 11-20 15:40:31 [core.py:1]"
+        sys.stdout.write(f"{head} torch.OutOfMemoryError: CUDA out of memory.\n")
+        sys.stdout.write(f"{head} ValueError: bad prompt: my secret\n")
+        sys.stdout.flush()
+        os._exit(1)
     elif scope["path"] == "/hang":
         await asyncio.sleep(99)
     await send({"type": "http.response.start", "status": status, "headers": []})

@@ -395,3 +395,16 @@ async def test_an_engine_that_is_not_running_is_lost(make_engine: MakeEngine) ->
         await ask(engine, "/echo")
     with pytest.raises(EngineLost, match="not running"):
         await engine.routes()
+
+
+async def test_the_reason_of_a_loss_is_logged_and_no_request(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine's own log is a file of its machine, or pod. A flow run's log gets what we log."""
+    engine = make_engine()
+    await engine.start()
+    with pytest.raises(EngineLost):
+        await ask(engine, "/crash", then_wait=True)
+    await engine.stop()
+    assert "engine.log model=fake torch.OutOfMemoryError: CUDA out of memory." in caplog.text
+    assert "secret" not in caplog.text
