@@ -14,6 +14,8 @@ MACHINE_PAUSED: Final = "MachinePaused"
 """Runners of the model failed on this machine before, and the next try there is not due yet."""
 NO_ENGINE: Final = "NoEngine"
 """No engine block offers the model."""
+STOPPED: Final = "Stopped"
+"""The process got SIGTERM: its worker, pod or machine is stopped. Also of a run of many batches."""
 
 PUT_OFF: Final = "PutOff"
 """The run cannot go on for now: the database, the object store or this machine's disk.

@@ -239,6 +239,9 @@ class Settings(BaseSettings):
     between, before the model's batches end as ``failed`` and keep their finished lines."""
     runner_idle_seconds: float = Field(default=60.0, ge=0)
     """How long a runner without work keeps its engine running."""
+    drain_seconds: float = Field(default=20.0, ge=0)
+    """How long a runner may take to finish the requests in its engine after SIGTERM. Then it ends,
+    and they run again elsewhere. Give the service manager a minute more than this."""
     request_timeout_seconds: float = Field(default=3600.0, gt=0)
     """How long one request may take in the engine."""
     hang_seconds: float = Field(default=120.0, gt=0)

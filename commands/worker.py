@@ -1,8 +1,8 @@
 """``batchyard worker``: Prefect's worker on a pool, for this process's settings.
 
 It is `prefect worker start`, with what that cannot do: it says which database, object store and
-Prefect it uses, waits until the database is migrated, and gives its file of settings to its flow
-runs.
+Prefect it uses, waits until the database is migrated, gives its file of settings to its flow
+runs, and lets them end in order at SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import typer
 from batchyard.cli.offline import services_with_tables
 from batchyard.cli.say import say
 from batchyard.dispatch import checked_api_url
+from batchyard.errors import SettingsError
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file
+from commands.worker_process import run_worker
 
 _QUERY_VARIABLE = "PREFECT_WORKER_QUERY_SECONDS"
+_FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 _QUERY_SECONDS = "1"
 """Prefect's own 15 would be added to the time of each batch whose runner is not there yet."""
 
@@ -29,6 +32,7 @@ _QUERY_SECONDS = "1"
 def register(app: typer.Typer) -> None:
     """Add the command; an entry point of the group ``batchyard.commands``."""
     app.command("worker")(worker)
+    app.command("execute")(execute)
 
 
 def worker(
@@ -42,7 +46,8 @@ def worker(
 ) -> None:
     """Run flows of a Prefect work pool on this machine until Ctrl-C or SIGTERM."""
     checked_api_url(os.environ.get("PREFECT_API_URL"))
-    for name, what in connections(read_settings()).items():
+    settings = read_settings()
+    for name, what in connections(settings).items():
         say(f"{name}: {what}")
     asyncio.run(_until_it_can_work())
     environment = {_QUERY_VARIABLE: _QUERY_SECONDS} | os.environ
@@ -51,7 +56,23 @@ def worker(
     words = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
     words += [] if limit is None else ["--limit", str(limit)]
     sys.stdout.flush()
-    os.execve(sys.executable, words, environment)  # noqa: S606 - signals reach the worker itself
+    raise typer.Exit(run_worker(words, environment, settings.drain_seconds))
+
+
+def execute() -> None:
+    """Run one flow run in this process: what containers of a Prefect work pool have as command.
+
+    Its id is in PREFECT__FLOW_RUN_ID, which a worker of the type kubernetes, docker or ecs sets.
+    """
+    if not os.environ.get(_FLOW_RUN_VARIABLE):
+        raise SettingsError(
+            f"{_FLOW_RUN_VARIABLE} is not set: this command is for containers that a Prefect "
+            "worker starts."
+        )
+    sys.stdout.flush()
+    # Signals reach the flow itself; Prefect's own command ignores them as process 1 of a container.
+    words = [sys.executable, "-m", "prefect.engine"]
+    os.execv(sys.executable, words)  # noqa: S606 - see above
 
 
 async def _until_it_can_work() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prefect import flow, get_client
 from prefect.flow_engine import run_flow_async
 from prefect.runtime import flow_run
@@ -10,20 +12,28 @@ from prefect.states import Completed, Pending, State
 from batchyard.control.run_batches import BatchRunner
 from batchyard.dispatch import TAKEN_UP
 from batchyard.errors import DispatchFailed
-from batchyard.run_states import PUT_OFF
+from batchyard.run_states import PUT_OFF, STOPPED
 from flows.control import control_services
 from flows.process_batch import process_batch
+from flows.stop_signal import StopSignal
 from tasks.deliver import deliver
 
 
 @flow(name="run-batches", persist_result=False)
 async def run_batches() -> State:
     """Run process-batch for each batch and deliver what is due, until idle for a while."""
-    async with control_services() as services:
-        runner = BatchRunner(
-            services, services.held, _process, deliver=deliver, flow_run_id=str(flow_run.id)
-        )
-        ended = await runner.serve()
+    with StopSignal() as stop:
+        try:
+            async with control_services() as services:
+                runner = BatchRunner(
+                    services, services.held, _process, deliver=deliver, flow_run_id=str(flow_run.id)
+                )
+                ended = await runner.serve()
+        except asyncio.CancelledError:
+            if not stop.absorb():
+                raise
+            # Its leases are released: another process continues with its batches at once.
+            return Completed(name=STOPPED, message="The process was told to stop.")
     return Completed(message=f"{ended:,} batches ended")
 
 

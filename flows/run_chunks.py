@@ -22,12 +22,13 @@ from batchyard.errors import (
     StorageError,
     StoreError,
 )
-from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
+from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF, STOPPED
 from batchyard.runner.machine_pause import MachinePaused, check_machine, record_failure
 from batchyard.runner.run import Runner
 from batchyard.runner.slot import NoSlotFree, engine_slot
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.log_words import describe
+from flows.stop_signal import StopSignal
 from flows.worker import worker_services
 from tasks.run_chunk import run_chunk
 
@@ -51,21 +52,31 @@ async def run_chunks(model: str) -> State:
     Args:
         model: The name that request bodies carry; its engine block is named after it.
     """
+    with StopSignal() as stop:
+        try:
+            return await _serve_with_services(model, stop)
+        except asyncio.CancelledError:
+            if not stop.absorb():
+                raise
+            return _stopped()
+
+
+async def _serve_with_services(model: str, stop: StopSignal) -> State:
     try:
         async with worker_services() as services:
-            return await _serve_here(services, model)
+            return await _serve_here(services, model, stop)
     except (StoreError, StorageError, SettingsError, DispatchFailed) as error:
         # Not of the model's making, and batches can wait until it is put right.
         return Completed(name=PUT_OFF, message=f"On {socket.gethostname()}: {error}")
 
 
-async def _serve_here(services: Services, model: str) -> State:
+async def _serve_here(services: Services, model: str, stop: StopSignal) -> State:
     """Serve the model on this machine. A failure to do so counts against the machine."""
     try:
         await check_machine(services, model)
         with defects_as_ours("serving chunks"):
             async with _devices_for(services, model):
-                answered = await serve(services, model)
+                answered = await serve(services, model, stop=stop)
     except NoSlotFree as error:
         return Completed(name=NO_SLOT, message=str(error))
     except MachinePaused as error:
@@ -77,7 +88,12 @@ async def _serve_here(services: Services, model: str) -> State:
     except (BatchyardError, OSError, MemoryError) as error:
         message = await record_failure(services, model, str(flow_run.id), error)
         return Failed(message=message)
-    return Completed(message=f"{answered:,} requests answered")
+    return _stopped() if stop.is_requested else Completed(message=f"{answered:,} requests answered")
+
+
+def _stopped() -> State:
+    message = f"On {socket.gethostname()}: the process was told to stop."
+    return Completed(name=STOPPED, message=message)
 
 
 @asynccontextmanager
@@ -93,13 +109,18 @@ async def _devices_for(services: Services, model: str) -> AsyncIterator[None]:
         yield
 
 
-async def serve(services: Services, model: str, *, batch_id: str | None = None) -> int:
+async def serve(
+    services: Services, model: str, *, batch_id: str | None = None, stop: StopSignal | None = None
+) -> int:
     """Lease and run chunks, each a task run of the current flow run; the requests answered.
 
-    With ``batch_id``: only the chunks of this batch, to the last one.
+    With ``batch_id``: only the chunks of this batch, to the last one. With ``stop``: a signal to
+    stop lets the requests that are in the engine finish.
     """
     runner = Runner(services, model, batch_id=batch_id, flow_run_id=str(flow_run.id))
     async with runner, _Records() as records:
+        if stop is not None:
+            stop.drain_first(runner.drain, services.settings.drain_seconds)
         return await runner.serve(records.begin)
 
 

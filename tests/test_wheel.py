@@ -119,7 +119,7 @@ def test_it_makes_the_tables(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["deploy", "doctor", "engine", "migrate", "run", "up", "worker"]
+    "command", ["deploy", "doctor", "engine", "execute", "migrate", "run", "up", "worker"]
 )
 def test_a_command_explains_itself(installed: Installed, command: str) -> None:
     assert f"Usage: batchyard {command}" in installed.run("batchyard", command, "--help")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF
+from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
 
 if TYPE_CHECKING:
     from batchyard.dispatch.prefect_api import FlowRun
@@ -65,6 +65,9 @@ class ModelWatch:
 
     def count_end(self, run: FlowRun, runner: RunnerRecord | None, now: float) -> None:
         """Count the end of a runner that was not drained."""
+        if run.state_name == STOPPED:
+            # A pod that is preempted while it loads says nothing about its model.
+            return
         if runner is not None and runner.answered:
             self.idle_ends = 0
             return

@@ -161,6 +161,12 @@ class Runner:
         self._window.check()
         return self.answered
 
+    def drain(self) -> None:
+        """Finish what is in the engine, start nothing more, and let :meth:`serve` return."""
+        self._is_draining = True
+        for chunk in self._running.values():
+            chunk.stop(ChunkAction.YIELD)
+
     async def leases(self) -> AsyncIterator[ChunkLease]:
         """Claim chunks, the most urgent first, each when all of the one before is in the window.
 
@@ -354,18 +360,12 @@ class Runner:
         if self._registration is None:
             return
         if await self._registration.must_drain(self.answered):
-            self._drain()
+            self.drain()  # another model needs this slot
         if self._pace is None:
             return
         tokens_per_second = self._pace.measured(is_busy=bool(self._running))
         if tokens_per_second is not None:
             await self._registration.report(tokens_per_second)
-
-    def _drain(self) -> None:
-        """Another model needs this slot: finish what is in the engine, and start nothing more."""
-        self._is_draining = True
-        for chunk in self._running.values():
-            chunk.stop(ChunkAction.YIELD)
 
     async def _start_engine(self) -> None:
         began = time.monotonic()

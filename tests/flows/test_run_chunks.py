@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -9,12 +11,13 @@ import pytest
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import ModelNotFound, SettingsError
-from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF
+from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
 from batchyard.services import services as services_module
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.store import open_store
+from batchyard.store import RunnerKind, open_store
 from flows.run_chunks import run_chunks
+from flows.stop_signal import STOP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +43,27 @@ async def test_an_engine_that_does_not_start_pauses_its_machine(open_yard: OpenY
     assert str(first.message).startswith("On gpu-c: ")
     assert (second.is_completed(), second.name) == (True, MACHINE_PAUSED)
     assert engine.starts == 1
+
+
+class EndlessStart(StubEngine):
+    """Its process is told to stop while it loads its model."""
+
+    async def start(self, on_progress: object = None) -> None:  # noqa: ARG002 - as an engine
+        os.kill(os.getpid(), STOP)
+        await asyncio.Event().wait()
+
+
+async def test_a_pod_that_is_stopped_while_it_loads_counts_against_nothing(
+    open_yard: OpenYard,
+) -> None:
+    """Neither against its model nor against its machine: the next runner starts at once."""
+    async with open_yard(EndlessStart(), runners="pool", machine="gpu-c") as services:
+        state = await run()
+        store, identity = services.store, services.settings.this_machine.identity
+        failed = await store.runners.failures(model=MODEL, pool="gpu", machine=identity)
+        live = await store.runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
+    assert (state.is_completed(), state.name) == (True, STOPPED)
+    assert (failed.count, live) == (0, [])
 
 
 async def test_an_engine_that_starts_serves(open_yard: OpenYard) -> None:

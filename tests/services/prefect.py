@@ -81,15 +81,19 @@ class PrefectServer:
                 raise RuntimeError(f"The Prefect server did not start:\n{self._log('server')}")
             time.sleep(0.1)
 
+    def start_our_worker(self, pool: str, *options: str, **more: str) -> None:
+        """`batchyard worker`, with further variables; it takes the place of Prefect's own."""
+        self._start(pool, "batchyard", "worker", pool, *options, **more)
+
     def start_worker(self, pool: str) -> None:
         self._start(pool, "prefect", "worker", "start", "--pool", pool, "--type", "process")
 
-    def stop(self, name: str) -> None:
+    def stop(self, name: str, seconds: float = _STOP_TIMEOUT_SECONDS) -> None:
         """SIGTERM, as a service manager does; a worker ends its flow runs."""
         process = self._processes.pop(name)
         process.terminate()
         try:
-            process.wait(_STOP_TIMEOUT_SECONDS)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -142,12 +146,12 @@ class PrefectServer:
         mark = f"PREFECT_API_URL={self.api_url}".encode()
         return [pid for pid in _process_ids() if mark in _read(pid, "environ").split(b"\0")]
 
-    def _start(self, name: str, *words: str) -> None:
+    def _start(self, name: str, *words: str, **more: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 self.command(*words),
                 cwd=ROOT,
-                env=self.environment,
+                env=self.environment | more,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

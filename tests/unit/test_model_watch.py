@@ -6,7 +6,7 @@ import pytest
 
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import FlowRun
-from batchyard.run_states import NO_ENGINE, PUT_OFF
+from batchyard.run_states import NO_ENGINE, PUT_OFF, STOPPED
 from batchyard.store import ModelDemand, RunnerKind, RunnerRecord, RunnerStatus
 
 NOW = 1000.0
@@ -58,6 +58,15 @@ def test_runners_may_get_nowhere_for_days() -> None:
     for _ in range(3000):
         watch.count_end(ended("COMPLETED", PUT_OFF), None, NOW)
     assert watch.start_after == NOW + 60
+
+
+def test_a_runner_whose_pod_is_stopped_says_nothing_about_its_model() -> None:
+    """However often pods are preempted while they load, the model's batches wait."""
+    watch = ModelWatch.of(demand())
+    for _ in range(9):
+        watch.count_end(ended("COMPLETED", STOPPED), runner(answered=0), NOW)
+    assert not watch.has_failed_for(0, NOW + 3600)
+    assert (watch.start_after, watch.failures, watch.reason) == (0.0, 0, "")
 
 
 def test_a_runner_that_answered_is_followed_by_the_next_at_once() -> None:

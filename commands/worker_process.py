@@ -1,0 +1,115 @@
+"""Prefect's worker as a child process that is stopped without killing its flow runs.
+
+At SIGTERM, Prefect's worker kills its flow runs with SIGKILL: their requests are lost, and their
+leases keep others waiting until they expire. So the signal goes to the flow runs instead, which end
+in order (flows/stop_signal.py), and the worker ends after them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from flows.stop_signal import STOP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_END_SECONDS: Final = 30.0
+"""What a flow run may take after its drain: its engine has ten seconds, Prefect records its end."""
+_POLL_SECONDS: Final = 0.1
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class _Stop(BaseException):
+    """SIGTERM has come. No Exception, so that nothing on the way takes it for an error."""
+
+
+def run_worker(words: Sequence[str], environment: Mapping[str, str], drain_seconds: float) -> int:
+    """Run Prefect's worker until it ends; its exit status, or 0 after SIGTERM.
+
+    SIGINT ends the worker and its flow runs at once, and so does a second SIGTERM.
+    """
+    worker: subprocess.Popen[bytes] | None = None
+    signal.signal(signal.SIGTERM, _raise_stop)
+    try:
+        worker = subprocess.Popen(
+            words,
+            env=dict(environment),
+            # Ctrl-C is for us: the worker takes a second one for an order to kill itself.
+            process_group=0,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
+        signal.signal(signal.SIGINT, lambda *_: worker.send_signal(signal.SIGINT))
+        return worker.wait()
+    except _Stop:
+        if worker is not None:
+            _stop(worker, drain_seconds + _END_SECONDS)
+        return 0
+
+
+def _raise_stop(*_: object) -> NoReturn:
+    raise _Stop
+
+
+def _end_with_parent() -> None:
+    """If we are killed, the worker gets SIGTERM: two workers must not have one GPU."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _stop(worker: subprocess.Popen[bytes], seconds: float) -> None:
+    # A worker that stands still takes no further flow run, and kills none of those that it has.
+    worker.send_signal(signal.SIGSTOP)
+    runs = _children(worker.pid)
+    try:
+        for run in runs:
+            _signal([run], STOP if _catches(run, STOP) else signal.SIGTERM)
+        deadline = time.monotonic() + seconds
+        while any(map(_is_alive, runs)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+    except _Stop:
+        pass
+    finally:
+        _signal(runs, signal.SIGKILL)
+        worker.kill()
+        worker.wait()
+
+
+def _signal(processes: Sequence[int], number: signal.Signals) -> None:
+    for process in processes:
+        # The worker has not reaped them, so their ids are theirs.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _catches(process: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal, which would end it otherwise."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _is_alive(process: int) -> bool:
+    """Whether it runs; one that has ended is a zombie, as its parent stands still."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
