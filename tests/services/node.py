@@ -1,7 +1,7 @@
-"""OpenAI's SDK for Node, of the version in tests/api/node/package-lock.json, from npm.
+"""Packages from npm, of the versions and hashes in a package-lock.json: OpenAI's SDK for Node.
 
-It is installed once, into a cache folder of the project; ``make clean`` removes it. Without
-Node.js, or without a way to npm's registry, tests that need it are skipped.
+They are installed once, into a cache folder of the project; ``make clean`` removes it. Without
+Node.js, or without a way to npm's registry, tests that need them are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 LISTS = Path(__file__).parents[1] / "api" / "node"
 CACHE = Path(__file__).parents[2] / ".node_cache"
@@ -29,16 +29,24 @@ _FILES = ("package.json", "package-lock.json")
 
 def node_folder() -> Path:
     """A folder with the SDK in ``node_modules``. Skips where there is none to be had."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
+    node = shutil.which("node")
+    if node is None:
         pytest.skip("Node.js is not here: install node and npm.")
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
     if int(version.lstrip("v").partition(".")[0]) < _LEAST_MAJOR:
         pytest.skip(f"openai-node needs Node.js {_LEAST_MAJOR}, and this is {version.strip()}.")
-    lists = b"".join((LISTS / name).read_bytes() for name in _FILES)
-    folder = CACHE / hashlib.sha256(lists).hexdigest()[:16]
+    return npm_folder(LISTS)
+
+
+def npm_folder(lists: Path, *options: str) -> Path:
+    """A folder with the packages of the lists in ``node_modules``. Skips where it cannot be had."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not here.")
+    content = b"".join((lists / name).read_bytes() for name in _FILES)
+    folder = CACHE / hashlib.sha256(content).hexdigest()[:16]
     if not folder.exists():
-        _install(npm, folder)
+        _install(npm, lists, folder, options)
     return folder
 
 
@@ -66,14 +74,15 @@ def run_node(
     return done.stdout
 
 
-def _install(npm: str, folder: Path) -> None:
+def _install(npm: str, lists: Path, folder: Path, options: Sequence[str]) -> None:
     """Whole or not at all: two sessions may do it at the same time."""
     draft = folder.with_name(f"{folder.name}.{os.getpid()}")
     draft.mkdir(parents=True)
     try:
         for name in _FILES:
-            shutil.copy(LISTS / name, draft)
+            shutil.copy(lists / name, draft)
         words = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"]
+        words += options
         try:
             done = subprocess.run(
                 words,
@@ -84,9 +93,9 @@ def _install(npm: str, folder: Path) -> None:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            pytest.skip("npm's registry does not answer, so there is no openai-node.")
+            pytest.skip("npm's registry does not answer, so its packages are missing.")
         if done.returncode:
-            pytest.skip(f"npm cannot install openai-node: {done.stderr.strip()[-500:]}")
+            pytest.skip(f"npm cannot install {lists.name}: {done.stderr.strip()[-500:]}")
         with contextlib.suppress(OSError):  # another session was faster
             draft.rename(folder)
     finally:
