@@ -1,0 +1,128 @@
+"""The systemd units and the nginx example: valid, with commands and settings that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchyard.cli.serve import _GRACE_SECONDS, _KEEP_ALIVE_SECONDS
+from commands.worker_process import _END_SECONDS
+from tests.deploy.test_chart import commands, known_variables
+from tests.deploy.tools import ROOT
+
+UNITS = sorted((ROOT / "infra" / "systemd").glob("*.service"))
+OURS = [path for path in UNITS if "prefect" not in path.stem]
+WORKERS = [path for path in OURS if "api" not in path.stem]
+NGINX = (ROOT / "infra" / "nginx" / "batchyard.conf").read_text()
+INSTALLED = "/opt/batchyard/bin/"
+
+
+def values(path: Path, name: str) -> list[str]:
+    """Every value that the unit gives to the name, with its instance in place of %i."""
+    lines = path.read_text().replace("%i", "gpu").splitlines()
+    return [line.partition("=")[2] for line in lines if line.startswith(f"{name}=")]
+
+
+def seconds(path: Path, name: str) -> int:
+    (value,) = values(path, name)
+    return int(value)
+
+
+def environment(path: Path) -> dict[str, str]:
+    words = [word for line in values(path, "Environment") for word in line.split()]
+    return dict(word.split("=", 1) for word in words)
+
+
+every_unit = pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+every_unit_of_ours = pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+every_worker = pytest.mark.parametrize("path", WORKERS, ids=lambda path: path.stem)
+
+
+@every_unit
+def test_systemd_finds_nothing_wrong(path: Path, tmp_path: Path) -> None:
+    """With the programs of this environment in place of the installed ones."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not here.")
+    here = tmp_path / path.name.replace("@.", "@gpu.")
+    here.write_text(path.read_text().replace(INSTALLED, f"{Path(sys.executable).parent}/"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", here],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@every_unit_of_ours
+def test_a_unit_starts_a_command_that_exists(path: Path) -> None:
+    (line,) = values(path, "ExecStart")
+    program, command, *words = shlex.split(line)
+    assert program == f"{INSTALLED}batchyard"
+    options = {option for each in commands()[command].params for option in each.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+@every_unit
+def test_a_unit_sets_only_variables_that_exist(path: Path) -> None:
+    assert environment(path).keys() <= known_variables()
+    assert values(path, "EnvironmentFile")
+
+
+@every_unit
+def test_a_unit_starts_again_for_ever_and_is_confined(path: Path) -> None:
+    """A database that is away for an hour must not leave a service stopped."""
+    assert values(path, "Restart") == ["always"]
+    assert values(path, "StartLimitIntervalSec") == ["0"]
+    assert values(path, "NoNewPrivileges") == ["true"]
+    assert values(path, "ProtectSystem") == ["strict"]
+    assert "root" not in values(path, "User")
+
+
+@every_worker
+def test_only_the_command_itself_gets_the_signal(path: Path) -> None:
+    """Prefect's worker, which is its child, would kill the flow runs."""
+    assert values(path, "KillMode") == ["mixed"]
+
+
+@every_worker
+def test_a_stop_waits_for_the_drain(path: Path) -> None:
+    drain = int(environment(path).get("BATCHYARD_DRAIN_SECONDS", "20"))
+    assert seconds(path, "TimeoutStopSec") >= drain + _END_SECONDS + 30
+
+
+def test_the_api_has_time_for_its_transfers() -> None:
+    (path,) = (path for path in OURS if "api" in path.stem)
+    assert seconds(path, "TimeoutStopSec") > _GRACE_SECONDS
+
+
+def nginx(name: str) -> str:
+    """The value of a directive that is there once."""
+    (value,) = re.findall(rf"^\s*{name}\s+(.*);", NGINX, re.MULTILINE)
+    return str(value)
+
+
+def test_nginx_passes_bodies_on_as_they_come() -> None:
+    """A whole upload on the proxy's disk first would be slow, and 413 in HTML is no SDK's."""
+    assert nginx("client_max_body_size") == "0"
+    assert nginx("proxy_request_buffering") == "off"
+    assert nginx("proxy_buffering") == "off"
+    assert nginx("proxy_http_version") == "1.1"
+
+
+def test_nginx_closes_idle_connections_before_the_api_does() -> None:
+    assert int(nginx("keepalive_timeout").removesuffix("s")) < _KEEP_ALIVE_SECONDS
+    assert 'proxy_set_header Connection "";' in NGINX
+
+
+def test_nginx_has_balanced_braces_and_ends_each_directive() -> None:
+    """nginx itself is not here to check it."""
+    lines = [line.partition("#")[0].strip() for line in NGINX.splitlines()]
+    assert NGINX.count("{") == NGINX.count("}")
+    assert all(line.endswith((";", "{", "}")) for line in lines if line)
