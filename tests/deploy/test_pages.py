@@ -1,0 +1,141 @@
+"""docs/deploy: what a page states about the code is what the code has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+import yaml
+from sqlalchemy import text
+
+from batchyard.errors import BatchyardError
+from batchyard.settings import Settings
+from batchyard.settings_sources import OTHER_VARIABLES
+from batchyard.store import RunnerKind, open_store, upgrade
+from tests.deploy.tools import ROOT, rendered
+from tests.services.postgres import postgres_for_session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+MACHINES = (ROOT / "docs/deploy/several-machines.md").read_text()
+KUBERNETES = (ROOT / "docs/deploy/kubernetes.md").read_text()
+CELLS = {"", "same", "own", "deployment"}
+
+# The calls of the S3 client, and the right that each of them needs.
+RIGHTS = {
+    "put_object": "s3:PutObject",
+    "get_object": "s3:GetObject",
+    "head_object": "s3:GetObject",
+    "delete_object": "s3:DeleteObject",
+    "create_multipart_upload": "s3:PutObject",
+    "upload_part": "s3:PutObject",
+    "complete_multipart_upload": "s3:PutObject",
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+    "list_objects_v2": "s3:ListBucket",
+    "list_multipart_uploads": "s3:ListBucketMultipartUploads",
+}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_table_of_settings_has_each_of_them_once() -> None:
+    table = MACHINES.partition("<!-- settings: begin -->\n")[2].partition("<!-- settings: end")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    names = [row[0].strip("`").lower() for row in rows[2:]]
+    assert sorted(names) == sorted(Settings.model_fields)
+    for row in rows[2:]:
+        assert set(row[1:5]) <= CELLS, row
+        assert any(row[1:5]), row
+    assert all(f"`{name}`" in MACHINES for name in OTHER_VARIABLES)
+
+
+def test_the_policy_for_the_bucket_has_every_right_that_is_used_and_no_other() -> None:
+    code = (ROOT / "batchyard/storage/bucket.py").read_text()
+    calls = set(re.findall(r'"([a-z0-9_]+)"', code)) & RIGHTS.keys()
+    calls |= set(re.findall(r"_client\.([a-z0-9_]+)\(", code)) & RIGHTS.keys()
+    other = set(re.findall(r"_client\.([a-z0-9_]+)\(", code)) - RIGHTS.keys()
+    assert other == {"close"}
+    policy = json.loads(blocks(MACHINES, "json")[0])
+    allowed = {action for each in policy["Statement"] for action in each["Action"]}
+    assert allowed == {RIGHTS[call] for call in calls}
+
+
+def test_the_lifecycle_rule_deletes_no_object() -> None:
+    (rule,) = json.loads(blocks(MACHINES, "json")[1])["Rules"]
+    assert rule.keys() == {"ID", "Status", "Filter", "AbortIncompleteMultipartUpload"}
+
+
+async def test_a_process_opens_as_many_connections_as_the_page_says(
+    request: pytest.FixtureRequest,
+) -> None:
+    cluster = postgres_for_session(request)
+    url = cluster.url(await cluster.create_database())
+    most = 0
+
+    async def work(connection: AsyncConnection) -> None:
+        nonlocal most
+        await connection.execute(text("SELECT pg_sleep(0.05)"))
+        count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        found = await connection.execute(text(f"{count} AND application_name = 'batchyard'"))
+        most = max(most, int(found.scalar_one()))
+
+    async with open_store(url, migrate=True) as store:
+        await asyncio.gather(*(store.database.read(work) for _ in range(40)))
+    (stated,) = re.findall(r"Each process opens up to \*\*(\d+)\*\*", MACHINES)
+    assert most == int(stated)
+
+
+async def test_a_user_who_may_not_change_tables_is_enough_for_all_but_migrate(
+    request: pytest.FixtureRequest,
+) -> None:
+    """The page's SQL, as the owner of the database runs it."""
+    (sql,) = blocks(MACHINES, "sql")
+    cluster = postgres_for_session(request)
+    url = cluster.url(await cluster.create_database())
+    connection = await asyncpg.connect(url)
+    # The cluster's superuser has the name of the page's user, and roles belong to all databases.
+    sql = re.sub(r"\bbatchyard\b", "page_user", sql).replace("batchyard_owner", "page_owner")
+    try:
+        await connection.execute(sql)
+        as_owner, as_user = (
+            url.replace("//batchyard@", f"//{role}@") for role in ("page_owner", "page_user")
+        )
+        with pytest.raises(BatchyardError):
+            await upgrade(as_user, patience_seconds=1)
+        assert await upgrade(as_owner, patience_seconds=10)
+        async with open_store(as_user) as store:
+            record = await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model="m")
+            await store.runners.retire(record.id)
+            assert await store.chunks.demand() == []
+    finally:
+        for role in ("page_owner", "page_user"):
+            await connection.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+        await connection.close()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_values_on_the_page_can_be_installed(index: int, tmp_path: Path) -> None:
+    """The second block is about the Ingress only, and comes on top of the first."""
+    values: dict[str, Any] = {}
+    for block in blocks(KUBERNETES, "yaml")[: index + 1]:
+        values |= yaml.safe_load(block)
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    kinds = {each["kind"] for each in rendered(path)}
+    assert ("Ingress" in kinds) is bool(index)
+
+
+@pytest.mark.parametrize("page", ["several-machines.md", "kubernetes.md"])
+def test_every_file_that_a_page_links_to_exists(page: str) -> None:
+    path = ROOT / "docs" / "deploy" / page
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), target
