@@ -27,8 +27,10 @@ from batchyard.dispatch import (
     ensure_batch_runner,
 )
 from batchyard.errors import BatchyardError
+from batchyard.run_states import STOPPED
 from batchyard.services.log_words import describe
 from flows.control import look_once, report_all
+from flows.stop_signal import StopSignal
 from flows.worker import worker_services
 
 if TYPE_CHECKING:
@@ -48,12 +50,17 @@ _RUN_SECONDS = 3600.0
 @flow(name="reconcile", persist_result=False)
 async def reconcile() -> State:
     """Stop overdue batches, free expired leases, start missing processes; again and again."""
-    try:
-        async with worker_services() as services, PrefectApi.from_environment() as api:
-            return await Reconciler(services, api, str(flow_run.id)).run()
-    except BatchyardError:
-        await _try_again_later()
-        raise
+    with StopSignal() as stop:
+        try:
+            async with worker_services() as services, PrefectApi.from_environment() as api:
+                return await Reconciler(services, api, str(flow_run.id)).run()
+        except BatchyardError:
+            await _try_again_later()
+            raise
+        except asyncio.CancelledError:
+            if not stop.absorb():
+                raise
+            return Completed(name=STOPPED, message="The process was told to stop.")
 
 
 async def _try_again_later() -> None:
@@ -77,6 +84,18 @@ class Reconciler:
 
     async def run(self) -> State:
         """Make a pass every ten seconds for an hour; or two passes, if another process does."""
+        try:
+            is_refused = await self._make_passes()
+        except asyncio.CancelledError:
+            await self._hand_over()
+            raise
+        if is_refused:
+            return Completed(message="Another flow run reconciles.")
+        await self._hand_over()
+        return Completed(message="The next flow run goes on.")
+
+    async def _make_passes(self) -> bool:
+        """Whether another process has the lease."""
         leases = self._services.store.leases
         ends_at = time.monotonic() + _RUN_SECONDS
         refused = 0
@@ -97,11 +116,13 @@ class Reconciler:
             except Exception as error:  # noqa: BLE001 - the next pass may go better
                 self._log(error)
             await asyncio.sleep(pause)
-        if refused:
-            return Completed(message="Another flow run reconciles.")
-        await leases.release(RECONCILER_LEASE, self._id)
-        await self._standby.start_now()
-        return Completed(message="The next flow run goes on.")
+        return refused > 0
+
+    async def _hand_over(self) -> None:
+        """Let the next flow run go on at once. If this fails, it goes on within half a minute."""
+        with suppress(BatchyardError):
+            await self._services.store.leases.release(RECONCILER_LEASE, self._id)
+            await self._standby.start_now()
 
     async def _pass(self) -> float:
         """Put right what there is; in how many seconds the next pass is due."""

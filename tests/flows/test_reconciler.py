@@ -185,3 +185,22 @@ async def test_after_an_hour_the_next_one_goes_on_at_once(
     assert await owner(services) is None
     (run,) = prefect.runs
     assert (run["state"]["type"], run["state"]["state_details"]) == ("SCHEDULED", {})
+
+
+async def test_one_that_is_stopped_lets_the_next_one_go_on_at_once(
+    services: Services, api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    """As with its worker, by SIGTERM."""
+
+    first: list[str] = []
+
+    async def is_postponed() -> bool:
+        times = [run["state"]["state_details"]["scheduled_time"] for run in prefect.runs]
+        first.extend(times[:1])
+        return times != first[:1]
+
+    async with at_work(services, api, "first"):
+        await until(is_postponed)
+    assert await owner(services) is None
+    (run,) = prefect.runs
+    assert (run["state"]["type"], run["state"]["state_details"]) == ("SCHEDULED", {})
