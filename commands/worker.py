@@ -1,8 +1,8 @@
 """``batchyard worker``: Prefect's worker on a pool, for this process's settings.
 
 It is `prefect worker start`, with what that cannot do: it says which database, object store and
-Prefect it uses, waits until the database is migrated, gives its file of settings to its flow
-runs, and lets them end in order at SIGTERM.
+Prefect it uses, waits until the database is migrated and the work pool is there, gives its file of
+settings to its flow runs, and lets them end in order at SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import typer
 
 from batchyard.cli.offline import services_with_tables
 from batchyard.cli.say import say
-from batchyard.dispatch import checked_api_url
-from batchyard.errors import SettingsError
+from batchyard.dispatch import PrefectApi, checked_api_url
+from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file
 from commands.worker_process import run_worker
 
+_PORT_VARIABLE = "PREFECT_WORKER_WEBSERVER_PORT"
+_LOOK_SECONDS = 1.0
 _QUERY_VARIABLE = "PREFECT_WORKER_QUERY_SECONDS"
 _FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 _QUERY_SECONDS = "1"
@@ -43,18 +45,27 @@ def worker(
         int | None,
         typer.Option(min=1, help="How many flow runs at once; on a GPU pool, how many engines."),
     ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Answer GET /health on this port while the worker gets work."
+        ),
+    ] = None,
 ) -> None:
     """Run flows of a Prefect work pool on this machine until Ctrl-C or SIGTERM."""
     checked_api_url(os.environ.get("PREFECT_API_URL"))
     settings = read_settings()
     for name, what in connections(settings).items():
         say(f"{name}: {what}")
-    asyncio.run(_until_it_can_work())
+    asyncio.run(_until_it_can_work(pool))
     environment = {_QUERY_VARIABLE: _QUERY_SECONDS} | os.environ
     if (path := config_file()) is not None:
         environment[CONFIG_VARIABLE] = str(path)
     words = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
     words += [] if limit is None else ["--limit", str(limit)]
+    if health_port is not None:
+        words += ["--with-healthcheck"]
+        environment[_PORT_VARIABLE] = str(health_port)
     sys.stdout.flush()
     raise typer.Exit(run_worker(words, environment, settings.drain_seconds))
 
@@ -75,6 +86,24 @@ def execute() -> None:
     os.execv(sys.executable, words)  # noqa: S606 - see above
 
 
-async def _until_it_can_work() -> None:
+async def _until_it_can_work(pool: str) -> None:
+    """Return once the database is migrated, and `batchyard deploy` has made the pool."""
     async with services_with_tables():
         pass
+    async with PrefectApi.from_environment() as api:
+        said = ""
+        while reason := await _why_not(api, pool):
+            if reason != said:
+                said = reason
+                say(f"batchyard: {reason} Waiting for it.", err=True)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _why_not(api: PrefectApi, pool: str) -> str | None:
+    """Why flow runs of the pool cannot be had yet. Raises SettingsError for a wrong login."""
+    try:
+        if await api.has_pool(pool):
+            return None
+    except DispatchFailed as error:
+        return str(error)
+    return f"Prefect has no work pool {pool}: run `batchyard deploy`."

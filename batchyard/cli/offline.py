@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.cli.say import say
 from batchyard.dispatch import OfferedModels
-from batchyard.errors import OlderTables
+from batchyard.errors import OlderTables, StoreUnavailable
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 
@@ -36,14 +36,17 @@ async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Service
 
 @asynccontextmanager
 async def services_with_tables() -> AsyncIterator[Services]:
-    """The same, for a process that serves: it waits until the database is migrated, and says so."""
+    """The same, for a process that serves.
+
+    It waits until the database answers and is migrated, and says so.
+    """
     said = ""
     async with AsyncExitStack() as stack:
         while True:
             try:
                 services = await stack.enter_async_context(offline_services())
                 break
-            except OlderTables as error:
+            except (OlderTables, StoreUnavailable) as error:
                 if said != str(error):
                     said = str(error)
                     say(f"batchyard: {said} Waiting for it.", err=True)

@@ -271,6 +271,14 @@ class PrefectApi:
             return []
         return await self._filter({"flow_runs": {"id": {"any_": sorted(flow_run_ids)}}})
 
+    async def has_pool(self, pool: str) -> bool:
+        """Whether there is a work pool of that name."""
+        try:
+            await self._call("GET", f"/work_pools/{pool}")
+        except _Missing:
+            return False
+        return True
+
     async def pool_limit(self, pool: str) -> int | None:
         """How many flow runs the work pool runs at a time; None: as many as there are."""
         limit = (await self._call("GET", f"/work_pools/{pool}")).json.get("concurrency_limit")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import sqlite3
@@ -12,11 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from batchyard.cli import make_app
+from batchyard.cli import make_app, offline
 from batchyard.errors import OlderTables, OtherTables, StoreUnavailable
 from tests.services.prefect import clean_environment, default_interrupt
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 
@@ -115,3 +118,29 @@ def test_serve_waits_for_the_tables(database: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_serves_waits_for_a_database_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so once, and begins when the database answers: processes start in any order."""
+    batchyard("migrate")
+    reached, attempts = offline.offline_services, iter(range(3))
+
+    @contextlib.asynccontextmanager
+    async def late() -> AsyncIterator[object]:
+        if next(attempts) < 2:
+            raise StoreUnavailable("The database cannot be reached.")
+        async with reached() as services:
+            yield services
+
+    monkeypatch.setattr(offline, "offline_services", late)
+    monkeypatch.setattr(offline, "_LOOK_SECONDS", 0.0)
+
+    async def keys() -> object:
+        async with offline.services_with_tables() as services:
+            return await services.store.api_keys.list()
+
+    assert asyncio.run(keys()) == []
+    said = capsys.readouterr().err
+    assert said == "batchyard: The database cannot be reached. Waiting for it.\n"

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.services.prefect import PrefectServer, default_interrupt, prefect_server
+from tests.services.prefect import (
+    PrefectServer,
+    default_interrupt,
+    free_port,
+    prefect_server,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -251,6 +256,49 @@ def test_a_worker_of_ours_says_what_it_uses_and_runs_flows(
     assert f"Database: sqlite:///{tmp_path}/elsewhere/batchyard.db\n" in said
     assert f"Settings: {tmp_path}/batchyard.toml\n" in said
     assert not (tmp_path / ".batchyard").exists()
+
+
+def test_a_worker_waits_for_prefect_and_for_its_pool_and_then_says_that_it_is_healthy(
+    deployed: PrefectServer, tmp_path: Path
+) -> None:
+    """Processes start in any order; each reason is said once."""
+    port = free_port()
+    health = f"http://127.0.0.1:{port}/health"
+    log = tmp_path / "log"
+
+    def until(what: str) -> None:
+        deadline = time.monotonic() + 60
+        while what not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+    deployed.stop("server")
+    words = ("batchyard", "worker", "late", "--health-port", str(port))
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            deployed.command(*words),
+            env=deployed.environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
+        )
+    try:
+        until("did not answer: ")
+        deployed.start_server()
+        until("batchyard: Prefect has no work pool late: run `batchyard deploy`. Waiting for it.\n")
+        deployed.run("prefect", "work-pool", "create", "late", "--type", "process")
+        until("started!")
+        with urllib.request.urlopen(health, timeout=10) as answer:
+            assert answer.status == 200
+        assert log.read_text().count("has no work pool") == 1
+    finally:
+        process.terminate()
+        process.wait(30)
+        if not deployed.is_running("server"):
+            deployed.start_server()
+        deployed.run("prefect", "--no-prompt", "work-pool", "delete", "late")
 
 
 def test_doctor_says_that_a_deployment_is_missing_and_what_to_do(deployed: PrefectServer) -> None:
