@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Makes one of the two environments afresh, from its pinned list. `make setup` calls it, and
-# `batchyard engine install`, for which the wheel has a copy of it and of the folder engine.
+# Makes one of the two environments afresh, from its pinned list. `make setup` calls it, the images'
+# builds (`runtime`: the product's without the tools of the tests), and `batchyard engine install`,
+# for which the wheel has a copy of it and of the folder engine.
 #
-#   PYTHON=python3.11 infra/environment.sh product|engine-cpu|engine-cuda FOLDER
+#   PYTHON=python3.11 infra/environment.sh product|runtime|engine-cpu|engine-cuda FOLDER
 set -euo pipefail
 
 environment=$1
@@ -74,6 +75,11 @@ product)
     announce "product environment: about 550 MB, one minute"
     make_folder
     pip_install -r "$here"/../requirements/dev.txt
+    ;;
+runtime)
+    announce "the product's dependencies"
+    make_folder
+    pip_install -r "$here"/../requirements/runtime.txt
     ;;
 engine-cpu)
     announce "engine environment, CPU: about 2.5 GB, two minutes"
