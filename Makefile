@@ -20,10 +20,11 @@ ENGINE := .venv-engine/.made-$(DEVICE)
 MODELS := .models/.made
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-slow test-mutations check bench up lock clean
+.PHONY: help setup demo test test-quick test-slow test-mutations test-containers check bench up lock
+.PHONY: clean clean-containers
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
 
 setup: $(INSTALLED) $(ENGINE) $(MODELS) ## both environments and the tiny models; nothing where they exist
 
@@ -31,10 +32,10 @@ demo: setup ## three small batches through the whole product, on real vLLM
 	@.venv/bin/python examples/demo.py
 
 test: setup ## the tests, side by side
-	.venv/bin/pytest -n auto -m "not slow" $(ARGS)
+	.venv/bin/pytest -n auto -m "not slow and not containers" $(ARGS)
 
 test-quick: setup ## those that start no server, in less than a minute
-	.venv/bin/pytest -n auto -m "not slow and not alone" tests/test_architecture.py tests/unit $(ARGS)
+	.venv/bin/pytest -n auto -m "not slow and not containers and not alone" tests/test_architecture.py tests/unit $(ARGS)
 
 test-slow: setup ## the long fault and scale tests
 	.venv/bin/pytest -m slow $(ARGS)
@@ -42,12 +43,15 @@ test-slow: setup ## the long fault and scale tests
 test-mutations: setup ## wrong changes of the product, one at a time: does a test notice?
 	@.venv/bin/python -m tests.mutations $(ARGS)
 
+test-containers: $(INSTALLED) ## build the images and run the compose file; root, Debian, 15 GB, half an hour
+	.venv/bin/pytest -m containers tests/containers $(ARGS)
+
 check: setup ## format, lint, types, import contracts, tests: what a change must pass
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/pytest -n auto -m "not slow" $(ARGS)
+	.venv/bin/pytest -n auto -m "not slow and not containers" $(ARGS)
 
 up: setup ## the API, Prefect's server and UI and both workers in the foreground, until Ctrl-C
 	@.venv/bin/batchyard up $(ARGS)
@@ -60,7 +64,10 @@ lock: $(INSTALLED) ## resolve every pinned list anew (CONTRIBUTING.md)
 
 clean: ## remove environments, tiny models and caches; your batches in .batchyard stay
 	rm -rf .venv .venv-engine .models build dist .hypothesis .*_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./.containers -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-containers: $(INSTALLED) ## remove the images, volumes and programs of test-containers
+	@.venv/bin/python -m tests.containers.tools
 
 $(PRODUCT): requirements/runtime.txt requirements/dev.txt
 	@PYTHON="$(PYTHON)" infra/environment.sh product .venv

@@ -1,0 +1,215 @@
+"""The compose file, brought up by podman-compose: batches on real vLLM, through S3, with faults."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from tests.containers.installation import hooks, installation, wait
+from tests.containers.tools import Podman, make_postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from openai.types import Batch
+
+    from tests.containers.installation import Hooks, Installation
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
+
+_LINES = 200
+_END_SECONDS = 900.0
+
+
+@pytest.fixture(scope="module")
+def installed(
+    podman: Podman,
+    product: str,
+    engine_cpu: str,
+    s3_image: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Installation]:
+    make_postgres(podman)
+    with installation(podman, tmp_path_factory.mktemp("installation")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(installed: Installation) -> openai.OpenAI:
+    key = installed.command("batchyard", "keys", "create", "tests")
+    return openai.OpenAI(base_url=installed.url, api_key=key, max_retries=20)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Hooks]:
+    with hooks() as found:
+        yield found
+
+
+def submitted(client: openai.OpenAI, count: int, **options: Any) -> Batch:
+    lines = [
+        {
+            "custom_id": f"line-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": "tiny-chat",
+                "messages": [{"role": "user", "content": f"Number {number}"}],
+                "max_tokens": 80,
+                "ignore_eos": True,
+            },
+        }
+        for number in range(count)
+    ]
+    content = io.BytesIO("".join(json.dumps(line) + "\n" for line in lines).encode())
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        extra_body=options,
+    )
+
+
+def is_under_way(client: openai.OpenAI, batch: Batch, installed: Installation) -> None:
+    """Return when some of its lines are durable, and others are not."""
+
+    def has_some() -> bool:
+        counts = client.batches.retrieve(batch.id).request_counts
+        return counts is not None and counts.completed > 0
+
+    wait(has_some, "the first lines", installed.story)
+    assert client.batches.retrieve(batch.id).status == "in_progress"
+
+
+def every_line_is_there_once(client: openai.OpenAI, batch: Batch, installed: Installation) -> None:
+    def has_ended() -> Batch | None:
+        found = client.batches.retrieve(batch.id)
+        return found if found.status not in {"validating", "in_progress", "finalizing"} else None
+
+    ended = wait(has_ended, "the end of the batch", installed.story, _END_SECONDS)
+    assert ended.status == "completed", f"{ended}\n{installed.story()}"
+    assert ended.request_counts.completed == _LINES
+    assert ended.error_file_id is None
+    results = client.files.content(ended.output_file_id).text.splitlines()
+    answers = [json.loads(line) for line in results]
+    assert [answer["custom_id"] for answer in answers] == [f"line-{n}" for n in range(_LINES)]
+    assert {answer["response"]["status_code"] for answer in answers} == {200}
+
+
+def test_the_one_shot_services_have_done_their_work(installed: Installation) -> None:
+    for service in ("migrate", "deploy"):
+        wait(
+            lambda service=service: installed.exit_code(service) == 0,
+            f"the end of {service}",
+            installed.story,
+        )
+
+
+def test_the_services_that_stay_are_healthy(installed: Installation) -> None:
+    for service in ("api", "prefect", "control", "runner-cpu", "s3"):
+        wait(
+            lambda service=service: installed.is_healthy(service),
+            f"{service} is healthy",
+            installed.story,
+        )
+
+
+def test_doctor_finds_nothing_wrong(installed: Installation) -> None:
+    for service, role in {"api": "api", "control": "control", "runner-cpu": "gpu"}.items():
+        said = installed.podman.output(
+            "podman", "exec", f"batchyard_{service}_1", "batchyard", "doctor", role
+        )
+        assert "FAILED" not in said
+        assert "ok       storage   s3://batches/batchyard" in said
+
+
+def test_both_databases_can_be_dumped_as_the_page_says(installed: Installation) -> None:
+    for database in ("batchyard", "prefect"):
+        words = ("pg_dump", "-U", "batchyard", "--schema-only", database)
+        said = installed.podman.output("podman", "exec", "batchyard_postgres_1", *words)
+        assert "CREATE TABLE" in said
+
+
+def test_no_service_has_a_secret_of_its_image_or_of_the_repository(
+    installed: Installation,
+) -> None:
+    """The four secrets are those of this .env."""
+    env = (installed.folder / ".env").read_text()
+    secrets = dict(line.split("=", 1) for line in env.splitlines() if "=" in line)
+    told = installed.podman.output("podman", "exec", "batchyard_api_1", "env")
+    assert f"BATCHYARD_SECRET_KEY={secrets['SECRET_KEY']}" in told
+    assert len(secrets["SECRET_KEY"]) == 44
+    assert len(secrets["POSTGRES_PASSWORD"]) == 40
+
+
+def test_a_batch_ends_with_a_signed_webhook(
+    installed: Installation, client: openai.OpenAI, receiver: Hooks
+) -> None:
+    """By OpenAI's SDK, through S3; the SDK accepts the event's signature."""
+    endpoint = client.webhooks.create(
+        name="tests",
+        url=f"http://{installed.gateway}:{receiver.port}/hook",
+        event_types=["batch.completed"],
+    )
+    batch = submitted(client, _LINES)
+    every_line_is_there_once(client, batch, installed)
+    headers, body = wait(
+        lambda: receiver.events and receiver.events[0], "the webhook", installed.story
+    )
+    event = client.webhooks.unwrap(body, headers, secret=endpoint.signing_secret)
+    assert event.type == "batch.completed"
+    assert event.data.id == batch.id
+    client.webhooks.delete(endpoint.id)
+
+
+def kill_the_runner(installed: Installation) -> None:
+    """As the kernel does when memory is short; `restart` starts it again."""
+    before = installed.process_id("runner-cpu")
+    installed.crash("runner-cpu")
+    wait(
+        lambda: installed.process_id("runner-cpu") not in {0, before},
+        "another runner",
+        installed.story,
+    )
+
+
+def restart(service: str) -> Callable[[Installation], None]:
+    def fault(installed: Installation) -> None:
+        installed.podman.run("podman", "restart", "--time", "5", f"batchyard_{service}_1")
+
+    return fault
+
+
+def recreate_everything_but_the_data(installed: Installation) -> None:
+    """`down` without `--volumes`, and `up`: an upgrade, or a restart of the machine."""
+    installed.compose("down", "--timeout", "20", timeout=600)
+    installed.up()
+
+
+FAULTS: dict[str, Callable[[Installation], None]] = {
+    "the runner is killed": kill_the_runner,
+    "PostgreSQL is restarted": restart("postgres"),
+    "Prefect is restarted": restart("prefect"),
+    "the S3 server is restarted": restart("s3"),
+    "the control worker is restarted": restart("control"),
+    "the API is restarted": restart("api"),
+    "everything is made anew": recreate_everything_but_the_data,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_every_line_is_found_once_after(
+    fault: Callable[[Installation], None], installed: Installation, client: openai.OpenAI
+) -> None:
+    batch = submitted(client, _LINES)
+    is_under_way(client, batch, installed)
+    began = time.monotonic()
+    fault(installed)
+    every_line_is_there_once(client, batch, installed)
+    print(f"{time.monotonic() - began:.0f} s until the end")  # noqa: T201 - for whoever measures
