@@ -125,9 +125,10 @@ class Podman:
         """
         secret = FOLDER / "pip.conf"
         secret.write_text(pip_configuration())
+        named = [word for word in secret.read_text().split() if word.startswith("/")]
         mounts = [
             f"--volume={path}:{path}:ro"
-            for path in ("/etc/ssl/certs", "/opt/wheels", "/opt/pypi", "/opt/pypi-more")
+            for path in dict.fromkeys(["/etc/ssl/certs", *named])
             if Path(path).is_dir()
         ]
         words = ["--isolation=oci", "--format=docker", "--layers", "--network=host"]
