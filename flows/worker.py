@@ -16,6 +16,7 @@ from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.services.connections import connections_line
 from batchyard.services.engine_python import engine_python
 from batchyard.services.services import Services, current_services, open_services
+from batchyard.services.shared_database import check_shared_database
 from batchyard.settings import Settings, read_settings
 from blocks import CREDENTIALS, RemoteEngineBlock, VllmEngineBlock
 
@@ -42,6 +43,7 @@ async def worker_services() -> AsyncIterator[Services]:
         yield services
         return
     settings = read_settings()
+    check_shared_database(settings)
     # Prefect hands on what its extra loggers let through, by default no more than warnings.
     ours = logging.getLogger("batchyard")
     ours.setLevel(logging.INFO)

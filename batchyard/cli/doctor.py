@@ -24,6 +24,7 @@ from batchyard.machine import this_machine
 from batchyard.services.connections import connections
 from batchyard.services.engine_python import engine_python
 from batchyard.services.services import open_services
+from batchyard.services.shared_database import check_shared_database
 from batchyard.settings import read_settings
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ async def _check(role: Role) -> AsyncIterator[Finding]:
     yield _ok("settings", connections(settings)["Settings"])
     for finding in _home(settings):
         yield finding
-    async for finding in _services(settings):
+    async for finding in _services(settings, role):
         yield finding
     async for finding in _prefect(settings, role):
         yield finding
@@ -167,11 +168,13 @@ def _engine(settings: Settings) -> Finding:
 # -- what it shares with others ------------------------------------------------------------------
 
 
-async def _services(settings: Settings) -> AsyncIterator[Finding]:
+async def _services(settings: Settings, role: Role) -> AsyncIterator[Finding]:
     """The database, the key and the object store: opened as every process opens them."""
     what = connections(settings)
     began = time.monotonic()
     try:
+        if role is not Role.CLI:
+            check_shared_database(settings)
         async with open_services(settings) as services:
             yield _ok("database", f"{what['Database']}, {_since(began)}")
             yield _key(settings)

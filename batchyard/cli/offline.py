@@ -10,6 +10,7 @@ from batchyard.cli.say import say
 from batchyard.dispatch import OfferedModels
 from batchyard.errors import OlderTables, StoreUnavailable
 from batchyard.services.services import open_services
+from batchyard.services.shared_database import check_shared_database
 from batchyard.settings import read_settings
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Service
 async def services_with_tables() -> AsyncIterator[Services]:
     """The same, for a process that serves.
 
-    It waits until the database answers and is migrated, and says so.
+    It waits until the database answers and is migrated, and says so. Raises
+    :class:`~batchyard.errors.SettingsError` for SQLite where several machines are meant.
     """
+    check_shared_database(read_settings())
     said = ""
     async with AsyncExitStack() as stack:
         while True:

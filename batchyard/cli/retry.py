@@ -11,6 +11,7 @@ from batchyard.cli import options
 from batchyard.cli.ensure_runner import ensure_runner
 from batchyard.cli.offline import offline_services
 from batchyard.dispatch import PrefectApi
+from batchyard.services.shared_database import check_shared_database
 from batchyard.steps.create import check_paths
 from batchyard.steps.retry import retry_batch
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
@@ -36,6 +37,7 @@ async def _retry(
     batch_id: str, output: Location | None, error: Location | None, completion_window: str | None
 ) -> None:
     async with PrefectApi.from_environment() as api, offline_services() as services:
+        check_shared_database(services.settings)
         check_paths(services.settings, output=output, errors=error)
         new_id = await retry_batch(
             services, batch_id, completion_window=completion_window, output=output, error=error

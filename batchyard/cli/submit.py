@@ -13,6 +13,7 @@ from batchyard.cli.ensure_runner import ensure_runner
 from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.offline import offline_services
 from batchyard.dispatch import PrefectApi
+from batchyard.services.shared_database import check_shared_database
 from batchyard.steps.create import BatchRequest, check_paths, create_batch
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
 
@@ -56,6 +57,7 @@ def submit(
 
 async def _submit(request: BatchRequest) -> None:
     async with PrefectApi.from_environment() as api, offline_services() as services:
+        check_shared_database(services.settings)
         check_paths(services.settings, output=request.output, errors=request.error)
         batch_id = await create_batch(services, request)
         # Before anything else can fail: a user who has the id does not submit again.

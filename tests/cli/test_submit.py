@@ -180,6 +180,17 @@ def test_whom_nobody_can_tell_is_refused(here: Run, words: tuple[str, str], mess
     assert all_batches() == []
 
 
+def test_a_batch_that_no_other_machine_would_see_is_refused(
+    alone: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is a file here, and Prefect's workers are elsewhere."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://192.0.2.7:4200/api")
+    ended = alone(*SUBMIT)
+    assert (ended.status, ended.stdout) == (1, "")
+    assert "192.0.2.7" in ended.stderr
+    assert "BATCHYARD_DATABASE_URL" in ended.stderr
+
+
 # -- cancel and reconcile ------------------------------------------------------------------------
 
 
