@@ -125,7 +125,7 @@ class Reconciler:
             await self._standby.start_now()
 
     async def _pass(self) -> float:
-        """Put right what there is; in how many seconds the next pass is due."""
+        """Clean up and start what is missing. Returns the seconds until the next pass is due."""
         services = self._services
         found = await put_right(services)
         if found.free_batches or await services.store.deliveries.seconds_to_next() == 0:
@@ -133,7 +133,7 @@ class Reconciler:
                 self._api, services.store, silent_seconds=services.settings.batch_lease_seconds
             )
         try:
-            # Where no process holds batches, there is nobody else who does this.
+            # If a process holds batches, it does this itself.
             if await look_once(services, self._scheduler):
                 await report_all(services, self._api, self._id)
         finally:

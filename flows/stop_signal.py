@@ -1,4 +1,4 @@
-"""A flow run is told to stop: it ends in order, and its leases do not have to expire.
+"""The signal to stop: a flow run that gets it ends in order and releases its leases.
 
 SIGTERM says so, or SIGUSR1 from `batchyard worker`. Prefect's own handler of SIGTERM raises an
 exception wherever the process is at that moment, and each flow run inside of a flow run, as

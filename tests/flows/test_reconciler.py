@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.dispatch import RECONCILE, RECONCILER_LEASE, RUN_BATCHES, PrefectApi
+from batchyard.dispatch import RECONCILE, RECONCILER_LEASE, RUN_BATCHES
 from batchyard.services.services import Services, open_services
 from batchyard.settings import Settings
 from flows import reconcile
 from flows.reconcile import Reconciler
 from tests.contract.store.samples import begun_batch
 from tests.unit.test_dispatch import SmallPrefect, serving
+from tests.unit.test_dispatch import api as api  # noqa: PLC0414 - a fixture
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+
+    from batchyard.dispatch import PrefectApi
 
 LEASE_SECONDS = 0.6
 
@@ -33,12 +36,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def prefect() -> AsyncIterator[SmallPrefect]:
     async with serving(SmallPrefect(deployments={RECONCILE, RUN_BATCHES})) as served:
         yield served
-
-
-@pytest.fixture
-async def api(prefect: SmallPrefect) -> AsyncIterator[PrefectApi]:
-    async with PrefectApi(prefect.url) as opened:
-        yield opened
 
 
 @pytest.fixture
