@@ -186,6 +186,10 @@ class Settings(BaseSettings):
     may run on another machine than the one where the path was entered."""
     secret_key: SecretStr | None = None
     """Fernet keys, comma-separated, newest first; unset: a file in ``home``, made at first use."""
+    metrics_token: SecretStr | None = None
+    """What ``GET /metrics`` of the API asks for, as ``Authorization: Bearer …``; unset: nothing.
+
+    Set it where users reach the API without a proxy that keeps ``/metrics`` from them."""
     engine_python: Path | None = None
     """The Python of the environment that has vLLM; unset: the one that `batchyard engine install`
     has chosen, or ``.venv-engine`` beside the project."""

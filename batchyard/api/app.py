@@ -18,6 +18,7 @@ from batchyard.api import (
     batches,
     deliveries,
     files,
+    health,
     served_models,
     uploads,
     webhook_endpoints,
@@ -56,8 +57,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async def prefect_answers() -> bool | None:
+            answers: bool | None = await app.state.catalogue.prefect_answers()
+            return answers
+
         async with open_services(settings) as services:
             app.state.services = services
+            app.state.health = health.health_of(services, prefect_answers)
             yield
 
     app = DescribedApi(
@@ -74,6 +80,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     handle_errors(app)
     for router in _ROUTERS:
         app.include_router(router, prefix=_PREFIX)
+    app.include_router(health.router)
     app.add_middleware(RequestIds)
     app.add_middleware(LingeringClose)  # the outermost: it closes after answers of RequestIds too
     return app

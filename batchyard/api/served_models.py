@@ -68,6 +68,11 @@ class ModelCatalogue:
                 self._asked_at = time.monotonic()
         return self._models
 
+    async def prefect_answers(self) -> bool | None:
+        """Whether Prefect's server did when it was last asked; None: there is none to ask."""
+        await self.models()
+        return None if self._prefect is None else self._failure is None
+
     async def _ask(self, prefect: PrefectApi) -> None:
         failure: str | None = None
         try:

@@ -13,6 +13,7 @@ from batchyard.store.batch.status_changes import StatusChanges
 from batchyard.store.chunk.chunks import Chunks
 from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.delivery.deliveries import Deliveries
+from batchyard.store.figures import FiguresReader
 from batchyard.store.file.files import Files
 from batchyard.store.leases import Leases
 from batchyard.store.runner.rates import Rates
@@ -52,6 +53,7 @@ class Store:
     deliveries: Deliveries
     status_changes: StatusChanges
     sealing_proof: SealingProof
+    figures: FiguresReader
 
 
 @asynccontextmanager
@@ -97,6 +99,7 @@ async def open_store(
             deliveries=Deliveries(database),
             status_changes=StatusChanges(database),
             sealing_proof=SealingProof(database),
+            figures=FiguresReader(database),
         )
     finally:
         await database.close()

@@ -116,6 +116,12 @@ async def services(settings: Settings) -> AsyncIterator[Services]:
 
 @pytest.fixture
 def api(settings: Settings, keys: tuple[str, str]) -> Iterator[Api]:
+    with served(settings, keys) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def served(settings: Settings, keys: tuple[str, str]) -> Iterator[Api]:
     server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning"))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

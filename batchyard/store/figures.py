@@ -1,0 +1,249 @@
+"""What all batches come to: counts and sums for a monitoring system. It reads, and writes nothing.
+
+No value names a tenant, a batch, a place or a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Double, and_, case, cast, func, or_, select, union
+
+from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
+from batchyard.store.aggregate import Aggregate, reads
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chunk.chunks import is_runnable
+from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
+from batchyard.store.clock import clock
+from batchyard.store.delivery.rows import DeliveryRow, DeliveryStatus
+from batchyard.store.leases import LeaseRow
+from batchyard.store.leasing import is_held
+from batchyard.store.runner.rates import RateRow
+from batchyard.store.runner.runners import RunnerRow, RunnerStatus
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+DURATIONS: Final = (10, 60, 300, 900, 3_600, 14_400, 43_200, 86_400)
+"""Upper limits, in seconds, of the classes in which ended batches are counted."""
+
+_DELIVERIES = DeliveryRow.metadata.tables["deliveries"]
+_LEASES = LeaseRow.metadata.tables["leases"]
+_RATES = RateRow.metadata.tables["rates"]
+_RUNNERS = RunnerRow.metadata.tables["runners"]
+_SUMS: Final = ("completed", "failed", "input_tokens", "cached_tokens", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedBatches:
+    """Those with one status, endpoint and model."""
+
+    status: BatchStatus
+    endpoint: str
+    model: str | None
+    count: int
+    seconds: float
+    """From creation to end, of all of them together."""
+    within: tuple[int, ...]
+    """How many took at most so many seconds, for each of :data:`DURATIONS`."""
+    sums: dict[str, int]
+    """Requests ``completed`` and ``failed``; ``input_tokens``, of which ``cached_tokens`` were
+    read from the engine's cache, and ``output_tokens``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatches:
+    """Those with one status, endpoint and model that have not ended; ``sums`` as they are now."""
+
+    status: BatchStatus
+    endpoint: str
+    model: str | None
+    count: int
+    paused: int
+    at_risk: int
+    """Forecast to end after their window."""
+    slack_seconds: float | None
+    """The least time from a forecast end to the end of the window; None: no forecast."""
+    waiting_seconds: float | None
+    """How long the oldest has waited of which no request has begun; None: there is none."""
+    sums: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What is left to run of a model, also of chunks that run now."""
+
+    model: str
+    requests: int
+    tokens: float
+    free_chunks: int
+    leased_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All of it, at one time."""
+
+    ended: list[EndedBatches]
+    open: list[OpenBatches]
+    backlog: list[Backlog]
+    runners: dict[tuple[str, str | None, str], int]
+    """By kind, model and status; those that have ended are left out."""
+    deliveries: dict[tuple[str, str], int]
+    """By kind and status."""
+    deliveries_due: int
+    due_seconds: float
+    """For how long the oldest of them has been due; 0: there is none."""
+    held_leases: frozenset[str]
+    known_models: frozenset[str]
+    """Models that a runner has served; a tenant may write any other name into a file."""
+
+
+class FiguresReader(Aggregate):
+    """Counts everything, row by row."""
+
+    @reads
+    async def ping(self, connection: AsyncConnection) -> None:
+        """Read one row of a table: SQLite does not open its file for less."""
+        await connection.execute(select(_LEASES.c.name).limit(1))
+
+    @reads
+    async def read(self, connection: AsyncConnection) -> Figures:
+        """The figures of now, all of one moment on SQLite, and of a few milliseconds elsewhere."""
+        due, since = await _due(connection)
+        return Figures(
+            ended=await _ended(connection),
+            open=await _open(connection),
+            backlog=await _backlog(connection),
+            runners=await _runners(connection),
+            deliveries=await _deliveries(connection),
+            deliveries_due=due,
+            due_seconds=since,
+            held_leases=await _held_leases(connection),
+            known_models=await _known_models(connection),
+        )
+
+
+async def _ended(connection: AsyncConnection) -> list[EndedBatches]:
+    times = [BATCHES.c[status.timestamp_field] for status in TERMINAL if status.timestamp_field]
+    took = func.coalesce(*times) - BATCHES.c.created_at
+    classes = [_count_where(took <= limit) for limit in DURATIONS]
+    sums = [func.sum(BATCHES.c[name]) for name in _SUMS]
+    group = (BATCHES.c.status, BATCHES.c.endpoint, BATCHES.c.model)
+    statement = (
+        select(*group, func.count(), func.sum(took), *sums, *classes)
+        .where(BATCHES.c.status.in_(TERMINAL))
+        .group_by(*group)
+    )
+    found = []
+    for status, endpoint, model, count, seconds, *numbers in await connection.execute(statement):
+        values = [int(number) for number in numbers]
+        totals = dict(zip(_SUMS, values, strict=False))
+        within = tuple(values[len(_SUMS) :])
+        ended = EndedBatches(status, endpoint, model, count, float(seconds), within, totals)
+        found.append(ended)
+    return found
+
+
+async def _open(connection: AsyncConnection) -> list[OpenBatches]:
+    sums = [func.coalesce(func.sum(CHUNKS.c[name]), 0).label(name) for name in _SUMS]
+    of_chunks = (
+        select(CHUNKS.c.batch_id, *sums, func.sum(case((IS_LEASED, 1), else_=0)).label("leased"))
+        .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+        .where(BATCHES.c.status.in_(UNFINISHED))
+        .group_by(CHUNKS.c.batch_id)
+        .subquery()
+    )
+    begun = of_chunks.c.leased + of_chunks.c.completed + of_chunks.c.failed
+    has_begun = func.coalesce(begun, 0) > 0
+    waits = and_(
+        BATCHES.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
+        BATCHES.c.paused_at.is_(None),
+        ~has_begun,
+    )
+    group = (BATCHES.c.status, BATCHES.c.endpoint, BATCHES.c.model)
+    statement = (
+        select(
+            *group,
+            func.count(),
+            _count_where(BATCHES.c.paused_at.is_not(None)),
+            _count_where(BATCHES.c.late_since.is_not(None)),
+            func.min(BATCHES.c.expires_at - BATCHES.c.eta_at),
+            clock() - func.min(case((waits, BATCHES.c.created_at), else_=None)),
+            *(func.coalesce(func.sum(of_chunks.c[name]), 0) for name in _SUMS),
+        )
+        .outerjoin(of_chunks, of_chunks.c.batch_id == BATCHES.c.id)
+        .where(BATCHES.c.status.in_(UNFINISHED))
+        .group_by(*group)
+    )
+    found = []
+    for row in await connection.execute(statement):
+        status, endpoint, model, count, paused, at_risk, slack, waiting, *numbers = row
+        sums_now = {name: int(each) for name, each in zip(_SUMS, numbers, strict=True)}
+        slack = None if slack is None else float(slack)
+        waiting = None if waiting is None else max(0.0, float(waiting))
+        found.append(
+            OpenBatches(
+                status, endpoint, model, count, int(paused), int(at_risk), slack, waiting, sums_now
+            )
+        )
+    return found
+
+
+async def _backlog(connection: AsyncConnection) -> list[Backlog]:
+    unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
+    is_leased = and_(IS_LEASED, is_held(CHUNKS))
+    statement = (
+        select(
+            CHUNKS.c.model,
+            func.sum(unanswered),
+            func.sum(cast(remaining_tokens(), Double)),
+            _count_where(~is_leased),
+            _count_where(is_leased),
+        )
+        .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+        .where(IS_OPEN, or_(IS_LEASED, is_runnable()))
+        .group_by(CHUNKS.c.model)
+    )
+    return [
+        Backlog(model, int(requests), float(tokens), int(free), int(leased))
+        for model, requests, tokens, free, leased in await connection.execute(statement)
+    ]
+
+
+async def _runners(connection: AsyncConnection) -> dict[tuple[str, str | None, str], int]:
+    group = (_RUNNERS.c.kind, _RUNNERS.c.model, _RUNNERS.c.status)
+    working = _RUNNERS.c.status.in_((RunnerStatus.LIVE, RunnerStatus.DRAINING))
+    rows = await connection.execute(select(*group, func.count()).where(working).group_by(*group))
+    return {(kind.value, model, status.value): count for kind, model, status, count in rows}
+
+
+async def _deliveries(connection: AsyncConnection) -> dict[tuple[str, str], int]:
+    group = (_DELIVERIES.c.kind, _DELIVERIES.c.status)
+    rows = await connection.execute(select(*group, func.count()).group_by(*group))
+    return {(str(kind.value), status.value): count for kind, status, count in rows}
+
+
+async def _due(connection: AsyncConnection) -> tuple[int, float]:
+    statement = select(func.count(), clock() - func.min(_DELIVERIES.c.due_at)).where(
+        _DELIVERIES.c.status == DeliveryStatus.PENDING, _DELIVERIES.c.due_at <= clock()
+    )
+    count, seconds = (await connection.execute(statement)).one()
+    return int(count), max(0.0, float(seconds or 0.0))
+
+
+async def _held_leases(connection: AsyncConnection) -> frozenset[str]:
+    names: Any = await connection.scalars(select(_LEASES.c.name).where(is_held(_LEASES)))
+    return frozenset(names)
+
+
+async def _known_models(connection: AsyncConnection) -> frozenset[str]:
+    served = _RUNNERS.c.ready_at.is_not(None)
+    statement = union(select(_RATES.c.model), select(_RUNNERS.c.model).where(served))
+    return frozenset(each for each in await connection.scalars(statement) if each is not None)
+
+
+def _count_where(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)

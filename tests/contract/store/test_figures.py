@@ -1,0 +1,119 @@
+"""What all batches come to, for a monitoring system."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.wire import RequestCounts
+from tests.contract.store.samples import (
+    MODEL,
+    USAGE,
+    batch_in,
+    begun_batch,
+    finish,
+    rewrite,
+)
+
+if TYPE_CHECKING:
+    from batchyard.store import Store
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_an_empty_database_has_nothing_to_report(store: Store) -> None:
+    figures = await store.figures.read()
+    assert figures.ended == figures.open == figures.backlog == []
+    assert figures.deliveries_due == 0
+    assert figures.due_seconds == 0
+
+
+async def test_ended_batches_are_counted_with_their_sums_and_durations(store: Store) -> None:
+    for seconds in (60, 61):
+        batch = await begun_batch(store)
+        await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        counts = RequestCounts(total=10, completed=9, failed=1)
+        await finish(store, batch.id, BatchStatus.COMPLETED, counts=counts, usage=USAGE)
+        await rewrite(store, batch.id, created_at=1000, completed_at=1000 + seconds)
+    (ended,) = (await store.figures.read()).ended
+    assert (ended.status, ended.endpoint, ended.model) == (BatchStatus.COMPLETED, CHAT, MODEL)
+    assert ended.count == 2
+    assert ended.seconds == 121
+    assert ended.within == (0, 1, 2, 2, 2, 2, 2, 2)
+    assert ended.sums == {
+        "completed": 18,
+        "failed": 2,
+        "input_tokens": 140,
+        "cached_tokens": 80,
+        "output_tokens": 60,
+    }
+
+
+@pytest.mark.parametrize("status", [BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED])
+async def test_every_end_has_its_time(store: Store, status: BatchStatus) -> None:
+    batch = await batch_in(store, status)
+    await rewrite(store, batch.id, created_at=1000, **{f"{status.value}_at": 1005})
+    (ended,) = (await store.figures.read()).ended
+    assert (ended.status, ended.seconds, ended.within[0]) == (status, 5, 1)
+
+
+async def test_a_batch_in_progress_counts_the_lines_that_are_durable(store: Store) -> None:
+    await begun_batch(store, chunks=2)
+    (lease,) = await store.chunks.claim(model=MODEL, owner="runner", lease_seconds=60)
+    await store.chunks.record_progress(lease, completed=3, failed=1, usage=USAGE)
+    figures = await store.figures.read()
+    (batch,) = figures.open
+    assert batch.sums["completed"] == 3
+    assert batch.sums["failed"] == 1
+    assert batch.sums["input_tokens"] == USAGE.input_tokens
+    assert batch.waiting_seconds is None
+    (backlog,) = figures.backlog
+    assert backlog.requests == 16
+    assert backlog.tokens == pytest.approx(16 * 7)
+    assert (backlog.free_chunks, backlog.leased_chunks) == (1, 1)
+
+
+async def test_the_wait_is_that_of_the_oldest_batch_of_which_nothing_has_begun(
+    store: Store,
+) -> None:
+    old, young = await begun_batch(store), await begun_batch(store)
+    paused = await begun_batch(store)
+    await store.batch_schedule.pause(paused.id)
+    now = young.created_at
+    await rewrite(store, paused.id, created_at=now - 900)
+    await rewrite(store, old.id, created_at=now - 300)
+    (batches,) = (await store.figures.read()).open
+    assert batches.count == 3
+    assert batches.paused == 1
+    assert batches.waiting_seconds == pytest.approx(300, abs=30)
+
+
+async def test_slack_is_the_least_of_all_forecasts(store: Store) -> None:
+    first, second = await begun_batch(store), await begun_batch(store)
+    etas = {first.id: first.expires_at - 500, second.id: second.expires_at + 40}
+    await store.batch_schedule.record_forecast(etas)
+    (batches,) = (await store.figures.read()).open
+    assert batches.slack_seconds == -40
+    assert batches.at_risk == 1
+
+
+async def test_a_paused_batch_is_no_backlog_except_for_what_runs(store: Store) -> None:
+    batch = await begun_batch(store, chunks=2)
+    await store.chunks.claim(model=MODEL, owner="runner", lease_seconds=60)
+    await store.batch_schedule.pause(batch.id)
+    (backlog,) = (await store.figures.read()).backlog
+    assert (backlog.free_chunks, backlog.leased_chunks) == (0, 1)
+
+
+async def test_models_are_known_once_a_runner_has_served_them(store: Store) -> None:
+    await begun_batch(store, model="only a tenant's word")
+    await store.rates.record(MODEL, "gpu", load_seconds=3.0)
+    assert (await store.figures.read()).known_models == {MODEL}
+
+
+async def test_held_leases_are_named(store: Store) -> None:
+    await store.leases.claim("reconciler", "me", 60)
+    await store.leases.claim("over", "me", -1)
+    assert (await store.figures.read()).held_leases == {"reconciler"}
