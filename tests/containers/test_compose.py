@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import openai
 import pytest
 
+from tests.containers.batches import every_line_is_there_once, is_under_way, submitted
 from tests.containers.installation import hooks, installation, wait
 from tests.containers.tools import Podman, make_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from openai.types import Batch
-
     from tests.containers.installation import Hooks, Installation
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
-
-_LINES = 200
-_END_SECONDS = 900.0
 
 
 @pytest.fixture(scope="module")
@@ -49,57 +43,6 @@ def client(installed: Installation) -> openai.OpenAI:
 def receiver() -> Iterator[Hooks]:
     with hooks() as found:
         yield found
-
-
-def submitted(client: openai.OpenAI, count: int, **options: Any) -> Batch:
-    lines = [
-        {
-            "custom_id": f"line-{number}",
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {
-                "model": "tiny-chat",
-                "messages": [{"role": "user", "content": f"Number {number}"}],
-                "max_tokens": 80,
-                "ignore_eos": True,
-            },
-        }
-        for number in range(count)
-    ]
-    content = io.BytesIO("".join(json.dumps(line) + "\n" for line in lines).encode())
-    file = client.files.create(file=("in.jsonl", content), purpose="batch")
-    return client.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/chat/completions",
-        completion_window="24h",
-        extra_body=options,
-    )
-
-
-def is_under_way(client: openai.OpenAI, batch: Batch, installed: Installation) -> None:
-    """Return when some of its lines are durable, and others are not."""
-
-    def has_some() -> bool:
-        counts = client.batches.retrieve(batch.id).request_counts
-        return counts is not None and counts.completed > 0
-
-    wait(has_some, "the first lines", installed.story)
-    assert client.batches.retrieve(batch.id).status == "in_progress"
-
-
-def every_line_is_there_once(client: openai.OpenAI, batch: Batch, installed: Installation) -> None:
-    def has_ended() -> Batch | None:
-        found = client.batches.retrieve(batch.id)
-        return found if found.status not in {"validating", "in_progress", "finalizing"} else None
-
-    ended = wait(has_ended, "the end of the batch", installed.story, _END_SECONDS)
-    assert ended.status == "completed", f"{ended}\n{installed.story()}"
-    assert ended.request_counts.completed == _LINES
-    assert ended.error_file_id is None
-    results = client.files.content(ended.output_file_id).text.splitlines()
-    answers = [json.loads(line) for line in results]
-    assert [answer["custom_id"] for answer in answers] == [f"line-{n}" for n in range(_LINES)]
-    assert {answer["response"]["status_code"] for answer in answers} == {200}
 
 
 def test_the_one_shot_services_have_done_their_work(installed: Installation) -> None:
@@ -157,8 +100,8 @@ def test_a_batch_ends_with_a_signed_webhook(
         url=f"http://{installed.gateway}:{receiver.port}/hook",
         event_types=["batch.completed"],
     )
-    batch = submitted(client, _LINES)
-    every_line_is_there_once(client, batch, installed)
+    batch = submitted(client)
+    every_line_is_there_once(client, batch, installed.story)
     headers, body = wait(
         lambda: receiver.events and receiver.events[0], "the webhook", installed.story
     )
@@ -207,9 +150,9 @@ FAULTS: dict[str, Callable[[Installation], None]] = {
 def test_every_line_is_found_once_after(
     fault: Callable[[Installation], None], installed: Installation, client: openai.OpenAI
 ) -> None:
-    batch = submitted(client, _LINES)
-    is_under_way(client, batch, installed)
+    batch = submitted(client)
+    is_under_way(client, batch, installed.story)
     began = time.monotonic()
     fault(installed)
-    every_line_is_there_once(client, batch, installed)
+    every_line_is_there_once(client, batch, installed.story)
     print(f"{time.monotonic() - began:.0f} s until the end")  # noqa: T201 - for whoever measures
