@@ -18,5 +18,6 @@ sed \
     -e "s|^SECRET_KEY=.*|SECRET_KEY=$(head -c 32 /dev/urandom | base64 | tr '+/' '-_')|" \
     -e "s|^PREFECT_LOGIN=.*|PREFECT_LOGIN=batchyard:$(letters)|" \
     -e "s|^S3_SECRET_KEY=.*|S3_SECRET_KEY=$(letters)|" \
+    -e "s|^GRAFANA_PASSWORD=.*|GRAFANA_PASSWORD=$(letters)|" \
     .env.example >.env
 echo "secrets: .env is made. Only you can read it; keep a copy with your backups."

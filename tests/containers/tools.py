@@ -32,9 +32,10 @@ POSTGRES: Final = "docker.io/library/postgres:17"
 
 _PACKAGES = (
     *("podman", "buildah", "runc", "conmon", "netavark", "aardvark-dns", "iptables"),
-    *("catatonit", "mmdebstrap"),
+    *("catatonit", "mmdebstrap", "prometheus"),
 )
 _TOOLS = FOLDER / "tools"
+_MADE = _TOOLS / ".made"
 _LIBRARIES = (_TOOLS / "usr/lib/x86_64-linux-gnu", _TOOLS / "lib/x86_64-linux-gnu")
 _BIN = ("usr/bin", "usr/sbin", "sbin", "bin")
 _SUITE = "bookworm"
@@ -148,7 +149,7 @@ def make_podman() -> Podman:
     """Unpack the programs if they are not there. Skips where they cannot run, fails in CI."""
     if os.geteuid() != 0 or platform.machine() != "x86_64" or not shutil.which("apt-get"):
         _missing("The tests of containers need root on Debian or Ubuntu, x86_64.")
-    if not (_TOOLS / ".made").is_file():
+    if not _MADE.is_file() or _MADE.read_text().split() != list(_PACKAGES):
         _unpack()
     environment = _environment()
     # When a container ends, its conmon starts podman, which may start the container again.
@@ -213,7 +214,7 @@ def _unpack() -> None:
         link = _TOOLS / "usr/sbin" / name
         if not link.exists():
             link.symlink_to("xtables-nft-multi")
-    (_TOOLS / ".made").touch()
+    _MADE.write_text("\n".join(_PACKAGES))
 
 
 def _import_base(podman: Podman, name: str, packages: str) -> None:
@@ -254,7 +255,7 @@ def _missing(message: str) -> None:
 
 def main() -> None:
     """Remove everything that the tests of containers have left."""
-    if (_TOOLS / ".made").is_file():
+    if _MADE.is_file():
         podman = Podman(_environment())
         podman.run("podman", "rm", "--all", "--force", "--time", "0")
         podman.run("podman", "system", "reset", "--force", check=False)

@@ -1,0 +1,139 @@
+"""A real Prometheus reads the API's figures, and runs every rule and every panel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.services.services import open_services
+from batchyard.settings import read_settings
+from tests.api.conftest import make_keys, served
+from tests.contract.store.samples import MODEL, batch_in, begun_batch
+from tests.deploy.test_monitoring import MONITORING, expressions
+from tests.services.prefect import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from batchyard.settings import Settings
+    from tests.containers.tools import Podman
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def prometheus(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of one that has read the figures of some batches, several times."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    settings = read_settings(home=folder / "home")
+    keys = asyncio.run(make_keys(settings))
+    asyncio.run(fill(settings))
+    with served(settings, keys) as api:
+        configuration = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+        configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        (job,) = (
+            each for each in configuration["scrape_configs"] if each["job_name"] == "batchyard-api"
+        )
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{api.port}"]}]
+        configuration["scrape_configs"] = [job]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+        (folder / "rules.yml").write_bytes((MONITORING / "rules.yml").read_bytes())
+        port = free_port()
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(
+                [
+                    program(podman, "prometheus"),
+                    "--config.file=prometheus.yml",
+                    "--storage.tsdb.path=data",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                ],
+                cwd=folder,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + 60
+            while count_of_scrapes(url) < 3:
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+async def fill(settings: Settings) -> None:
+    """Batches of several statuses; the only model is one that was served."""
+    async with open_services(settings) as services:
+        await services.store.rates.record(MODEL, "gpu", load_seconds=1.0)
+        await begun_batch(services.store, chunks=2)
+        for status in (BatchStatus.COMPLETED, BatchStatus.FAILED):
+            await batch_in(services.store, status)
+
+
+def program(podman: Podman, name: str) -> str:
+    found = shutil.which(name, path=podman.environment["PATH"])
+    assert found
+    return found
+
+
+def query(url: str, expression: str) -> list[dict[str, Any]]:
+    words = urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(f"{url}/api/v1/query?{words}", timeout=10) as answer:  # noqa: S310
+        found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+    return found
+
+
+def count_of_scrapes(url: str) -> int:
+    try:
+        found = query(url, "count_over_time(batchyard_database_up[1m])")
+    except OSError:
+        return 0
+    return int(found[0]["value"][1]) if found else 0
+
+
+@pytest.mark.parametrize("words", [("check", "config", "prometheus.yml"), ("test", "rules")])
+def test_promtool_finds_nothing_wrong(podman: Podman, words: tuple[str, ...]) -> None:
+    files = () if "config" in words else ("rules_test.yml",)
+    done = subprocess.run(
+        [program(podman, "promtool"), *words, *files],
+        cwd=MONITORING,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_api_is_up_for_it(prometheus: str) -> None:
+    (found,) = query(prometheus, 'up{job="batchyard-api"}')
+    assert found["value"][1] == "1"
+
+
+def test_it_has_the_backlog(prometheus: str) -> None:
+    (found,) = query(prometheus, "max by (model) (batchyard_backlog_requests)")
+    assert (found["metric"], found["value"][1]) == ({"model": MODEL}, "20")
+
+
+@pytest.mark.parametrize("expression", list(dict.fromkeys(expressions())))
+def test_it_can_compute(prometheus: str, expression: str) -> None:
+    """Every rule, and every line of the dashboard: HTTP 400 otherwise."""
+    query(prometheus, expression)
+
+
+def test_its_rules_are_at_work(prometheus: str) -> None:
+    with urllib.request.urlopen(f"{prometheus}/api/v1/rules", timeout=10) as answer:  # noqa: S310
+        (group,) = json.load(answer)["data"]["groups"]
+    assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
+    assert len(group["rules"]) >= 8

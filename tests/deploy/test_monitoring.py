@@ -1,0 +1,118 @@
+"""The rules and the dashboard: every metric in them is exported, and every alert is explained."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from batchyard.api.metrics import metrics_page
+from batchyard.lifecycle import BatchStatus
+from batchyard.store.figures import DURATIONS, Backlog, EndedBatches, Figures, OpenBatches
+from tests.deploy.tools import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MONITORING = ROOT / "infra" / "monitoring"
+DASHBOARD = json.loads((MONITORING / "grafana/dashboards/batchyard.json").read_text())
+(GROUP,) = yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"]
+PAGE = (ROOT / "docs/how-to/monitor.md").read_text()
+
+SUMS = dict.fromkeys(("completed", "failed", "input_tokens", "cached_tokens", "output_tokens"), 3)
+FIGURES = Figures(
+    ended=[
+        EndedBatches(BatchStatus.COMPLETED, "/v1/x", "m", 2, 70.0, (1,) * len(DURATIONS), SUMS),
+        EndedBatches(BatchStatus.FAILED, "/v1/x", None, 1, 1.0, (1,) * len(DURATIONS), SUMS),
+    ],
+    open=[OpenBatches(BatchStatus.IN_PROGRESS, "/v1/x", "m", 1, 0, 0, 9.0, 5.0, SUMS)],
+    backlog=[Backlog("m", 10, 700.0, 1, 1), Backlog("a tenant's word", 5, 50.0, 2, 0)],
+    runners={("chunks", "m", "live"): 1, ("batches", None, "live"): 1},
+    deliveries={("webhook", "failed"): 1, ("webhook", "pending"): 2},
+    deliveries_due=1,
+    due_seconds=4.0,
+    held_leases=frozenset({"reconciler"}),
+    known_models=frozenset({"m"}),
+)
+
+
+def samples() -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in text_string_to_metric_families(metrics_page(FIGURES).decode()):
+        for sample in family.samples:
+            yield sample.name, dict(sample.labels), sample.value
+
+
+def value(name: str, **labels: str) -> float:
+    (found,) = (number for each, its, number in samples() if (each, its) == (name, labels))
+    return found
+
+
+def expressions() -> Iterator[str]:
+    for rule in GROUP["rules"]:
+        yield rule["expr"]
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
+
+
+def test_every_metric_that_is_asked_for_is_exported() -> None:
+    """A name that is misspelt would be an alert that never fires."""
+    exported = {name for name, _, _ in samples()}
+    asked = {name for each in expressions() for name in re.findall(r"\bbatchyard_\w+", each)}
+    assert len(asked) > 10
+    assert asked <= exported
+
+
+def test_every_label_that_is_asked_for_is_exported() -> None:
+    exported = {label for _, labels, _ in samples() for label in labels} | {"instance", "le"}
+    for expression in expressions():
+        for group in re.findall(r"\b(?:by|on) \(([^()]*)\)", expression):
+            assert set(group.replace(" ", "").split(",")) <= exported, expression
+
+
+def test_every_expression_takes_one_of_the_processes() -> None:
+    """A sum over processes would count every batch as often as there are processes."""
+    for expression in expressions():
+        assert re.search(r"\b(max|min|absent)\b", expression), expression
+
+
+@pytest.mark.parametrize("rule", GROUP["rules"], ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_to_do(rule: dict[str, dict[str, str]]) -> None:
+    assert rule["annotations"]["summary"]
+    assert rule["annotations"]["action"]
+    assert f"| `{rule['alert']}` |" in PAGE
+
+
+def test_panels_are_explained() -> None:
+    assert all(panel["description"] for panel in DASHBOARD["panels"])
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def test_lines_and_tokens_are_those_of_ended_and_of_running_batches() -> None:
+    line = {"model": "m", "endpoint": "/v1/x", "outcome": "completed"}
+    assert value("batchyard_lines_total", **line) == 6
+    assert value("batchyard_tokens_total", model="m", kind="prompt") == 6
+
+
+def test_a_model_that_no_runner_has_served_is_other() -> None:
+    assert value("batchyard_backlog_tokens", model="m") == 700
+    assert value("batchyard_backlog_tokens", model="other") == 50
+    assert "a tenant's word" not in metrics_page(FIGURES).decode()
+
+
+def test_durations_are_a_histogram() -> None:
+    assert value("batchyard_batch_seconds_bucket", status="completed", le="10.0") == 1
+    assert value("batchyard_batch_seconds_bucket", status="completed", le="+Inf") == 2
+    assert value("batchyard_batch_seconds_count", status="completed") == 2
+    assert value("batchyard_batch_seconds_sum", status="completed") == 70
+
+
+def test_without_a_database_that_is_all_that_is_known() -> None:
+    page = metrics_page(None).decode()
+    assert "batchyard_database_up 0.0" in page
+    assert "batchyard_batches" not in page
