@@ -34,6 +34,7 @@ from batchyard.cli.steer import pause, priority, unpause
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.cli.submit import submit
 from batchyard.cli.upkeep import expire_files, reconcile
+from batchyard.cli.watch import watch
 from batchyard.errors import BatchyardError
 
 COMMANDS = "batchyard.commands"
@@ -54,6 +55,7 @@ def make_app() -> typer.Typer:
     app.command()(estimate)
     app.command("list")(list_batches)
     app.command()(show)
+    app.command()(watch)
     app.command()(results)
     app.command()(cancel)
     app.command()(pause)

@@ -12,6 +12,7 @@ from rich.text import Text
 from batchyard.cli.batch_view import batch_object, status_words
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import make_table, user_text, write_table
+from batchyard.services.connections import connections
 from batchyard.time_words import relative
 from batchyard.wire import ended_at
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from batchyard.store import BatchRecord
 
-_COLUMNS = ("id", "status", "model", "answered", "failed", "deadline", "done", "priority")
+_COLUMNS = ("id", "status", "model", "answered", "failed", "deadline", "done", "priority", "why")
 _RIGHT = frozenset({"answered", "failed", "priority"})
 _NOTHING = "-"
 
@@ -38,26 +39,31 @@ def list_batches(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
 ) -> None:
     """List unfinished batches with their progress and expected end."""
-    batches, now = asyncio.run(_page(tenant, not everything, limit + 1))
+    batches, now, database = asyncio.run(_page(tenant, not everything, limit + 1))
     shown = batches[:limit]
     if as_json:
         for batch in shown:
             typer.echo(msgspec.json.encode(batch_object(batch)).decode())
     else:
         write_table(table(shown, now))
+    if not shown:
+        kind = "batches" if everything else "unfinished batches"
+        hint = "" if everything else " --all also lists those that have ended."
+        typer.echo(f"batchyard: There are no {kind} in {database}.{hint}", err=True)
     if len(batches) > limit:
         typer.echo(f"batchyard: There are more than {limit:,}: give a larger --limit.", err=True)
 
 
 async def _page(
     tenant: str | None, unfinished: bool, limit: int
-) -> tuple[list[BatchRecord], float]:
-    """Batches, and the time by the clock that theirs are by."""
+) -> tuple[list[BatchRecord], float, str]:
+    """Batches, the time by the clock that theirs are by, and which database that is."""
     async with offline_services() as services:
         batches = await services.store.batches.page(
             tenant=tenant, unfinished=unfinished, limit=limit
         )
-        return batches, await services.store.database.now()
+        database = connections(services.settings)["Database"]
+        return batches, await services.store.database.now(), database
 
 
 def table(batches: Iterable[BatchRecord], now: float) -> Table:
@@ -76,7 +82,18 @@ def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
         _NOTHING if ended_at(batch) else relative(batch.expires_at - now),
         _done(batch, now),
         str(batch.priority),
+        user_text(_why(batch)),
     )
+
+
+def _why(batch: BatchRecord) -> str:
+    """Why it waits, or why it failed."""
+    if batch.errors:
+        first, *others = batch.errors
+        where = f"line {first.line}: " if first.line is not None else ""
+        more = f" (and {len(others):,} more)" if others else ""
+        return f"{where}{first.code}: {first.message}{more}"
+    return (batch.wait_reason or "") if ended_at(batch) is None else ""
 
 
 def _done(batch: BatchRecord, now: float) -> Text:

@@ -30,6 +30,7 @@ _TITLES = {
     "running": "Running requests",
     "collecting": "Collecting results",
     "publishing": "Publishing files",
+    "cancelling": "Cancelling",
 }
 _TITLE_WIDTH = max(map(len, _TITLES.values()))
 _LINE_EVERY_SECONDS = 30.0

@@ -12,6 +12,7 @@ from batchyard.cli import options
 from batchyard.cli.ensure_runner import ensure_runner
 from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.offline import offline_services
+from batchyard.cli.watch import watch
 from batchyard.dispatch import PrefectApi
 from batchyard.services.shared_database import check_shared_database
 from batchyard.steps.create import BatchRequest, check_paths, create_batch
@@ -34,6 +35,14 @@ def submit(
     tenant: Annotated[
         str, typer.Option(help="The tenant that the batch belongs to.", show_default=False)
     ] = "default",
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Follow the batch until it has ended, as `batchyard watch` does. Ctrl-C ends only "
+            "the command.",
+        ),
+    ] = False,
     **of_batch: Any,
 ) -> None:
     """Create a batch for the workers, print its id, and return at once.
@@ -52,10 +61,12 @@ def submit(
         tenant=tenant,
         **as_fields(of_batch),
     )
-    asyncio.run(_submit(request))
+    batch_id = asyncio.run(_submit(request))
+    if wait:
+        watch(batch_id)
 
 
-async def _submit(request: BatchRequest) -> None:
+async def _submit(request: BatchRequest) -> str:
     async with PrefectApi.from_environment() as api, offline_services() as services:
         check_shared_database(services.settings)
         check_paths(services.settings, output=request.output, errors=request.error)
@@ -63,3 +74,4 @@ async def _submit(request: BatchRequest) -> None:
         # Before anything else can fail: a user who has the id does not submit again.
         typer.echo(batch_id)
         await ensure_runner(api, services, batch_id)
+    return batch_id

@@ -1,14 +1,21 @@
-"""How a batch ended, in a few lines for a person."""
+"""A batch in a few lines for a person: what it is, how far it is, how it ended."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from batchyard.lifecycle import BatchStatus
+from batchyard.cli.batch_view import status_words
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.printable import printable
 from batchyard.services.places import places_of
 from batchyard.storage.local import LocalStorage
+from batchyard.time_words import duration, relative
+from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from batchyard.services.services import Services
     from batchyard.storage.access import Location
     from batchyard.store import BatchRecord
@@ -19,6 +26,53 @@ _HINTS = {
     "with --served-model-name, or change the lines.",
     "invalid_json_line": "The input must be JSONL: one JSON object per line, each a request.",
 }
+
+
+async def describe(services: Services, batch: BatchRecord) -> str:
+    """What there is to know of a batch, whether it has ended or not."""
+    now = await services.store.database.now()
+    if batch.status in TERMINAL:
+        head, *rest = (await summarise(services, batch)).splitlines()
+    else:
+        head, rest = f"{batch.id} is {status_words(batch)}.", _open_lines(batch, now)
+    about = {
+        "model": printable(batch.model or ", ".join(batch.options.models)),
+        "endpoint": batch.endpoint,
+        "tenant": f"{batch.tenant}, priority {batch.priority}",
+        "created": f"{_at(batch.created_at)}, {relative(batch.created_at - now)}",
+        "metadata": printable(", ".join(f"{k}={v}" for k, v in (batch.metadata or {}).items())),
+        "retry of": batch.retry_of or "",
+    }
+    end = ended_at(batch)
+    if end is not None:
+        about["ended"] = f"{_at(end)}, after {duration(end - batch.created_at)}"
+    return "\n".join([head, *_aligned(about), *rest])
+
+
+def _open_lines(batch: BatchRecord, now: float) -> list[str]:
+    counts = batch.counts
+    left = counts.total - counts.completed - counts.failed
+    end = relative(batch.expires_at - now)
+    about = {
+        "window": f"{batch.completion_window}, ends {end}",
+        "requests": f"{counts.completed:,} succeeded, {counts.failed:,} failed, {left:,} left"
+        if counts.total
+        else "",
+        "waits": batch.wait_reason or "",
+        "done": f"{relative(max(0.0, batch.eta_at - now))}, by forecast" if batch.eta_at else "",
+        "flow run": batch.flow_run_id or "",
+    }
+    if batch.eta_at is not None and batch.eta_at > batch.expires_at:
+        about["done"] += ": after its window"
+    return _aligned(about)
+
+
+def _aligned(about: Mapping[str, str]) -> list[str]:
+    return [f"  {name:<9} {value}" for name, value in about.items() if value]
+
+
+def _at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 async def summarise(services: Services, batch: BatchRecord) -> str:

@@ -52,7 +52,7 @@ def assert_failed(here: Run) -> Callable[[Ended, str, str], None]:
     """The batch has ended as failed, with this error, which the command showed."""
 
     def check(ended: Ended, code: str, message: str) -> None:
-        batch = json.loads(here("show", ended.batch_id).stdout)
+        batch = json.loads(here("show", ended.batch_id, "--json").stdout)
         assert batch["status"] == "failed"
         first = batch["errors"]["data"][0]
         assert first["code"] == code

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from batchyard import intervals
+from batchyard.batch_error import BatchError
 from batchyard.cli.list_batches import table
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewFile, RunnerKind
@@ -19,6 +21,7 @@ from tests.contract.store.samples import begun_batch, finish, new_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from batchyard.store import BatchRecord, Store
 
@@ -54,12 +57,41 @@ def listed(ended: Ended) -> list[str]:
 # -- list ----------------------------------------------------------------------------------------
 
 
-def test_an_empty_yard_is_a_head_without_lines(alone: Run) -> None:
+def test_an_empty_yard_is_a_head_and_the_name_of_the_database(alone: Run, tmp_path: Path) -> None:
+    """Another database than the one that was meant is the likeliest reason."""
     ended = alone("list")
-    assert (ended.status, ended.stderr) == (0, "")
+    assert ended.status == 0
     assert cells(ended.stdout) == [
-        *("id", "status", "model", "answered", "failed", "deadline", "done", "priority")
+        *("id", "status", "model", "answered", "failed", "deadline", "done", "priority", "why")
     ]
+    database = f"sqlite:///{tmp_path}/home/batchyard.db"
+    assert ended.stderr == (
+        f"batchyard: There are no unfinished batches in {database}. "
+        "--all also lists those that have ended.\n"
+    )
+    assert alone("list", "--all").stderr == f"batchyard: There are no batches in {database}.\n"
+
+
+def test_the_list_says_why_a_batch_failed(alone: Run) -> None:
+    errors = [BatchError("invalid_json_line", "Not JSON.", line=3), BatchError("a", "b")]
+
+    async def work(store: Store) -> None:
+        batch = await store.batches.create(new_batch())
+        await store.batches.fail(batch.id, errors)
+
+    with_store(work)
+    _, line = alone("list", "--all").stdout.splitlines()
+    assert line.endswith("line 3: invalid_json_line: Not JSON. (and 1 more)")
+
+
+def test_the_list_says_why_a_batch_waits(alone: Run) -> None:
+    async def work(store: Store) -> None:
+        batch = await begun_batch(store)
+        await store.batch_schedule.record_waits({batch.model or "": "No runner has room."})
+
+    with_store(work)
+    _, line = alone("list").stdout.splitlines()
+    assert line.endswith("No runner has room.")
 
 
 def test_a_batch_is_a_line_of_plain_aligned_text_in_a_pipe(alone: Run) -> None:
@@ -116,7 +148,7 @@ def test_with_json_each_line_is_an_object_as_show_prints_it(alone: Run) -> None:
     batch_id = begun(tenant="search")
     ended = alone("list", "--json", "--tenant", "search")
     (line,) = ended.stdout.splitlines()
-    assert json.loads(line) == json.loads(alone("show", batch_id).stdout)
+    assert json.loads(line) == json.loads(alone("show", batch_id, "--json").stdout)
     assert len(alone("list", "--json").stdout.splitlines()) == 2
 
 
@@ -141,10 +173,96 @@ def test_a_model_cannot_write_to_the_terminal(alone: Run) -> None:
 # -- show ----------------------------------------------------------------------------------------
 
 
+def test_a_batch_in_progress_is_shown_in_a_few_lines(alone: Run) -> None:
+    async def work(store: Store) -> BatchRecord:
+        batch = await begun_batch(store, chunks=200, metadata={"team": "search"}, priority=7)
+        (lease,) = await store.chunks.claim(model=batch.model or "", owner="me", lease_seconds=60)
+        await store.chunks.record_progress(lease, completed=8, failed=1, usage=BatchUsage())
+        await store.batch_schedule.record_forecast({batch.id: batch.expires_at + 600})
+        await store.batch_schedule.record_waits({batch.model or "": "No runner has room."})
+        return batch
+
+    batch = with_store(work)
+    head, *lines = alone("show", batch.id).stdout.splitlines()
+    assert head == f"{batch.id} is in_progress, waiting."
+    found = {line[2:11].strip(): line[12:] for line in lines}
+    assert found.pop("created").endswith(" s ago")
+    assert found.pop("done").endswith(", by forecast: after its window")
+    assert found.pop("window").startswith("24h, ends in ")
+    assert found == {
+        "model": "qwen",
+        "endpoint": "/v1/chat/completions",
+        "tenant": "default, priority 7",
+        "metadata": "team=search",
+        "requests": "8 succeeded, 1 failed, 1,991 left",
+        "waits": "No runner has room.",
+    }
+
+
+def test_a_batch_that_has_ended_is_shown_with_its_counts_and_its_end(alone: Run) -> None:
+    batch_id = completed()
+    shown = alone("show", batch_id).stdout
+    assert shown.startswith(f"{batch_id} is completed.\n")
+    assert "  requests  10 succeeded, 0 failed, 10 in all\n" in shown
+    assert "  ended     20" in shown
+
+
+def test_what_clients_write_cannot_write_to_the_terminal(alone: Run) -> None:
+    batch_id = begun(model="a\x1b[2J", metadata={"a": "\x1b[2J"})
+    assert "\x1b" not in alone("show", batch_id).stdout
+
+
+# -- watch ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_watched_until_it_has_ended(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its progress goes to standard error, and how it ended to standard output."""
+    monkeypatch.setattr(intervals, "LOOK_SECONDS", 0.05)
+    batch_id = begun()
+
+    async def end(store: Store) -> None:
+        await store.batches.advance(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        await finish(store, batch_id, BatchStatus.COMPLETED, counts=RequestCounts(10, 10))
+
+    later = threading.Timer(0.5, lambda: with_store(end))
+    later.start()
+    ended = alone("watch", batch_id)
+    later.join()
+    assert ended.status == 0
+    assert ended.stderr.startswith("Running requests: 0/10")
+    assert ended.stdout.startswith(f"{batch_id} is completed.\n")
+
+
+def test_watching_ends_with_1_if_the_batch_is_not_completed(alone: Run) -> None:
+    async def work(store: Store) -> BatchRecord:
+        batch = await store.batches.create(new_batch())
+        return await store.batches.fail(batch.id, [BatchError("empty_file", "No lines.")])
+
+    batch = with_store(work)
+    ended = alone("watch", batch.id)
+    assert (ended.status, ended.stderr) == (1, "")
+    assert "empty_file: No lines." in ended.stdout
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_batch(
+    alone: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = begun()
+    later = threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT))
+    later.start()
+    ended = alone("watch", batch_id)
+    later.join()
+    assert ended.status == 130
+    assert ended.stderr.endswith(
+        f"batchyard: The batch continues. To see it again: batchyard watch {batch_id}\n"
+    )
+    assert listed(alone("list")) == [batch_id]
+
+
 def test_what_is_not_openais_is_under_a_key_of_its_own(alone: Run) -> None:
     """The 22 keys of the Batch object, and one more at the end."""
     batch_id = begun(tenant="search", priority=-2, retry_of="batch_0")
-    shown = json.loads(alone("show", batch_id).stdout)
+    shown = json.loads(alone("show", batch_id, "--json").stdout)
     assert len(shown) == 23
     assert list(shown)[-1] == "batchyard"
     assert shown["batchyard"] == {
@@ -242,7 +360,9 @@ def test_a_batch_that_has_ended_cannot_be_steered(alone: Run, words: list[str]) 
     assert ended.stderr == f"batchyard: {batch_id} is completed: nothing is left to run of it.\n"
 
 
-@pytest.mark.parametrize("command", ["show", "cancel", "pause", "unpause", "priority", "retry"])
+@pytest.mark.parametrize(
+    "command", ["show", "watch", "cancel", "pause", "unpause", "priority", "retry"]
+)
 def test_a_batch_that_does_not_exist_is_one_clear_line(
     alone: Run, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

@@ -1,0 +1,96 @@
+"""``batchyard watch``: follow a batch until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from batchyard import intervals
+from batchyard.cli import options
+from batchyard.cli.offline import offline_services
+from batchyard.cli.progress import ProgressDisplay
+from batchyard.cli.say import say
+from batchyard.cli.summary import summarise
+from batchyard.errors import StoreUnavailable
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.services.services import Progress
+from batchyard.time_words import relative
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+_PHASES = {
+    BatchStatus.VALIDATING: "validating",
+    BatchStatus.IN_PROGRESS: "running",
+    BatchStatus.FINALIZING: "publishing",
+    BatchStatus.CANCELLING: "cancelling",
+}
+_INTERRUPTED = 130
+
+
+def watch(batch_id: Annotated[str, options.BATCH]) -> None:
+    """Show the progress of a batch until it has ended, and then how it ended.
+
+    The exit status is 0 if the batch is completed, else 1. Ctrl-C ends only the command: the batch
+    continues.
+    """
+    try:
+        ended = asyncio.run(_watch(batch_id))
+    except KeyboardInterrupt:
+        say(
+            f"batchyard: The batch continues. To see it again: batchyard watch {batch_id}", err=True
+        )
+        sys.exit(_INTERRUPTED)
+    sys.exit(0 if ended is BatchStatus.COMPLETED else 1)
+
+
+async def _watch(batch_id: str) -> BatchStatus:
+    async with offline_services() as services:
+        return await follow(services, batch_id)
+
+
+async def follow(services: Services, batch_id: str) -> BatchStatus:
+    """Show the progress on standard error, and at the end the summary on standard output.
+
+    Raises :class:`~batchyard.errors.RecordNotFound`.
+    """
+    batch, now = await _look(services, batch_id)
+    if batch.status not in TERMINAL:
+        with ProgressDisplay() as display:
+            while batch.status not in TERMINAL:
+                display(_progress(batch, now))
+                await asyncio.sleep(intervals.LOOK_SECONDS)
+                # While the database is away, nothing new is known, and the batch is what counts.
+                with contextlib.suppress(StoreUnavailable):
+                    batch, now = await _look(services, batch_id)
+            if batch.status is not BatchStatus.COMPLETED:
+                display.fail()
+    say(await summarise(services, batch))
+    return batch.status
+
+
+async def _look(services: Services, batch_id: str) -> tuple[BatchRecord, float]:
+    return await services.store.batches.get(batch_id), await services.store.database.now()
+
+
+def _progress(batch: BatchRecord, now: float) -> Progress:
+    counts = batch.counts
+    phase = _PHASES[batch.status]
+    if batch.status is not BatchStatus.IN_PROGRESS:
+        return Progress(batch.id, phase)
+    done = counts.completed + counts.failed
+    return Progress(batch.id, phase, done, counts.total, _message(batch, now))
+
+
+def _message(batch: BatchRecord, now: float) -> str:
+    """Why it stands still or, if it does not, when it will probably be done."""
+    if batch.paused_at is not None:
+        return "paused"
+    if batch.wait_reason is not None:
+        return f"waits: {batch.wait_reason}"
+    if batch.eta_at is not None:
+        return f"done {relative(max(0.0, batch.eta_at - now))}"
+    return ""
