@@ -108,6 +108,7 @@ def run(
     elif input_file is None or output_file is None:
         raise typer.BadParameter("Give an input file and an output file.", param_hint="-i and -o")
     else:
+        check_is_there(input_file)
         what = BatchRequest(
             input=input_file,
             output=output_file,
@@ -124,6 +125,12 @@ def run(
     settings = read_settings(runners="inline", cache_shared_by="all")
     choice.make(settings, "")  # what is wrong with it shows before anything is read
     sys.exit(run_stoppable(lambda: _run(settings, choice, own_prefect, what)))
+
+
+def check_is_there(place: Location) -> None:
+    """Refuse a path without a file, before a Prefect server is started for it."""
+    if isinstance(place, LocalFile) and not place.path.exists():
+        raise RequestRefused(f"{place} does not exist", param="input_file", code="object_not_found")
 
 
 def errors_beside(output: Location) -> Location | None:

@@ -9,6 +9,7 @@ this process.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -89,6 +90,7 @@ async def main() -> int:
                     if ending.status:
                         display.fail()
             print(ending.text)
+            print(f"  an answer {first_answer(RESULTS / f'{name}.jsonl')}")
             status |= ending.status
     finally:
         await chat.close()
@@ -96,6 +98,16 @@ async def main() -> int:
     home = os.environ["PREFECT_HOME"]
     print(f"\nTo see the flow runs: PREFECT_HOME={home} .venv/bin/prefect server start")
     return status
+
+
+def first_answer(results: Path) -> str:
+    """What the model said to the first request: random words, as its weights are random."""
+    line = json.loads(results.read_text().splitlines()[0])
+    body = line["response"]["body"]
+    if "choices" in body:
+        return f"{line['custom_id']}: {body['choices'][0]['message']['content'][:60]!r}"
+    vector = body["data"][0]["embedding"]
+    return f"{line['custom_id']}: {len(vector)} numbers, the first {vector[0]:.4f}"
 
 
 if __name__ == "__main__":

@@ -65,11 +65,12 @@ def assert_failed(here: Run) -> Callable[[Ended, str, str], None]:
 # -- the input -----------------------------------------------------------------------------------
 
 
-def test_a_missing_file(terminal: Terminal, run: Run, assert_failed: Check) -> None:
-    """The message has the whole path."""
+def test_a_missing_file(terminal: Terminal, run: Run, here: Run) -> None:
+    """The message has the whole path. No batch is made for it, and no Prefect server started."""
     ended = run("-i", "nothing.jsonl")
     path = terminal.folder / "nothing.jsonl"
-    assert_failed(ended, "object_not_found", f"{path} does not exist")
+    assert (ended.status, ended.stderr) == (1, f"batchyard: {path} does not exist\n")
+    assert "batch_" not in here("list", "--all").stdout
 
 
 def test_a_folder(terminal: Terminal, run: Run, assert_failed: Check) -> None:
