@@ -60,9 +60,13 @@ class LimitSettings(_Part):
     """The limits of one input file; see :class:`batchyard.lines.Limits`."""
 
     max_requests: int = Field(default=Limits().max_requests, ge=1)
+    """How many requests one input file may have."""
     max_bytes: int = Field(default=Limits().max_bytes, ge=1)
+    """How many bytes one input file may have."""
     max_line_bytes: int = Field(default=Limits().max_line_bytes, ge=1)
+    """How many bytes one line may have."""
     max_embedding_inputs: int = Field(default=Limits().max_embedding_inputs, ge=1)
+    """How many texts all embedding requests of one file may have together."""
 
     def to_limits(self) -> Limits:
         """The limits as the validator takes them."""
@@ -124,8 +128,11 @@ class QuotaSettings(_Part):
     """The quotas of a tenant that has none of its own; unset: no limit."""
 
     active_batches: int | None = Field(default=None, ge=0)
+    """How many batches of a tenant may be active at a time."""
     enqueued_requests: int | None = Field(default=None, ge=0)
+    """How many unanswered requests all active batches of a tenant may have together."""
     enqueued_tokens: int | None = Field(default=None, ge=0)
+    """How many tokens, by an estimate, these requests may need together."""
     batches_per_hour: int | None = Field(default=2000, ge=0)
     """How many batches a tenant may create over the HTTP API in any hour; None: no limit."""
 
@@ -134,12 +141,16 @@ class SmtpSettings(_Part):
     """The mail server that sends the e-mails; without ``host`` no e-mail is sent."""
 
     host: str | None = None
+    """The mail server's host name; unset: no e-mail is sent."""
     port: int = Field(default=587, ge=1, le=65_535)
+    """The mail server's port."""
     security: Literal["starttls", "tls", "none"] = "starttls"
     """``starttls``: encrypt the connection, or send nothing; ``tls``: for servers that use TLS from
     the start, usually on port 465; ``none``: for a server on this machine."""
     username: str | None = None
+    """The user name, if the mail server requires a login."""
     password: SecretStr | None = None
+    """The password for ``username``."""
     sender: str | None = None
     """The address that e-mails come from; unset: ``batchyard@`` and this machine's name."""
 

@@ -13,7 +13,16 @@ import pytest
 from batchyard import lifecycle
 
 ROOT = Path(__file__).resolve().parent.parent
-OUR_FOLDERS = ("batchyard", "blocks", "tasks", "flows", "infra", "requirements", "benchmarks")
+OUR_FOLDERS = (
+    "batchyard",
+    "blocks",
+    "tasks",
+    "flows",
+    "infra",
+    "requirements",
+    "benchmarks",
+    "reference",
+)
 BUCKET_NAMES = {"common", "helper", "helpers", "misc", "models", "types", "util", "utils"}
 TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 

@@ -243,7 +243,7 @@ class Window:
             self._crashes_without_answer += 1
             if self._crashes_without_answer >= _CRASHES_WITHOUT_ANSWER:
                 raise
-            logger.warning("engine lost, starting it again: %s", describe(error))
+            logger.warning("engine.lost it is started again: %s", describe(error))
             return False
         finally:
             self._is_streaming = False

@@ -485,7 +485,7 @@ async def test_an_engine_that_freezes_is_started_again(caplog: pytest.LogCapture
     assert {result.outcome for result in a.results.values()} == {Outcome.OUTPUT}
     assert engine.starts == 2
     warnings = [record.getMessage() for record in caplog.records]
-    assert warnings == ["engine lost, starting it again: it hangs: no progress in 0.24 s"]
+    assert warnings == ["engine.lost it is started again: it hangs: no progress in 0.24 s"]
 
 
 async def test_an_engine_that_is_kept_warm_is_started_again_too() -> None:

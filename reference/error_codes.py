@@ -1,0 +1,445 @@
+"""What each error code means, and what to do: the only home of both.
+
+A test compares the codes with those of the product.
+
+A code is listed where it can occur: in lines of error files, in the errors of a batch, in answers
+of the API, in refusals of commands.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Code(NamedTuple):
+    """One row. ``status`` is that of the API's answer, where there is one."""
+
+    code: str
+    meaning: str
+    remedy: str
+    status: str = ""
+
+
+LINES: Final = (
+    Code(
+        "batch_expired",
+        "The completion window ended before this request ran.",
+        "`batchyard retry BATCH --completion-window 48h`, or create the next batch with a longer "
+        "window. `batchyard estimate` says how long a file takes.",
+    ),
+    Code(
+        "batch_cancelled",
+        "The batch was cancelled before this request ran.",
+        "`batchyard retry BATCH` runs what is missing.",
+    ),
+    Code(
+        "batch_failed",
+        "The batch failed before this request ran.",
+        "Read the batch's own errors, correct the cause, then `batchyard retry BATCH`.",
+    ),
+    Code(
+        "request_timeout",
+        "The engine took longer for this request than `BATCHYARD_REQUEST_TIMEOUT_SECONDS`.",
+        "Lower `max_tokens`, or raise the setting for the GPU workers.",
+    ),
+    Code(
+        "engine_crash",
+        "The engine crashed twice while it ran only this request.",
+        "Read the engine's log (`logs/engine-NAME.log` in `BATCHYARD_HOME`) for the cause, and "
+        "leave the request out or change it. Repeating it as it is crashes the engine again.",
+    ),
+    Code(
+        "server_error",
+        "No connection to the engine lasted until the answer, or Batchyard could not process "
+        "this line.",
+        "`batchyard retry BATCH`. If it happens again, the log of the `run-chunks` flow run has "
+        "the reason.",
+    ),
+    Code(
+        "file_url_unavailable",
+        "The file that the line names as `file_url` could not be fetched or read.",
+        "The message says why. Correct the URL, or put the file into the body as a `data:` URL.",
+    ),
+    Code(
+        "endpoint_not_served",
+        "A 404 in `response`: the engine does not serve the line's `url`.",
+        "The message lists the endpoints that the engine serves. Use one of them, or a model that "
+        "has the endpoint.",
+    ),
+    Code(
+        "answer_too_long",
+        "A 502 in `response`: a remote server's answer was longer than 256 MiB.",
+        "Ask for less in one request, for example fewer embeddings.",
+    ),
+)
+
+INPUT: Final = (
+    Code(
+        "invalid_json_line",
+        "The line is not one JSON object in UTF-8.",
+        "Write each request as one line, with a JSON library.",
+    ),
+    Code(
+        "line_too_long",
+        "The line has more bytes than `BATCHYARD_LIMITS__MAX_LINE_BYTES`.",
+        "Put media behind URLs, or ask the operator to raise the limit.",
+    ),
+    Code(
+        "invalid_request",
+        "The line or its body is not an object, or a field is missing or has the wrong type.",
+        "`param` names the field. [The endpoints](../input-format.md#endpoints) says what each "
+        "body needs. With `param` `file_id`, the input file has expired or was deleted: upload "
+        "it again.",
+    ),
+    Code(
+        "missing_required_parameter",
+        "The line has no `custom_id`, `method`, `url` or `body`.",
+        "Add the key that `param` names.",
+    ),
+    Code(
+        "invalid_custom_id",
+        "The `custom_id` has more than 512 characters, or a NUL.",
+        "Shorten it.",
+    ),
+    Code(
+        "duplicate_custom_id",
+        "An earlier line has the same `custom_id`.",
+        "Give each line an id of its own.",
+    ),
+    Code("invalid_method", "`method` is not `POST`.", "Write `POST`."),
+    Code(
+        "invalid_url",
+        "`url` is not the batch's endpoint, or no batch may name it.",
+        "Use [an endpoint that batches may name](../input-format.md#endpoints), the same as that "
+        "of the batch.",
+    ),
+    Code(
+        "model_not_found",
+        "The line names another model than the batch.",
+        "Correct `body.model`, or create the batch without `model`.",
+    ),
+    Code(
+        "mismatched_model",
+        "The line names another model than the first line.",
+        "Make one file for each model.",
+    ),
+    Code(
+        "streaming_unsupported",
+        "`stream` is set.",
+        "Remove `stream`.",
+    ),
+    Code(
+        "unsupported_parameter",
+        "Clients may not set this field, because it affects the engine or other users.",
+        "Remove the field, or ask the operator to allow it with "
+        "`BATCHYARD_BODIES__ALLOWED_FIELDS`.",
+    ),
+    Code(
+        "media_url_refused",
+        "A URL of an image, recording or video leads to a host that the operator has not named.",
+        "Put the media into the body as a `data:` URL, or ask the operator to add the host to "
+        "`BATCHYARD_BODIES__MEDIA_DOMAINS`.",
+    ),
+    Code(
+        "integer_above_max_value",
+        "A number such as `n` or `logprobs` is above its limit or below 0.",
+        "Lower it. [The limits](../input-format.md#what-clients-may-not-send) are settings.",
+    ),
+    Code(
+        "array_above_max_length",
+        "A list such as `stop` or `logit_bias` has too many entries.",
+        "Shorten it. [The limits](../input-format.md#what-clients-may-not-send) are settings.",
+    ),
+    Code(
+        "schema_too_large",
+        "A schema, a grammar or the tools have too many bytes.",
+        "Shorten it. [The limits](../input-format.md#what-clients-may-not-send) are settings.",
+    ),
+    Code(
+        "too_many_embedding_inputs",
+        "The file has more texts to embed than `BATCHYARD_LIMITS__MAX_EMBEDDING_INPUTS`.",
+        "Split the file at this line.",
+    ),
+    Code(
+        "too_many_tasks",
+        "The file has more requests than `BATCHYARD_LIMITS__MAX_REQUESTS`.",
+        "Split the file, or raise the setting.",
+    ),
+    Code("empty_file", "The file has no request.", "Check what was uploaded."),
+    Code(
+        "more_errors",
+        "More lines are bad than are listed; the message says how many.",
+        "Correct what is listed. `batchyard estimate FILE` lists the first thousand.",
+    ),
+)
+
+BATCH: Final = (
+    Code(
+        "object_not_found",
+        "The input is not where the batch says.",
+        "Check the path, key or URL from the machine that the message names.",
+    ),
+    Code(
+        "access_denied",
+        "The input may not be read, or its presigned URL has expired.",
+        "Make a new presigned URL, or correct the [S3 "
+        "credentials](../how-to/configure-engines.md#s3-credentials) or the file's mode.",
+    ),
+    Code(
+        "location_refused",
+        "The URL, path or redirect is one that Batchyard does not follow.",
+        "The message says which rule it breaks. `BATCHYARD_INTERNAL_NETWORKS` opens private "
+        "networks.",
+    ),
+    Code(
+        "object_changed",
+        "The input changed while it was read.",
+        "Submit it again when nobody writes it any more.",
+    ),
+    Code(
+        "file_too_large",
+        "The input has more bytes than `BATCHYARD_LIMITS__MAX_BYTES`.",
+        "Split the file, or raise the setting.",
+    ),
+    Code(
+        "storage_unavailable",
+        "The object store or the input's host did not answer, after all retries.",
+        "Check it with `batchyard doctor`, then submit the batch again or `batchyard retry` it.",
+    ),
+    Code(
+        "storage_error",
+        "The object store, a path or a URL failed in another way.",
+        "The message has the reason; check with `batchyard doctor`.",
+    ),
+    Code(
+        "storage_full",
+        "There is no space left for the input or the results.",
+        "Free space where the message says, then `batchyard retry BATCH`.",
+    ),
+    Code(
+        "model_not_found",
+        "No engine is set up for the model.",
+        "`GET /v1/models` lists the models. The operator adds one to the [file of "
+        "models](../how-to/install.md#prefects-server) and runs `batchyard deploy`.",
+    ),
+    Code(
+        "engine_start_failed",
+        "No machine could start the model's engine.",
+        "The message ends with the engine's own last lines. Correct the model's `options`, then "
+        "`batchyard retry BATCH`.",
+    ),
+    Code(
+        "engine_lost",
+        "The engine crashed again and again, and no line was answered in between.",
+        "Read the engine's log. Often it has too little memory: lower `--max-model-len` or "
+        "`--gpu-memory-utilization`.",
+    ),
+    Code(
+        "engine_error",
+        "The engine failed in another way.",
+        "The message has the reason; the engine's log has more.",
+    ),
+    Code(
+        "token_limit_exceeded",
+        "With this batch the tenant would have more requests or tokens enqueued than its quota.",
+        "Wait until other batches have ended, or ask the operator for a higher [quota]"
+        "(../how-to/operate-batches.md#quotas).",
+    ),
+    Code(
+        "window_unattainable",
+        "By the forecast, the batch cannot be done in its window (`BATCHYARD_ADMISSION=refuse`).",
+        "Create it with a longer `completion_window`, or split it.",
+    ),
+    Code(
+        "store_unavailable",
+        "The database cannot be reached or stays locked.",
+        "Check it with `batchyard doctor`. Batches wait for it; only `batchyard run` ends.",
+    ),
+    Code(
+        "dispatch_failed",
+        "Prefect's API cannot be reached, or refused a call.",
+        "Check `PREFECT_API_URL` and `PREFECT_API_AUTH_STRING` with `batchyard doctor`.",
+    ),
+    Code(
+        "not_found",
+        "A row that the batch needs was deleted.",
+        "Submit the batch again.",
+    ),
+    Code(
+        "server_error",
+        "A defect of Batchyard. Finished lines are kept.",
+        "`batchyard retry BATCH`, and report the message: it says where, without data of the "
+        "batch.",
+    ),
+)
+
+API: Final = (
+    Code(
+        "invalid_api_key",
+        "The key is unknown or revoked. Without any key the answer is a 401 without a code.",
+        "`batchyard keys list` shows the keys, `batchyard keys create` makes one.",
+        "401",
+    ),
+    Code(
+        "missing_required_parameter",
+        "A parameter is missing.",
+        "Send the one that `param` names.",
+        "400",
+    ),
+    Code("unknown_parameter", "There is no such parameter.", "Remove it.", "400"),
+    Code(
+        "invalid_type", "A parameter has the wrong type.", "The message names the right one.", "400"
+    ),
+    Code(
+        "invalid_value",
+        "A parameter has a value that is not possible.",
+        "The message says what is possible.",
+        "400",
+    ),
+    Code(
+        "string_above_max_length",
+        "A text is too long, such as a name, a URL or a metadata value.",
+        "Shorten it; the message has the limit.",
+        "400",
+    ),
+    Code("integer_below_min_value", "A number is too small.", "The message has the limit.", "400"),
+    Code("integer_above_max_value", "A number is too large.", "The message has the limit.", "400"),
+    Code(
+        "object_above_max_properties",
+        "`metadata` has more than 16 pairs.",
+        "Leave some out.",
+        "400",
+    ),
+    Code("empty_file", "The uploaded file has no request.", "Check what is uploaded.", "400"),
+    Code(
+        "invalid_json_line",
+        "The first line of the uploaded file is not JSON.",
+        "Write one JSON object on each line.",
+        "400",
+    ),
+    Code(
+        "invalid_purpose",
+        "`purpose` is not one of OpenAI's. OpenAI sends no code for it, so `code` is null.",
+        "Use `batch` for inputs of batches.",
+        "400",
+    ),
+    Code(
+        "invalid_file_format",
+        "The name of a batch's input does not end with `.jsonl`. `code` is null, as with OpenAI.",
+        "Rename the file.",
+        "400",
+    ),
+    Code(
+        "model_not_found",
+        "Creating a batch: no engine is set up for `model` (400). Reading a model: there is no "
+        "such model (404).",
+        "`GET /v1/models` lists the models.",
+        "400, 404",
+    ),
+    Code(
+        "email_not_configured",
+        "`notify_email` is given, and the server sends no e-mail.",
+        "Leave it out, or have the operator set `BATCHYARD_SMTP__HOST`.",
+        "400",
+    ),
+    Code(
+        "webhook_endpoint_limit_exceeded",
+        "The tenant has as many webhook endpoints as it may have.",
+        "Delete one first.",
+        "400",
+    ),
+    Code(
+        "webhook_endpoint_unreachable",
+        "The sample event did not arrive.",
+        "The message says why: an address that is not public, a certificate, a time-out.",
+        "400",
+    ),
+    Code(
+        "no_such_result",
+        "The batch has no such file, or it is no longer kept.",
+        "Look at `output_file_id` and `error_file_id` of the batch.",
+        "400",
+    ),
+    Code("batch_not_ended", "Results exist when the batch has ended.", "Wait until then.", "409"),
+    Code(
+        "idempotency_conflict",
+        "The `Idempotency-Key` belongs to an earlier request with another body.",
+        "Use a new key for a new request.",
+        "409",
+    ),
+    Code(
+        "file_too_large",
+        "The upload has more bytes than its purpose allows.",
+        "Split the file, or raise `BATCHYARD_LIMITS__MAX_BYTES`.",
+        "413",
+    ),
+    Code(
+        "rate_limit_exceeded",
+        "A quota of the tenant: batches per hour, active batches, enqueued requests or tokens.",
+        "Wait for `Retry-After` seconds, or ask the operator for a higher quota.",
+        "429",
+    ),
+    Code(
+        "window_unattainable",
+        "By the forecast, the batch cannot be done in its window (`BATCHYARD_ADMISSION=refuse`).",
+        "Use a longer `completion_window`, or split the file.",
+        "429",
+    ),
+    Code(
+        "store_unavailable",
+        "The database does not answer.",
+        "The SDKs try again. The operator looks at the API's log and `batchyard doctor api`.",
+        "503",
+    ),
+    Code(
+        "storage_unavailable",
+        "The object store does not answer.",
+        "The same.",
+        "503",
+    ),
+    Code(
+        "storage_full",
+        "The object store has no space left.",
+        "The operator frees space. The SDKs try again after a minute.",
+        "503",
+    ),
+    Code(
+        "dispatch_failed",
+        "Prefect's API does not answer.",
+        "The same as for the database.",
+        "503",
+    ),
+)
+
+COMMANDS: Final = (
+    Code(
+        "batch_limit_exceeded",
+        "The tenant has as many active batches as its quota allows.",
+        "Wait until one has ended, or ask the operator for a higher quota.",
+    ),
+    Code(
+        "invalid_setting",
+        "A setting has no usable value, or there is no setting of that name.",
+        "The sentence names the variable, and a likely name.",
+    ),
+    Code(
+        "batch_not_finished",
+        "`batchyard retry` of a batch that has not ended.",
+        "Wait until it has ended, or cancel it.",
+    ),
+    Code(
+        "batch_not_validated",
+        "`batchyard retry` of a batch whose input was refused or never read.",
+        "Correct the file and submit it as a new batch.",
+    ),
+    Code(
+        "nothing_to_retry",
+        "`batchyard retry` of a batch in which every request was answered.",
+        "Nothing: the results are complete.",
+    ),
+    Code(
+        "file_gone",
+        "`batchyard retry` of a batch whose files have expired or were deleted.",
+        "Submit the requests that are missing as a new batch.",
+    ),
+)
