@@ -21,7 +21,7 @@ MODELS := .models/.made
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick test-slow test-mutations test-containers check bench up lock
-.PHONY: clean clean-containers
+.PHONY: docs clean clean-containers
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -59,11 +59,15 @@ up: setup ## the API, Prefect's server and UI and both workers in the foreground
 bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about twenty minutes
 	.venv/bin/python -m benchmarks
 
+docs: $(INSTALLED) ## write docs/reference anew, and the site of all pages to site/
+	.venv/bin/python -m reference
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet -f infra/site/mkdocs.yml
+
 lock: $(INSTALLED) ## resolve every pinned list anew (CONTRIBUTING.md)
 	.venv/bin/python requirements/lock.py
 
 clean: ## remove environments, tiny models and caches; your batches in .batchyard stay
-	rm -rf .venv .venv-engine .models build dist .hypothesis .*_cache
+	rm -rf .venv .venv-engine .models build dist site .hypothesis .*_cache
 	find . -path ./.containers -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-containers: $(INSTALLED) ## remove the images, volumes and programs of test-containers

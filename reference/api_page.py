@@ -31,8 +31,8 @@ unchanged. There is no route for a single request (`POST /v1/chat/completions`):
 lines of batches.
 
 Every request needs `Authorization: Bearer` and a \
-[key](../how-to/use-the-api.md#keys-and-tenants), and sees only its tenant's objects. Every answer has an \
-`x-request-id`, which is also in the log. An error is \
+[key](../how-to/use-the-api.md#keys-and-tenants), and sees only its tenant's objects. Every \
+answer has an `x-request-id`, which is also in the log. An error is \
 `{"error": {"message", "type", "param", "code"}}`; [Errors](errors.md) lists the codes.
 """
 
