@@ -6,20 +6,20 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.pages import ROOT, block
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.vllm
 def test_the_readmes_example_works_as_written(tmp_path: Path) -> None:
-    """The first block that runs a batch, by bash, in a folder that has what `make setup` makes."""
-    blocks = re.findall(
-        r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    example = next(block for block in blocks if "batchyard run" in block)
+    """By bash, in a folder that has what `make setup` makes."""
+    example = block("README.md", "first-batch")
     for name in (".venv", ".venv-engine", ".models"):
         (tmp_path / name).symlink_to(ROOT / name)
     homes = {"BATCHYARD_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
@@ -39,3 +39,10 @@ def test_the_readmes_example_works_as_written(tmp_path: Path) -> None:
     results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {line["custom_id"] for line in results} == asked
     assert all(line["response"]["status_code"] == 200 for line in results)
+
+
+def test_the_example_of_the_how_to_is_that_of_the_readme() -> None:
+    """Apart from an option that it does not need, and from where the command is."""
+    ours = block("README.md", "first-batch").replace(".venv/bin/", "")
+    ours = ours.replace(" --enforce-eager", "").replace("cat results.jsonl\n", "")
+    assert block("docs/how-to/run-one-batch.md", "run") == ours

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from batchyard.cli import make_app, offline
 from batchyard.errors import OlderTables, OtherTables, StoreUnavailable
+from tests.pages import block, words_of
 from tests.services.prefect import clean_environment, default_interrupt
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ def test_a_database_without_tables_is_refused_until_it_is_migrated(database: Pat
     assert f"Database: sqlite:///{database}\n" in said
     assert "Tables: now revision " in said
     assert batchyard("list").count("\n") == 1
+
+
+def test_the_command_of_the_page(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/how-to/install.md, with another database."""
+    setting, command = block("docs/how-to/install.md", "migrate").splitlines()
+    name, _, url = setting.removeprefix("export ").partition("=")
+    assert url.startswith("postgresql://")
+    monkeypatch.setenv(name, f"sqlite:///{database}")
+    assert "Tables: now revision " in batchyard(*words_of(command))
 
 
 def test_it_may_be_repeated() -> None:

@@ -13,6 +13,7 @@ from batchyard.store import DeliveryKind, RunnerKind
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.contract.store.samples import begun_batch
 from tests.hurry import hurried
+from tests.pages import block, replaced, words_of
 from tests.steps.conftest import Yard, chat_line
 from tests.unit.test_dispatch import SmallPrefect, serving
 
@@ -243,15 +244,15 @@ def test_a_retry_is_a_new_batch_of_the_lines_that_failed(
     here: Run, prefect: SmallPrefect, tmp_path: Path
 ) -> None:
     old = ended_with_failures(tmp_path)
-    ended = here(
-        *("retry", old, "-o", "again.jsonl", "-e", "still.jsonl", "--completion-window", "2h")
-    )
+    command = block("docs/how-to/operate-batches.md", "retry")
+    words = words_of(replaced(command, {"BATCH": old}).strip())
+    ended = here(*words, "--completion-window", "2h")
     assert (ended.status, ended.stderr) == (0, "")
     new = with_store(lambda store: store.batches.get(ended.stdout.strip()))
     assert (new.retry_of, new.completion_window) == (old, "2h")
     locations = with_store(lambda store: store.batches.locations(new.id))
     assert locations.output == str(tmp_path / "again.jsonl")
-    assert locations.error == str(tmp_path / "still.jsonl")
+    assert locations.error == str(tmp_path / "still-failed.jsonl")
     assert custom_ids(new.input_file_id) == ["id-1", "id-3"]
     assert woken(prefect) == 1
 

@@ -17,6 +17,7 @@ from batchyard.settings import Settings
 from batchyard.settings_sources import OTHER_VARIABLES
 from batchyard.store import RunnerKind, open_store, upgrade
 from tests.deploy.tools import ROOT, rendered
+from tests.pages import block
 from tests.services.postgres import postgres_for_session
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-MACHINES = (ROOT / "docs/deploy/several-machines.md").read_text()
-KUBERNETES = (ROOT / "docs/deploy/kubernetes.md").read_text()
+PAGE = "docs/deploy/several-machines.md"
+MACHINES = (ROOT / PAGE).read_text()
+KUBERNETES = "docs/deploy/kubernetes.md"
 CELLS = {"", "same", "own", "deployment"}
 
 # The calls of the S3 client, and the right that each of them needs.
@@ -41,10 +43,6 @@ RIGHTS = {
     "list_objects_v2": "s3:ListBucket",
     "list_multipart_uploads": "s3:ListBucketMultipartUploads",
 }
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^ *```{language}\n(.*?)^ *```", page, re.MULTILINE | re.DOTALL)
 
 
 def test_the_table_of_settings_has_each_of_them_once() -> None:
@@ -64,13 +62,13 @@ def test_the_policy_for_the_bucket_has_every_right_that_is_used_and_no_other() -
     calls |= set(re.findall(r"_client\.([a-z0-9_]+)\(", code)) & RIGHTS.keys()
     other = set(re.findall(r"_client\.([a-z0-9_]+)\(", code)) - RIGHTS.keys()
     assert other == {"close"}
-    policy = json.loads(blocks(MACHINES, "json")[0])
+    policy = json.loads(block(PAGE, "policy"))
     allowed = {action for each in policy["Statement"] for action in each["Action"]}
     assert allowed == {RIGHTS[call] for call in calls}
 
 
 def test_the_lifecycle_rule_deletes_no_object() -> None:
-    (rule,) = json.loads(blocks(MACHINES, "json")[1])["Rules"]
+    (rule,) = json.loads(block(PAGE, "lifecycle"))["Rules"]
     assert rule.keys() == {"ID", "Status", "Filter", "AbortIncompleteMultipartUpload"}
 
 
@@ -98,7 +96,7 @@ async def test_a_user_who_may_not_change_tables_is_enough_for_all_but_migrate(
     request: pytest.FixtureRequest,
 ) -> None:
     """The page's SQL, as the owner of the database runs it."""
-    (sql,) = blocks(MACHINES, "sql")
+    sql = block(PAGE, "roles")
     cluster = postgres_for_session(request)
     url = cluster.url(await cluster.create_database())
     connection = await asyncpg.connect(url)
@@ -126,8 +124,8 @@ async def test_a_user_who_may_not_change_tables_is_enough_for_all_but_migrate(
 def test_the_values_on_the_page_can_be_installed(index: int, tmp_path: Path) -> None:
     """The second block is about the Ingress only, and comes on top of the first."""
     values: dict[str, Any] = {}
-    for block in blocks(KUBERNETES, "yaml")[: index + 1]:
-        values |= yaml.safe_load(block)
+    for name in ("values", "ingress")[: index + 1]:
+        values |= yaml.safe_load(block(KUBERNETES, name))
     path = tmp_path / "values.yaml"
     path.write_text(yaml.safe_dump(values))
     kinds = {each["kind"] for each in rendered(path)}

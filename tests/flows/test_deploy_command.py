@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.pages import block, words_of
 from tests.services.prefect import (
     PrefectServer,
     default_interrupt,
@@ -319,3 +320,19 @@ def test_it_waits_for_a_server_that_is_not_there_yet(server: PrefectServer) -> N
     finally:
         server.start_server()
     server.run("batchyard", "deploy")
+
+
+def test_the_file_of_the_page_is_deployed(server: PrefectServer, tmp_path: Path) -> None:
+    """docs/how-to/run-from-prefect.md: its file of models, written by a shell, and its command."""
+    text = block("docs/how-to/run-from-prefect.md", "models")
+    writing, _, command = text.rpartition("EOF\n")
+    subprocess.run(["bash", "-e", "-c", f"{writing}EOF\n"], cwd=tmp_path, check=True)
+    words = words_of(command)
+    assert words == ["deploy", "models.toml"]
+    server.run("batchyard", "deploy", str(tmp_path / "models.toml"))
+    assert blocks(server)["tiny-chat"] == {
+        "model": "tiny-chat",
+        "weights": f"{tmp_path}/.models/tiny-chat",
+        "options": "--max-model-len 2048",
+        "environment": {},
+    }

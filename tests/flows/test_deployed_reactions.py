@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -18,20 +17,14 @@ from tests.flows.deployed import (  # noqa: F401 - some are fixtures
     running_server,
     until,
 )
-from tests.services.prefect import ROOT
+from tests.pages import block
 
 if TYPE_CHECKING:
     from tests.flows.deployed import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-
-def block(language: str) -> str:
-    """The page's first block of code in this language."""
-    page = (ROOT / "docs" / "how-to" / "react-in-prefect.md").read_text()
-    found = re.search(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert found
-    return found.group(1)
+PAGE = "docs/how-to/react-in-prefect.md"
 
 
 async def seconds_until_told(deployment: Deployment, batch_id: str) -> float:
@@ -50,9 +43,9 @@ async def seconds_until_told(deployment: Deployment, batch_id: str) -> float:
 async def test_an_automation_runs_a_flow_for_each_completed_batch(deployment: Deployment) -> None:
     folder = deployment.folder / "after"
     folder.mkdir()
-    (folder / "after_batch.py").write_text(block("python"))
-    (folder / "prefect.yaml").write_text(block("yaml"))
-    command = deployment.server.command(*block("bash").split())
+    (folder / "after_batch.py").write_text(block(PAGE, "flow"))
+    (folder / "prefect.yaml").write_text(block(PAGE, "deployment"))
+    command = deployment.server.command(*block(PAGE, "deploy").split())
     environment = deployment.server.environment
     deploying = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environment)
     assert await deploying.wait() == 0

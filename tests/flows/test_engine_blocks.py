@@ -15,8 +15,9 @@ from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.vllm import VllmEngine
 from batchyard.errors import ModelNotFound, SettingsError
 from batchyard.settings import Settings, read_settings
-from blocks import RemoteEngineBlock, VllmEngineBlock
+from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
 from flows.worker import engine_from_block
+from tests.pages import block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +97,22 @@ async def test_a_block_with_fields_of_another_version_is_named(settings: Setting
         await client.update_block_document(document_id, changed)
     with pytest.raises(SettingsError, match=r"batchyard-vllm-engine/old .* save it again"):
         await engine_from_block(settings, "old")
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [("vllm", "qwen-qwen3-8b"), ("remote", "qwen-qwen3-8b"), ("s3", "default")],
+)
+def test_the_programs_of_the_page_save_blocks(name: str, saved: str) -> None:
+    """docs/how-to/configure-engines.md: what each gives to Python, and the block that it names."""
+    text = block("docs/how-to/configure-engines.md", name)
+    program, _, rest = text.removeprefix("python - <<'EOF'\n").partition("EOF\n")
+    exec(program, {})  # noqa: S102 - it is the page's
+    kinds = {"vllm": VllmEngineBlock, "remote": RemoteEngineBlock, "s3": S3CredentialsBlock}
+    kind = kinds[name]
+    assert kind.load(saved)
+    if rest:
+        assert rest == f"prefect block inspect {kind.get_block_type_slug()}/{saved}\n"
 
 
 def test_options_that_no_shell_would_take_are_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 from batchyard.errors import SettingsError
 from blocks import RemoteEngineBlock, VllmEngineBlock
 from commands.deploy_file import DeployFile, read_deploy_file
+from tests.pages import block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,14 @@ def read(tmp_path: Path) -> Callable[[str], DeployFile]:
 def test_a_model_with_a_base_url_is_on_a_server_that_runs_already(read) -> None:
     file = read('[[models]]\nmodel = "a"\n[[models]]\nmodel = "b"\nbase_url = "http://h/v1"\n')
     assert [type(each.block) for each in file.models] == [VllmEngineBlock, RemoteEngineBlock]
+
+
+def test_the_file_of_the_page_can_be_read(read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LARGE_API_KEY", "sk-1")
+    monkeypatch.setenv("S3_SECRET", "s3")
+    file = read(block("docs/how-to/install.md", "models"))
+    assert {each.name for each in file.models} == {"qwen-qwen3-8b", "org-large"}
+    assert file.gpu_pools == ["gpu", "remote"]
 
 
 def test_the_usual_pool_needs_no_name(read) -> None:

@@ -15,18 +15,20 @@ import pytest
 import trustme
 
 from tests.contract.engine.conftest import require_vllm
+from tests.pages import block, replaced
 from tests.services.receiver import Receiver, running_receiver
 from tests.services.smtp import MailServer, running_mail_server
 from tests.services.up import Yard, running_yard
-from tests.up.programs import blocks, exported, replaced
+from tests.up.programs import exported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 SMTP_PASSWORD = "canary-smtp-5cf0b6a1e9"
-INPUT = blocks("use-the-api.md", "bash")[0]
-MAIL_SETTINGS, _, INTERNAL_SETTINGS = blocks("receive-webhooks.md", "sh")[-3:]
+INPUT = block("docs/how-to/use-the-api.md", "input")
+MAIL_SETTINGS = block("docs/how-to/receive-webhooks.md", "smtp")
+INTERNAL_SETTINGS = block("docs/how-to/receive-webhooks.md", "internal")
 
 
 @pytest.fixture(scope="package")

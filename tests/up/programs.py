@@ -20,20 +20,6 @@ WAIT_SECONDS = 240.0
 """The first batch waits for the engine, which takes its time where two cores do much else."""
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """The page's blocks of code in this language, in their order."""
-    text = (ROOT / "docs" / "how-to" / page).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
-def replaced(text: str, examples: Mapping[str, str]) -> str:
-    """The text with other ids and addresses. Each of its examples must be there."""
-    for example, ours in examples.items():
-        assert example in text, f"{example} is not in:\n{text}"
-        text = text.replace(example, ours)
-    return text
-
-
 def exported(block: str) -> dict[str, str]:
     """The variables that the block sets."""
     lines = _run(["bash", "-e", "-c", f"{block}\nenv -0"], cwd=ROOT, environment={}).split("\0")

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
+from tests.pages import block, replaced
 from tests.services.node import run_node
 from tests.services.up import ROOT, Yard
 from tests.unit.storage.web_server import Seen, running_web_server
-from tests.up.programs import WAIT_SECONDS, bash, blocks, custom_ids, replaced, run_python, shown
+from tests.up.programs import WAIT_SECONDS, bash, custom_ids, run_python, shown
 
 if TYPE_CHECKING:
     import ssl
@@ -31,12 +32,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.vllm
 
-PAGE = "use-the-api.md"
+PAGE = "docs/how-to/use-the-api.md"
 CUT = "---- the next block ----"
 BUCKET = "https://bucket.example"
 CONFLICT = "Cannot cancel a batch with status 'completed'."
 
-_, UPLOAD, CREATE, RETRIEVE, CONTENT, CANCEL, LIST, DELIVER = blocks(PAGE, "bash")
+UPLOAD, CREATE, RETRIEVE, CONTENT, CANCEL, LIST, DELIVER = (
+    block(PAGE, name)
+    for name in ("upload", "create", "retrieve", "content", "cancel", "list", "deliver")
+)
+PROGRAMS = ("python-run", "python-cancel", "python-bad-lines", "python-urls")
 
 
 @dataclass
@@ -64,7 +69,7 @@ async def bucket(folder: Path, server_tls: ssl.SSLContext) -> AsyncIterator[Buck
 
 async def test_the_python_programs(yard: Yard, folder: Path, bucket: Bucket) -> None:
     """Run, cancel and list, bad input, and an input and an output that are somewhere else."""
-    program = f"\nprint({CUT!r})\n".join(blocks(PAGE, "python"))
+    program = f"\nprint({CUT!r})\n".join(block(PAGE, name) for name in PROGRAMS)
     program = replaced(program, {BUCKET: bucket.url})
     said = await asyncio.to_thread(run_python, program, folder, yard.client_environment())
     ran, cancelled, refused, _ = said.split(f"{CUT}\n")
@@ -88,8 +93,7 @@ async def test_the_python_programs(yard: Yard, folder: Path, bucket: Bucket) -> 
 
 
 def test_the_javascript_program(yard: Yard, folder: Path) -> None:
-    (program,) = blocks(PAGE, "javascript")
-    said = run_node(program, cwd=folder, environment=yard.client_environment())
+    said = run_node(block(PAGE, "javascript"), cwd=folder, environment=yard.client_environment())
     assert said.startswith("completed { total: 2, completed: 2, failed: 0 }\n")
     assert custom_ids(said) == ["request-1", "request-2"]
     assert re.fullmatch(r"batch_\w+ completed", said.splitlines()[-1])
@@ -137,6 +141,58 @@ def test_the_lines_that_up_prints(yard: Yard, client: openai.OpenAI) -> None:
 
 def test_the_models_on_offer(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny-chat"]
+
+
+def test_the_sdk_finds_the_api_by_its_environment(yard: Yard, folder: Path) -> None:
+    """README.md, with our address and key."""
+    setting, command = (line.removeprefix("$ ") for line in commands_of("README.md", "sdk"))
+    assert re.findall(r"(\w+)=", setting) == ["OPENAI_BASE_URL", "OPENAI_API_KEY"]
+    environment = yard.client_environment() | {"PATH": yard.operator_environment()["PATH"]}
+    assert "SyncCursorPage" in bash(command, folder, environment)
+
+
+def test_a_batch_by_prefects_command(yard: Yard, folder: Path) -> None:
+    """docs/how-to/run-from-prefect.md, with another folder than /tmp."""
+    text = block("docs/how-to/run-from-prefect.md", "deployment-run")
+    text = text.replace("/tmp/", f"{folder}/")  # noqa: S108 - the page has it
+    said = bash(text, folder, yard.operator_environment())
+    assert sorted(custom_ids(said)) == ["one", "two"]
+
+
+async def test_a_batch_of_presigned_urls_by_submit(
+    yard: Yard, folder: Path, bucket: Bucket
+) -> None:
+    """docs/how-to/run-from-prefect.md."""
+    environment = yard.operator_environment() | {
+        "PRESIGNED_GET": f"{bucket.url}/requests.jsonl?X-Amz-Signature=abc123",
+        "PRESIGNED_PUT": f"{bucket.url}/results.jsonl?X-Amz-Signature=abc123",
+    }
+    text = block("docs/how-to/run-from-prefect.md", "submit")
+    said = await asyncio.to_thread(bash, text, folder, environment)
+    assert re.fullmatch(r"batch_\w+\n", said)
+    put = await asyncio.wait_for(bucket.delivered, WAIT_SECONDS)
+    assert custom_ids(put.body.decode()) == ["request-1", "request-2"]
+
+
+def test_a_batch_of_a_tenant_with_a_priority(yard: Yard, folder: Path) -> None:
+    """docs/how-to/operate-batches.md, with our model and Prefect server."""
+    (folder / "batchinput.jsonl").rename(folder / "requests.jsonl")
+    environment = yard.operator_environment()
+    text = replaced(
+        block("docs/how-to/operate-batches.md", "submit-with-priority"),
+        {
+            "http://127.0.0.1:4200/api": environment["PREFECT_API_URL"],
+            "~/.batchyard": str(yard.home),
+            "Qwen/Qwen3-8B": "tiny-chat",
+        },
+    )
+    batch_id = bash(text, folder, environment).strip()
+    shown = json.loads(bash(f"batchyard show {batch_id}", folder, environment))
+    assert (shown["batchyard"]["tenant"], shown["batchyard"]["priority"]) == ("search", 5)
+
+
+def commands_of(page: str, name: str) -> list[str]:
+    return block(page, name).splitlines()
 
 
 def make_long(path: Path) -> None:

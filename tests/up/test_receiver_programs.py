@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tests.pages import block, replaced
 from tests.services.node import node_folder
-from tests.up.programs import WAIT_SECONDS, batch_of, blocks, custom_ids, replaced, shown
+from tests.up.programs import WAIT_SECONDS, batch_of, custom_ids, shown
 
 if TYPE_CHECKING:
     import ssl
@@ -32,11 +33,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.vllm
 
-PAGE = "receive-webhooks.md"
-FASTAPI = blocks(PAGE, "python")[2]
-(EXPRESS,) = blocks(PAGE, "javascript")
-CREATE = blocks(PAGE, "bash")[0]
-START_FASTAPI, START_EXPRESS = blocks(PAGE, "sh")[1:3]
+PAGE = "docs/how-to/receive-webhooks.md"
+FASTAPI, START_FASTAPI = block(PAGE, "fastapi"), block(PAGE, "start-fastapi")
+EXPRESS, START_EXPRESS = block(PAGE, "express"), block(PAGE, "start-express")
+CREATE = block(PAGE, "create-by-curl")
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
+from tests.pages import block, replaced
 from tests.services.receiver import running_receiver
 from tests.up.programs import (
     bash,
     batch_of,
-    blocks,
-    replaced,
     run_python,
     shown,
 )
@@ -38,22 +37,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.vllm
 
-PAGE = "receive-webhooks.md"
-CREATE, TRY, _, ONE_BATCH, ROTATE = blocks(PAGE, "python")
-CREATE_BY_CURL, SECRET, DELIVERIES, DELIVERY, REPLAY = blocks(PAGE, "bash")
-(
-    CREATE_BY_COMMAND,
-    _,
-    _,
-    SUBMIT,
-    DELIVERY_COMMANDS,
-    ROTATE_BY_COMMAND,
-    _,
-    EMAIL,
-    _,
-) = blocks(PAGE, "sh")
-(BODY,) = blocks(PAGE, "json")
-(HEADERS,) = blocks(PAGE, "http")
+PAGE = "docs/how-to/receive-webhooks.md"
+CREATE, CREATE_BY_COMMAND = block(PAGE, "create"), block(PAGE, "create-by-command")
+TRY, ONE_BATCH, SECRET = block(PAGE, "try"), block(PAGE, "one-batch"), block(PAGE, "secret")
+DELIVERIES, DELIVERY = block(PAGE, "deliveries"), block(PAGE, "delivery")
+REPLAY, DELIVERY_COMMANDS = block(PAGE, "replay"), block(PAGE, "delivery-commands")
+ROTATE, ROTATE_BY_COMMAND = block(PAGE, "rotate"), block(PAGE, "rotate-by-command")
+SUBMIT, EMAIL = block(PAGE, "submit"), block(PAGE, "email")
+BODY, HEADERS = block(PAGE, "event"), block(PAGE, "headers")
 CLIENT = "from openai import OpenAI\nclient = OpenAI()\n"
 URL = "https://receiver.example:8443/batchyard"
 SECONDS = 240.0
