@@ -72,7 +72,7 @@ install_cpu_torch() {
 check_machine
 case $environment in
 product)
-    announce "product environment: about 550 MB, one minute"
+    announce "product environment: about 900 MB, one minute"
     make_folder
     pip_install -r "$here"/../requirements/dev.txt
     ;;

@@ -46,3 +46,23 @@ def test_the_example_of_the_how_to_is_that_of_the_readme() -> None:
     ours = block("README.md", "first-batch").replace(".venv/bin/", "")
     ours = ours.replace(" --enforce-eager", "").replace("cat results.jsonl\n", "")
     assert block("docs/how-to/run-one-batch.md", "run") == ours
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    """The losing row as well as the winning ones."""
+    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    order = page.partition("<!-- measured plan_gain: begin -->")[2].partition("<!--")[0]
+    rows = re.findall(r"^\| ([\w -]+) \|[^|]+\|[^|]+\| \*\*([\d.]+)×\*\* \|", order, re.MULTILINE)
+    ratios = {name: float(ratio) for name, ratio in rows}
+    nothing_shared = ratios.pop("nothing shared")
+    assert len(ratios) == 3
+    assert f"{min(ratios.values()):.1f}× to {max(ratios.values()):.1f}×" in readme
+    assert f"{nothing_shared:.2f}× on long prompts" in readme
+    overhead = re.search(r"^\| Batchyard \| \d+ \| \*\*([\d.]+)×", page, re.MULTILINE)
+    assert overhead
+    assert f"{overhead[1]}× on short requests" in readme
+    hourly = re.search(r"^\| B6, batches an hour \| ([\d,]+) to ([\d,]+)", page, re.MULTILINE)
+    assert hourly
+    least, most = (int(each.replace(",", "")) // 100 * 100 for each in hourly.groups())
+    assert f"at {least:,} to {most:,} an hour" in readme
