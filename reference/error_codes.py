@@ -194,7 +194,7 @@ BATCH: Final = (
     Code(
         "object_changed",
         "The input changed while it was read.",
-        "Submit it again when nobody writes it any more.",
+        "Submit it again when it is complete.",
     ),
     Code(
         "file_too_large",
