@@ -59,7 +59,7 @@ up: setup ## the API, Prefect's server and UI and both workers in the foreground
 bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about twenty minutes
 	.venv/bin/python -m benchmarks
 
-docs: $(INSTALLED) ## write docs/reference anew, and the site of all pages to site/
+docs: $(INSTALLED) ## the reference pages, from the code, and the site of all pages in site/
 	.venv/bin/python -m reference
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet -f infra/site/mkdocs.yml
 
