@@ -83,7 +83,7 @@ def register(app: typer.Typer) -> None:
 
 def up(
     port: Annotated[
-        int, typer.Option(min=1, max=65535, envvar=PORT_VARIABLE, help="The API's.")
+        int, typer.Option(min=1, max=65535, envvar=PORT_VARIABLE, help="The port of the API.")
     ] = DEFAULT_PORT,
     prefect_port: Annotated[
         int,

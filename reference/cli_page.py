@@ -93,6 +93,8 @@ def _names(shown: str) -> str:
         ("<str>", "TEXT"),
         ("<int>", "N"),
         ("<int range>", "N"),
+        ("<float range>", "NUMBER"),
+        ("N N", "N"),
         ("<path>", "PATH"),
         ("<Path>", "PATH"),
     ):

@@ -82,7 +82,7 @@ INPUT: Final = (
     Code(
         "line_too_long",
         "The line has more bytes than `BATCHYARD_LIMITS__MAX_LINE_BYTES`.",
-        "Put media behind URLs, or ask the operator to raise the limit.",
+        "Make the request smaller, or ask the operator to raise the limit.",
     ),
     Code(
         "invalid_request",
@@ -230,7 +230,7 @@ BATCH: Final = (
     ),
     Code(
         "engine_lost",
-        "The engine crashed again and again, and no line was answered in between.",
+        "The engine crashed, and no machine could keep it running.",
         "Read the engine's log. Often it has too little memory: lower `--max-model-len` or "
         "`--gpu-memory-utilization`.",
     ),

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-        *(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reference"),
+        *(ROOT / "docs").rglob("*.md"),
     ]
 )
 _BLOCK = re.compile(

@@ -48,7 +48,7 @@ def list_keys(
 
 
 @app.command()
-def revoke(key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the key.")]) -> None:
     """Revoke a key, at once and permanently."""
     asyncio.run(_revoke(key_id))
 

@@ -13,13 +13,16 @@ from batchyard.notify.email import check_address
 
 
 def email(
-    address: Annotated[str | None, typer.Argument(metavar="ADDRESS")] = None,
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="ADDRESS", help="The new address. Default: show the present one."),
+    ] = None,
     tenant: Annotated[str, options.TENANT] = "default",
     remove: Annotated[bool, typer.Option("--remove", help="Remove the address.")] = False,
 ) -> None:
     """Set or show the e-mail address of a tenant.
 
-    It is used for batches without an address of their own, and for webhooks that were given up.
+    It is used for batches without an address of their own, and if a webhook has failed for good.
     """
     if address is not None and remove:
         raise typer.BadParameter("Give an address or --remove, not both.", param_hint="ADDRESS")

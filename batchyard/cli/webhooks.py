@@ -82,7 +82,7 @@ def show(endpoint_id: Annotated[str, _ID]) -> None:
 def update(
     endpoint_id: Annotated[str, _ID],
     url: Annotated[str | None, typer.Option(help=_URL)] = None,
-    name: Annotated[str | None, typer.Option(help="For people.")] = None,
+    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
     event: Annotated[
         list[str] | None,
         typer.Option(help="An event type that replaces the earlier ones; may be repeated."),
