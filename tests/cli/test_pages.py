@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.services.services import Services
-    from tests.cli.conftest import Terminal
 
     Run = Callable[..., Ended]
 
@@ -85,18 +84,6 @@ def test_results_go_to_a_place_and_to_standard_output(
     said = run_block(alone, RUN_ONE_BATCH, "results", place)
     assert (tmp_path / "there.jsonl").read_text() == said
     assert json.loads(said)["custom_id"] == "good"
-
-
-def test_a_batch_runs_on_a_server_that_runs_already(
-    here: Run, engine_url: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chats(terminal.folder / "requests.jsonl", 2)
-    text = block(RUN_ONE_BATCH, "engine-url").replace("\\\n", " ")
-    # The key is the one that the stub wants.
-    (line,) = replaced(text, {"http://10.0.0.5:8000/v1": engine_url}).splitlines()
-    assert line.startswith("BATCHYARD_ENGINE_API_KEY=")
-    assert here(*words_of(line)).status == 0
-    assert len(terminal.read("results.jsonl")) == 2
 
 
 def test_the_columns_of_the_list_are_those_of_the_page(alone: Run) -> None:

@@ -20,6 +20,7 @@ from batchyard.engine.stub import Fault, FaultKind
 from blocks import S3CredentialsBlock
 from tests.cli.conftest import Background, Terminal, chat_line
 from tests.cli.screen import drawn
+from tests.pages import block, replaced, words_of
 from tests.services.receiver import running_receiver
 from tests.services.swift import BUCKET
 from tests.unit.storage.web_server import gives, running_web_server
@@ -42,11 +43,14 @@ def ids(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def test_a_local_file_becomes_a_local_file(terminal: Terminal, engine_url: str) -> None:
-    """Results are in input order; what is said goes to standard error; no error file is made."""
-    ended = terminal.batchyard(
-        *("run", "-i", "in.jsonl", "-o", "out.jsonl"),
-        *("--model", "stub-model", "--engine-url", engine_url),
-    )
+    """Results are in input order; what is said goes to standard error; no error file is made.
+
+    The command is that of docs/how-to/run-one-batch.md, and the key is in the environment.
+    """
+    ours = {"requests.jsonl": "in.jsonl", "results.jsonl": "out.jsonl", "\\\n": ""}
+    ours["http://10.0.0.5:8000/v1"] = engine_url
+    command = replaced(block("docs/how-to/run-one-batch.md", "engine-url"), ours)
+    ended = terminal.batchyard(*words_of(command), "--model", "stub-model")
     assert ended.status == 0, ended.stderr
     assert ended.stdout == ""
     assert ids(terminal.read("out.jsonl")) == ALL

@@ -130,10 +130,3 @@ def test_the_values_on_the_page_can_be_installed(index: int, tmp_path: Path) -> 
     path.write_text(yaml.safe_dump(values))
     kinds = {each["kind"] for each in rendered(path)}
     assert ("Ingress" in kinds) is bool(index)
-
-
-@pytest.mark.parametrize("page", ["several-machines.md", "kubernetes.md"])
-def test_every_file_that_a_page_links_to_exists(page: str) -> None:
-    path = ROOT / "docs" / "deploy" / page
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
-        assert (path.parent / target).exists(), target
