@@ -14,6 +14,7 @@ import pytest
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.storage.bucket import S3Credentials
+from batchyard.store.schema import upgrade
 from tests.services.prefect_tables import SESSION
 from tests.services.swift import BUCKET, swift_for_session
 from tests.side_by_side import (  # noqa: F401 - hooks of pytest's
@@ -52,8 +53,26 @@ def _start_processes_quickly() -> None:
 
 
 @pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SQLite with our tables, to be copied: making them takes ten times as long."""
+    path = tmp_path_factory.mktemp("tables") / "batchyard.db"
+    asyncio.run(upgrade(f"sqlite:///{path}", patience_seconds=10))
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def home_with_tables(empty_database: Path, tmp_path: Path) -> Path:
+    """The home of a test, as ``batchyard migrate`` leaves it."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    shutil.copy(empty_database, home)
+    return home
+
+
+@pytest.fixture(scope="session")
 def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home whose database has its tables, to be copied: making them takes ten times as long."""
+    """A home in which services were open, with their key, to be copied as well."""
     home = tmp_path_factory.mktemp("empty") / "home"
     asyncio.run(_make_tables(home))
     return home

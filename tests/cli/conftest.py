@@ -144,7 +144,9 @@ def chat_line(custom_id: str, text: str = "hello", model: str = "stub-model") ->
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, prefect_access: Access, prefect_home: Path) -> Terminal:
+def terminal(
+    tmp_path: Path, home_with_tables: Path, prefect_access: Access, prefect_home: Path
+) -> Terminal:
     """A folder with an ``in.jsonl`` of three chat requests."""
     inherited = {
         name: value
@@ -153,7 +155,7 @@ def terminal(tmp_path: Path, prefect_access: Access, prefect_home: Path) -> Term
     }
     ours = {
         "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{os.environ['PYTHONPATH']}",
-        "BATCHYARD_HOME": str(tmp_path / "home"),
+        "BATCHYARD_HOME": str(home_with_tables),
         "BATCHYARD_ENGINE_API_KEY": API_KEY,
         "PREFECT_HOME": str(prefect_home),
         "PREFECT_API_URL": prefect_access.url,
@@ -182,13 +184,16 @@ def here(
 
 @pytest.fixture
 def alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    home_with_tables: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> Callable[..., Ended]:
     """The command in this process with a home of its own, and no Prefect that it knows of."""
     for name in list(os.environ):
         if name.startswith(("BATCHYARD_", "PREFECT_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("BATCHYARD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BATCHYARD_HOME", str(home_with_tables))
     monkeypatch.chdir(tmp_path)
     return _in_this_process(monkeypatch, capfd)
 

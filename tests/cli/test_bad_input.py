@@ -182,7 +182,6 @@ def test_an_output_that_cannot_work_is_refused_first(
     terminal: Terminal, run: Run, output: str, message: str
 ) -> None:
     """No batch is made."""
-    terminal.home.mkdir()
     ended = run("-i", "in.jsonl", output=output)
     assert ended.status == 1
     assert message in ended.stderr

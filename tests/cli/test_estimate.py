@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +34,12 @@ def write(path: Path, lines: list[dict[str, Any]]) -> bytes:
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     path.write_bytes(content)
     return content
+
+
+@pytest.fixture(autouse=True)
+def no_home(alone: Run, tmp_path: Path) -> None:
+    """Nothing that is asked here needs one."""
+    shutil.rmtree(tmp_path / "home")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,7 @@ def test_a_key_that_nobody_made_cannot_be_revoked(alone: Run) -> None:
 
 
 def test_a_new_home_gets_a_key_for_its_owner_alone(alone: Run, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "home")
     path = with_services(local_key_file)
     assert path == tmp_path / "home" / "api.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

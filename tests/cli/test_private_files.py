@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ def test_a_home_and_a_store_that_existed_before_hide_what_is_put_in(
 ) -> None:
     """As a mounted volume is: database, objects, spool, logs. The results are the user's own."""
     store = terminal.folder / "store"
+    shutil.rmtree(terminal.home)
     for folder in (terminal.home, store):
         folder.mkdir()
         folder.chmod(0o755)

@@ -28,19 +28,20 @@ def lease_seconds() -> float:
 
 
 @pytest.fixture
-async def site(tmp_path: Path, lease_seconds: float) -> AsyncIterator[Site]:
-    async with open_site(tmp_path, lease_seconds=lease_seconds) as opened:
+async def site(home_with_tables: Path, lease_seconds: float) -> AsyncIterator[Site]:
+    async with open_site(home_with_tables.parent, lease_seconds=lease_seconds) as opened:
         yield opened
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def either_site(
-    request: pytest.FixtureRequest, tmp_path: Path, lease_seconds: float
+    request: pytest.FixtureRequest, home_with_tables: Path, lease_seconds: float
 ) -> AsyncIterator[Site]:
     """On SQLite and on PostgreSQL."""
     url = None
     if request.param == "postgres":
         cluster = postgres_for_session(request)
         url = cluster.url(await cluster.create_database())
-    async with open_site(tmp_path, database_url=url, lease_seconds=lease_seconds) as opened:
+    folder = home_with_tables.parent
+    async with open_site(folder, database_url=url, lease_seconds=lease_seconds) as opened:
         yield opened

@@ -37,9 +37,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-async def services(tmp_path: Path, receiver: Receiver) -> AsyncIterator[Services]:
+async def services(home_with_tables: Path, receiver: Receiver) -> AsyncIterator[Services]:
     settings = read_settings(
-        home=tmp_path / "home",
+        home=home_with_tables,
         ca_file=receiver.ca_file,
         internal_networks=[ip_network("127.0.0.0/8")],
     )

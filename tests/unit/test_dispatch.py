@@ -214,8 +214,8 @@ async def api(prefect: SmallPrefect) -> AsyncIterator[PrefectApi]:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_store(f"sqlite:///{tmp_path}/yard.db", migrate=True) as opened:
+async def store(home_with_tables: Path) -> AsyncIterator[Store]:
+    async with open_store(f"sqlite:///{home_with_tables}/batchyard.db") as opened:
         yield opened
 
 

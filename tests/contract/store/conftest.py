@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.store import Store, new_sealing_key, open_store
+from batchyard.store.schema import upgrade
 from tests.services.postgres import PostgresCluster, postgres_for_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="session")
-def migrated_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "template.db"
-    asyncio.run(_migrate(f"sqlite:///{path}"))
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -32,13 +26,13 @@ def postgres(request: pytest.FixtureRequest) -> PostgresCluster:
 def migrated_postgres_database(postgres: PostgresCluster) -> str:
     """One for the session, used by one test at a time and empty at its start."""
     name = asyncio.run(postgres.create_database())
-    asyncio.run(_migrate(postgres.url(name)))
+    asyncio.run(upgrade(postgres.url(name), patience_seconds=10))
     return name
 
 
 @pytest.fixture
-def sqlite_path(migrated_sqlite_file: Path, tmp_path: Path) -> Path:
-    return shutil.copy(migrated_sqlite_file, tmp_path / "batchyard.db")
+def sqlite_path(empty_database: Path, tmp_path: Path) -> Path:
+    return shutil.copy(empty_database, tmp_path / "batchyard.db")
 
 
 @pytest.fixture
@@ -66,8 +60,3 @@ def sealing_key() -> str:
 async def store(database_url: str, sealing_key: str) -> AsyncIterator[Store]:
     async with open_store(database_url, keys=[sealing_key]) as opened:
         yield opened
-
-
-async def _migrate(url: str) -> None:
-    async with open_store(url, migrate=True):
-        pass
