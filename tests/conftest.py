@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import tempfile
@@ -43,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(shared, ignore_errors=True))
         os.environ[SESSION] = shared
     _start_processes_quickly()
+    # Collecting makes a million objects that stay.
+    gc.disable()
+    config.add_cleanup(gc.enable)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Nothing of what is imported now is garbage: do not look at it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 def _start_processes_quickly() -> None:
