@@ -61,6 +61,13 @@ def defined_tests(path: Path) -> list[str]:
     return [node.name for node in nodes if node.name.lower().startswith("test")]
 
 
+def test_a_command_starts_without_what_few_commands_need() -> None:
+    """Together they take longer to import than all the rest; one of them is enough to notice."""
+    code = "import sys, batchyard.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"alembic", "boto3", "fastapi", "numpy", "prefect"} & set(done.stdout.split())
+
+
 def test_imports_point_down() -> None:
     """Every import contract of pyproject.toml is kept."""
     lint_imports = str(Path(sys.executable).with_name("lint-imports"))

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from batchyard.cache import CacheShape
 from batchyard.cli import options
 from batchyard.errors import StoreError
 from batchyard.settings import read_settings
-from batchyard.steps.estimate import Assumptions, Estimate, estimate_file, measured_rate
 from batchyard.storage.location import parse_location
 from batchyard.time_words import duration
 
 if TYPE_CHECKING:
+    from batchyard.steps.estimate import Assumptions, Estimate
     from batchyard.storage.access import Location
     from batchyard.store import RateRecord
 
@@ -49,6 +48,10 @@ def estimate(
 
     Bad lines are listed, and then the exit status is 1.
     """
+    # NumPy takes a tenth of the time in which any command starts; this is the only one to need it.
+    from batchyard.cache import CacheShape  # noqa: PLC0415
+    from batchyard.steps.estimate import Assumptions  # noqa: PLC0415
+
     assumptions = Assumptions(
         model=model,
         endpoint=endpoint,
@@ -70,6 +73,8 @@ async def _estimate(
     location: Location, assumptions: Assumptions
 ) -> tuple[Estimate, RateRecord | None, str | None]:
     """The estimate, the model's rate, and why there is none."""
+    from batchyard.steps.estimate import estimate_file, measured_rate  # noqa: PLC0415 - see above
+
     settings = read_settings()
     found = await estimate_file(settings, location, assumptions)
     if found.model is None:

@@ -16,8 +16,6 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from batchyard.errors import (
@@ -63,6 +61,10 @@ class S3Credentials:
 
     def client(self) -> Any:
         """A boto3 client. Takes a few 100 ms, and seconds where the chain asks the network."""
+        # A tenth of what a command imports, and many have no S3 store.
+        import boto3  # noqa: PLC0415
+        from botocore.config import Config  # noqa: PLC0415
+
         session = boto3.session.Session(
             aws_access_key_id=self.access_key_id or None,
             aws_secret_access_key=self.secret_access_key or None,
