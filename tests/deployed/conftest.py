@@ -1,7 +1,7 @@
 """The deployed product for tests: a Prefect server, a worker on each pool, the documented commands.
 
-A module of tests imports the three fixtures of this one. Each has a server of its
-own, so that what one does to its server is no concern of the other.
+Its modules share the server, and leave it with a worker on each pool. Faults have one of their own,
+as ``pytest -n`` gives them a process of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from prefect.events.worker import EventsWorker
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.engine.stub import StubEngine
@@ -26,7 +28,8 @@ from batchyard.lifecycle import TERMINAL
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.store import BatchLocations, BatchOptions, NewBatch, RunnerKind
-from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT, require_vllm
+from blocks import RemoteEngineBlock, VllmEngineBlock
+from tests.contract.engine.conftest import ENGINE_PYTHON, SMALL_CACHE, TINY_CHAT, require_vllm
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.faults.site import Asked, Site
 from tests.services.prefect import PrefectServer, prefect_for_session
@@ -40,12 +43,8 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 6
 WAIT_SECONDS = 120.0
+_DRAIN_SECONDS = 10.0
 OVER = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-
-
-@pytest.fixture(scope="session", autouse=True, name="_prefect")
-def no_prefect_here() -> None:
-    """No test server in this process, as for the other tests of flows."""
 
 
 @contextlib.contextmanager
@@ -66,10 +65,12 @@ def deployed_in(folder: Path, **more: str) -> Iterator[PrefectServer]:
     }
     with prefect_for_session(folder, environment | more) as running:
         yield running
+    # What has told this server of the blocks that were saved here tells it for as long as it lives.
+    EventsWorker.drain_all(timeout=_DRAIN_SECONDS)
 
 
-@pytest.fixture(scope="module", name="server")
-def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     with deployed_in(tmp_path_factory.mktemp("deployed")) as running:
         yield running
 
@@ -87,9 +88,10 @@ class Deployment:
     async def run(self, *words: str) -> str:
         return await asyncio.to_thread(self.server.run, *words)
 
-    async def save_block(self, name: str, block: str) -> None:
+    async def save_block(self, block: RemoteEngineBlock | VllmEngineBlock) -> None:
         """As docs/how-to/configure-engines.md shows it."""
-        await self.run("python", "-c", f"from blocks import *; {block}.save({name!r})")
+        with temporary_settings({PREFECT_API_URL: self.server.api_url}):
+            await block.save(block.model)
 
     async def serve(self, model: str, **stub: Any) -> StubEngine:
         """A server for ``model`` that is not ours, and its engine block."""
@@ -97,9 +99,13 @@ class Deployment:
         await engine.start()
         url = await self.engines.enter_async_context(serve(engine))
         await self.save_block(
-            model,
-            f"RemoteEngineBlock(model={model!r}, base_url={url!r}, api_key={API_KEY!r}, "
-            f"max_num_seqs={engine.max_num_seqs}, exclusive=True)",
+            RemoteEngineBlock(
+                model=model,
+                base_url=url,
+                api_key=API_KEY,
+                max_num_seqs=engine.max_num_seqs,
+                exclusive=True,
+            )
         )
         return engine
 
@@ -108,9 +114,9 @@ class Deployment:
         require_vllm()
         options = f"--enforce-eager --max-model-len 2048 {options}".strip()
         await self.save_block(
-            model,
-            f"VllmEngineBlock(model={model!r}, weights={str(TINY_CHAT)!r}, options={options!r}, "
-            "environment={'VLLM_CPU_KVCACHE_SPACE': '1'})",
+            VllmEngineBlock(
+                model=model, weights=str(TINY_CHAT), options=options, environment=SMALL_CACHE
+            )
         )
 
     def input(
@@ -277,8 +283,8 @@ def ids_in(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
-@pytest_asyncio.fixture(loop_scope="module", name="deployment")
-async def new_deployment(server: PrefectServer, tmp_path: Path) -> AsyncIterator[Deployment]:
+@pytest_asyncio.fixture(loop_scope="module")
+async def deployment(server: PrefectServer, tmp_path: Path) -> AsyncIterator[Deployment]:
     async def nothing(*_: object) -> Any:
         raise AssertionError("the test runs no batch itself")
 

@@ -48,11 +48,6 @@ secret_access_key = { variable = "S3_SECRET" }
 LISTS = ("work_pools", "deployments", "block_types", "block_schemas", "block_documents")
 
 
-@pytest.fixture(scope="session", autouse=True, name="_prefect")
-def no_prefect_here() -> None:
-    """No test server in this process, as for the other tests of flows."""
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("deploy")

@@ -13,17 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.flows.deployed import (  # noqa: F401 - some are fixtures
-    ids_in,
-    new_deployment,
-    no_prefect_here,
-    running_server,
-    until,
-)
+from tests.deployed.conftest import ids_in, until
 from tests.services.prefect import engine_processes
 
 if TYPE_CHECKING:
-    from tests.flows.deployed import Deployment
+    from tests.deployed.conftest import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -15,16 +15,10 @@ import pytest
 from batchyard.lifecycle import BatchStatus
 from batchyard.run_states import STOPPED
 from batchyard.store import RunnerKind
-from tests.flows.deployed import (  # noqa: F401 - some are fixtures
-    executed_again,
-    new_deployment,
-    no_prefect_here,
-    running_server,
-    until,
-)
+from tests.deployed.conftest import executed_again, until
 
 if TYPE_CHECKING:
-    from tests.flows.deployed import Deployment
+    from tests.deployed.conftest import Deployment
     from tests.services.prefect import PrefectServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

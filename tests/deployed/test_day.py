@@ -16,19 +16,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.lifecycle import BatchStatus
-from tests.flows.deployed import (  # noqa: F401 - some are fixtures
-    deployed_in,
-    new_deployment,
-    no_prefect_here,
-    until,
-)
+from tests.deployed.conftest import deployed_in, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from batchyard.store import BatchRecord
-    from tests.flows.deployed import Deployment
+    from tests.deployed.conftest import Deployment
     from tests.services.prefect import PrefectServer
 
 pytestmark = [

@@ -7,20 +7,17 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from batchyard.batch_error import BatchError
 from batchyard.store import DeliveryStatus, NewBatch, RunnerKind
-from tests.flows.deployed import (  # noqa: F401 - some are fixtures
-    LEASE_SECONDS,
-    new_deployment,
-    no_prefect_here,
-    running_server,
-    until,
-)
+from tests.deployed.conftest import LEASE_SECONDS, until
 from tests.pages import block
 
 if TYPE_CHECKING:
-    from tests.flows.deployed import Deployment
+    from collections.abc import AsyncIterator
+
+    from tests.deployed.conftest import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -40,6 +37,18 @@ async def seconds_until_told(deployment: Deployment, batch_id: str) -> float:
     return round((received - occurred).total_seconds(), 2)
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def forgotten_automations(deployment: Deployment) -> AsyncIterator[None]:
+    """What is made for one test runs no flows for the batches of later ones."""
+    yield
+    async with deployment.api.post("/api/automations/filter", json={}) as response:
+        found = await response.json()
+    for each in found:
+        async with deployment.api.delete(f"/api/automations/{each['id']}") as response:
+            assert response.ok
+
+
+@pytest.mark.usefixtures("forgotten_automations")
 async def test_an_automation_runs_a_flow_for_each_completed_batch(deployment: Deployment) -> None:
     folder = deployment.folder / "after"
     folder.mkdir()

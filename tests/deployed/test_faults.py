@@ -16,14 +16,7 @@ import pytest
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import RunnerKind
-from tests.flows.deployed import (  # noqa: F401 - some are fixtures
-    LEASE_SECONDS,
-    executed_again,
-    new_deployment,
-    no_prefect_here,
-    running_server,
-    until,
-)
+from tests.deployed.conftest import LEASE_SECONDS, executed_again, until
 from tests.services.prefect import engine_processes
 
 if TYPE_CHECKING:
@@ -32,7 +25,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.stub import StubEngine
     from batchyard.store import BatchRecord
-    from tests.flows.deployed import Deployment
+    from tests.deployed.conftest import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
