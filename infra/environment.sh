@@ -86,7 +86,7 @@ engine-cpu)
     make_folder
     install_cpu_torch
     pip_install -r "$here"/engine/requirements-cpu.txt
-    cp "$here"/engine/sleep_between_steps-cpu.pth "$folder"/lib/python3*/site-packages/
+    cp "$here"/engine/*-cpu.pth "$folder"/lib/python3*/site-packages/
     ;;
 engine-cuda)
     announce "engine environment, CUDA: about 10 GB, several minutes"
