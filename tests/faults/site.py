@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.faults.nursery import Actor, Nursery
 
 MODEL = "stub-model"
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.05
 _UNFINISHED_CODES = {
     BatchStatus.CANCELLED: "batch_cancelled",
     BatchStatus.EXPIRED: "batch_expired",
