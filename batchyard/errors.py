@@ -19,6 +19,8 @@
     │   ├── IdempotencyConflict       the key was used for another request
     │   ├── OtherTables               the tables are another version's
     │   │   └── OlderTables           they are not migrated yet
+    │   ├── TablesInUse               processes are at work that could not use the new tables
+    │   ├── OtherState                the object store was used with a newer, or another, database
     │   ├── LeaseLost                 this epoch no longer owns the batch, chunk or delivery
     │   └── StoreUnavailable          *retriable*
     ├── StorageError                  the bytes
@@ -156,6 +158,17 @@ class OtherTables(StoreError):
 
 class OlderTables(OtherTables):
     """The database has no tables, or an older version's: `batchyard migrate` makes ours."""
+
+
+class TablesInUse(StoreError):
+    """Processes are at work that could not use the tables after the migration."""
+
+
+class OtherState(StoreError):
+    """The object store was used with a newer state of this database, or with another one.
+
+    Then the database does not know what may be deleted.
+    """
 
 
 class LeaseLost(StoreError):

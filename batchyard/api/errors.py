@@ -17,6 +17,7 @@ from batchyard.errors import (
     BatchLimitExceeded,
     BatchyardError,
     ObjectTooLarge,
+    OtherTables,
     QuotaExceeded,
     RecordNotFound,
     RequestRefused,
@@ -138,7 +139,7 @@ def as_api_error(error: BatchyardError) -> ApiError:
             return ApiError(409, "Somebody else changed this at the same time; look at it again.")
         case ObjectTooLarge():
             return ApiError(413, str(error), param="file", code=error.code)
-        case StorageFull():
+        case StorageFull() | OtherTables():
             return _unavailable(error, FULL_RETRY_AFTER_SECONDS)
         case _ if error.is_retriable:
             return _unavailable(error, RETRY_AFTER_SECONDS)

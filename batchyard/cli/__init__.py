@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 import batchyard
-from batchyard.cli import deliveries, keys, sealing_keys, webhooks
+from batchyard.cli import deliveries, keys, sealing_keys, storage, webhooks
 from batchyard.cli.cancel import cancel
 from batchyard.cli.deliver import deliver
 from batchyard.cli.doctor import doctor
@@ -72,6 +72,7 @@ def make_app() -> typer.Typer:
     app.command()(deliver)
     app.command()(email)
     app.add_typer(sealing_keys.app, name="secrets")
+    app.add_typer(storage.app, name="storage")
     app.command()(serve)
     app.command()(migrate)
     app.command()(doctor)

@@ -25,6 +25,7 @@ from batchyard.services.connections import connections
 from batchyard.services.engine_python import engine_python
 from batchyard.services.services import open_services
 from batchyard.services.shared_database import check_shared_database
+from batchyard.services.storage_mark import check_mark
 from batchyard.settings import read_settings
 
 if TYPE_CHECKING:
@@ -178,7 +179,9 @@ async def _services(settings: Settings, role: Role) -> AsyncIterator[Finding]:
         async with open_services(settings) as services:
             yield _ok("database", f"{what['Database']}, {_since(began)}")
             yield _key(settings)
-            yield await _storage(services, what["Storage"])
+            yield (found := await _storage(services, what["Storage"]))
+            if found.level is Level.OK:
+                yield await _mark(services)
     except WrongSealingKey as error:
         yield _failed("key", str(error))
     except StoreError as error:
@@ -215,6 +218,23 @@ async def _storage(services: Services, where: str) -> Finding:
     if found != content:
         return _failed("storage", f"{where}: what was read is not what was written.")
     return _ok("storage", f"{where}, {_since(began)}")
+
+
+async def _mark(services: Services) -> Finding:
+    """Whether the database is the one that knows what is in the object store."""
+    try:
+        found = await check_mark(services)
+    except BatchyardError as error:
+        return _failed("storage", str(error))
+    ours = await services.store.storage_mark.get()
+    if found is None and ours is not None and ours.number:
+        return Finding(
+            Level.WARNING,
+            "storage",
+            "The database was used with an object store, and this one has no mark of it: is "
+            "BATCHYARD_STORAGE right? If its objects are lost, batches that need them fail.",
+        )
+    return _ok("storage", "is the one that the database knows")
 
 
 async def _prefect(settings: Settings, role: Role) -> AsyncIterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from batchyard.cli.say import say
-from batchyard.errors import StoreUnavailable
+from batchyard.errors import StoreUnavailable, TablesInUse
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 from batchyard.store import PATIENCE_SECONDS, upgrade
@@ -19,28 +19,42 @@ _PAUSE_SECONDS = 1.0
 
 def migrate(
     wait: Annotated[
-        float, typer.Option(min=0, help="How many seconds to wait for the database.")
+        float,
+        typer.Option(
+            min=0, help="How many seconds to wait for the database, and for older processes to end."
+        ),
     ] = 60.0,
+    although_used: Annotated[
+        bool,
+        typer.Option(help="Do not look whether older processes are at work. They stop working."),
+    ] = False,
 ) -> None:
     """Bring the database's tables up to this version, and return when that is done.
 
     It may be repeated, and run by several machines at once. No other command changes the tables of
-    a database that BATCHYARD_DATABASE_URL names.
+    a database that BATCHYARD_DATABASE_URL names. Where older processes could not use the new
+    tables, it waits until they have ended, and then fails.
     """
     settings = read_settings()
     say(f"Database: {connections(settings)['Database']}")
     settings.home_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    revision = asyncio.run(_migrate(settings.database, wait))
+    unused_for = None if although_used else settings.lease_seconds
+    revision = asyncio.run(_migrate(settings.database, wait, unused_for))
     say(f"Tables: now revision {revision}" if revision else "Tables: up to date")
 
 
-async def _migrate(url: str, wait_seconds: float) -> str | None:
-    deadline = time.monotonic() + wait_seconds
+async def _migrate(url: str, wait_seconds: float, unused_for_seconds: float | None) -> str | None:
+    deadline, said = time.monotonic() + wait_seconds, ""
     while True:
         patience = min(PATIENCE_SECONDS, max(1.0, deadline - time.monotonic()))
         try:
-            return await upgrade(url, patience_seconds=patience)
-        except StoreUnavailable:
+            return await upgrade(
+                url, patience_seconds=patience, unused_for_seconds=unused_for_seconds
+            )
+        except (StoreUnavailable, TablesInUse) as error:
             if time.monotonic() >= deadline:
                 raise
+            if isinstance(error, TablesInUse) and said != str(error):
+                said = str(error)
+                say(f"batchyard: {said} Waiting for it.", err=True)
         await asyncio.sleep(_PAUSE_SECONDS)

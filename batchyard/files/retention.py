@@ -7,6 +7,7 @@ between leaves bytes without a row, as do writers that were killed: those are fo
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from batchyard.errors import RecordNotFound
 from batchyard.files.parts import expire_uploads
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
+from batchyard.services.storage_mark import write_mark
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -86,8 +88,11 @@ async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECO
     batch keeps its plan and segments as long after its end. Nor is anything that is older than
     the database's first row: that belongs to another installation in the same place.
 
-    Raises :class:`~batchyard.errors.StorageError`; the next sweep goes on from there.
+    Raises :class:`~batchyard.errors.StorageError`; the next sweep goes on from there. Raises
+    :class:`~batchyard.errors.OtherState`, and deletes nothing, where the object store is ahead of
+    the database, which then does not know what was written since its backup.
     """
+    await write_mark(services)
     unfinished = 0
     for prefix in (FILES, BATCHES, UPLOADS):
         unfinished += await services.storage.remove_unfinished(prefix, older_than_seconds)
@@ -98,6 +103,16 @@ async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECO
             objects += len(found)
             size_bytes += sum(each.size_bytes for each in found)
     return Swept(objects, size_bytes, unfinished)
+
+
+async def count_unknown(services: Services) -> Swept:
+    """What the sweep would delete in time because no row of the database names it."""
+    objects = size_bytes = 0
+    for orphans in (_file_orphans(services, 0), _batch_orphans(services, 0, kept_seconds=math.inf)):
+        async for found in orphans:
+            objects += len(found)
+            size_bytes += sum(each.size_bytes for each in found)
+    return Swept(objects, size_bytes, 0)
 
 
 async def _file_orphans(
@@ -115,15 +130,14 @@ async def _file_orphans(
 
 
 async def _batch_orphans(
-    services: Services, older_than_seconds: float
+    services: Services, older_than_seconds: float, *, kept_seconds: float | None = None
 ) -> AsyncIterator[list[ListedObject]]:
-    """Plans and segments of batches that have ended long enough ago, or are not known."""
+    """Plans and segments of batches that are not known, or have ended ``kept_seconds`` ago."""
+    kept_seconds = older_than_seconds if kept_seconds is None else kept_seconds
     async for page in _old_objects(services, BATCHES, older_than_seconds):
         batch_ids = {batch_id_of(each.key) for each in page}
         over = {
-            batch_id
-            for batch_id in batch_ids
-            if await _is_over(services, batch_id, older_than_seconds)
+            batch_id for batch_id in batch_ids if await _is_over(services, batch_id, kept_seconds)
         }
         yield [each for each in page if batch_id_of(each.key) in over]
 
@@ -155,7 +169,7 @@ async def _old_objects(
         yield page
 
 
-async def _is_over(services: Services, batch_id: str, older_than_seconds: float) -> bool:
+async def _is_over(services: Services, batch_id: str, kept_seconds: float) -> bool:
     try:
         batch = await services.store.batches.get(batch_id)
     except RecordNotFound:
@@ -164,7 +178,7 @@ async def _is_over(services: Services, batch_id: str, older_than_seconds: float)
         return False
     ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
     ended_at = max(end for end in ends if end is not None)
-    return await services.store.database.now() - ended_at >= older_than_seconds
+    return await services.store.database.now() - ended_at >= kept_seconds
 
 
 async def _delete(services: Services, keys: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ class FinishedLines:
     _unrecorded: ChunkTally | None = None
     """What is durable and not yet in the chunk's row."""
     _sequence: int = 0
+    _writer: str = field(default_factory=lambda: secrets.token_hex(4))
 
     def keep(self, ordinal: int, result: ResultLine) -> None:
         """Take the result line of one request; ``ordinal`` is its place in the input, from 0."""
@@ -94,7 +96,7 @@ class FinishedLines:
         entries, self._unflushed, self.unflushed_bytes = self._unflushed, [], 0
         tally = replace(self.tally)
         lease = self.lease
-        key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence)
+        key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence, self._writer)
         self._sequence += 1
         try:
             await put_bytes(self.services.storage, key, entries)

@@ -5,8 +5,9 @@
     files/<file id>                                   inputs
     files/<file id>.<epoch>                           outputs and error files
     batches/<batch id>/plan                           records in the order of execution
-    batches/<batch id>/segments/<chunk>-<epoch>-<n>   finished lines
+    batches/<batch id>/segments/<chunk>-<epoch>-<n>-<writer>   finished lines
     uploads/<upload id>/<part id>                     parts, until their upload has ended
+    database                                          the mark of the database that names all these
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 FILES: Final = "files/"
 BATCHES: Final = "batches/"
 UPLOADS: Final = "uploads/"
+MARK: Final = "database"
 
 
 def file_key(file_id: str) -> str:
@@ -46,9 +48,15 @@ def chunk_prefix(batch_id: str, chunk_index: int) -> str:
     return f"{segments_prefix(batch_id)}{chunk_index:06d}-"
 
 
-def segment_key(batch_id: str, chunk_index: int, epoch: int, sequence: int) -> str:
-    """Keys sort by chunk, then epoch, then age."""
-    return f"{chunk_prefix(batch_id, chunk_index)}{epoch:06d}-{sequence:06d}"
+def segment_key(
+    batch_id: str, chunk_index: int, epoch: int, sequence: int, writer: str = "0"
+) -> str:
+    """Keys sort by chunk, then epoch, then age.
+
+    ``writer`` is random: after the database was restored from a backup an epoch comes again, and
+    what was finished in its first time must not be overwritten.
+    """
+    return f"{chunk_prefix(batch_id, chunk_index)}{epoch:06d}-{sequence:06d}-{writer}"
 
 
 def part_key(upload_id: str, part_id: str) -> str:

@@ -10,7 +10,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from batchyard.errors import AccessDenied, StorageFull, StorageUnavailable, StoreUnavailable
+from batchyard.errors import (
+    AccessDenied,
+    OtherTables,
+    StorageFull,
+    StorageUnavailable,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -19,7 +25,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PASSING: Final = (StoreUnavailable, StorageUnavailable, StorageFull, AccessDenied)
+PASSING: Final = (
+    StoreUnavailable,
+    OtherTables,
+    StorageUnavailable,
+    StorageFull,
+    AccessDenied,
+)
 """These errors concern this machine or all machines, not one chunk or batch."""
 PAUSE_SECONDS: Final = 2.0
 

@@ -33,6 +33,7 @@ from batchyard.store.runner.runners import RunnerKind, RunnerRecord, Runners, Ru
 from batchyard.store.schema import upgrade
 from batchyard.store.sealed import new_sealing_key
 from batchyard.store.sealing_proof import SealingProof
+from batchyard.store.storage_mark import Mark, StorageMark
 from batchyard.store.store import Store, open_store
 from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, NewKey
 from batchyard.store.tenant.idempotency import Idempotency, IdempotencyKey
@@ -76,6 +77,7 @@ __all__ = [
     "IdempotencyKey",
     "LeaseKey",
     "Leases",
+    "Mark",
     "ModelDemand",
     "NewBatch",
     "NewChunk",
@@ -96,6 +98,7 @@ __all__ = [
     "SealingProof",
     "StatusChange",
     "StatusChanges",
+    "StorageMark",
     "Store",
     "TenantUsage",
     "Tenants",

@@ -15,7 +15,13 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from batchyard.errors import BatchyardError, StoreError, StoreUnavailable, TransitionConflict
+from batchyard.errors import (
+    BatchyardError,
+    OtherTables,
+    StoreError,
+    StoreUnavailable,
+    TransitionConflict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +45,8 @@ _UNAVAILABLE_SQLSTATES = (
     "57",  # shutdown, starting up, statement time-out
     "25P03",  # idle in transaction for too long, for example a stopped process
 )
+_OTHER_TABLES_SQLSTATES = ("42703", "42P01")  # no such column, no such table
+_OTHER_TABLES_SQLITE = ("no such column", "no such table", "has no column named")
 
 
 @contextmanager
@@ -68,6 +76,11 @@ def _ours(error: Exception) -> BatchyardError:
         return StoreUnavailable(
             f"The database is busy or cannot be reached; try again: {_first_line(cause)}"
         )
+    if _is_of_other_tables(cause):
+        return OtherTables(
+            "The database's tables were changed while this process was at work "
+            f"({_first_line(cause)}): restart it with the version that made them."
+        )
     return StoreError(f"The database refused: {_first_line(cause)}")
 
 
@@ -81,6 +94,12 @@ def _is_unavailable(error: Exception, cause: BaseException) -> bool:
         return code & 0xFF in _UNAVAILABLE_SQLITE
     sqlstate = getattr(cause, "sqlstate", None)
     return sqlstate is not None and sqlstate.startswith(_UNAVAILABLE_SQLSTATES)
+
+
+def _is_of_other_tables(cause: BaseException) -> bool:
+    if isinstance(cause, sqlite3.Error):
+        return any(words in str(cause) for words in _OTHER_TABLES_SQLITE)
+    return getattr(cause, "sqlstate", None) in _OTHER_TABLES_SQLSTATES
 
 
 def _first_line(cause: BaseException) -> str:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, text
 
-from batchyard.errors import OlderTables, OtherTables
+from batchyard.errors import OlderTables, OtherTables, TablesInUse
 from batchyard.store.database import Database
+from batchyard.store.runner.runners import count_at_work
+from batchyard.store.table_version import read_oldest_code
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,53 +20,61 @@ _MIGRATION_PATIENCE_SECONDS = 600.0
 _ADVISORY_LOCK = 0x62617463687961  # "batchya": any number, the same in every process
 
 
-async def upgrade(url: str, *, patience_seconds: float) -> str | None:
+async def upgrade(
+    url: str, *, patience_seconds: float, unused_for_seconds: float | None = None
+) -> str | None:
     """Migrate the schema to this version; of many callers at once, one does it.
 
-    The new revision, or None where it was this version's already. Raises
-    :class:`~batchyard.errors.StoreUnavailable`, and :class:`~batchyard.errors.OtherTables` where
-    the database is ahead of this version.
+    ``unused_for_seconds``: where the processes that use the tables now could not use the new ones,
+    refuse while one of them has sent a heartbeat in that time. None: do not look.
+
+    The new revision, or None where there was nothing to do. Raises
+    :class:`~batchyard.errors.StoreUnavailable`, :class:`~batchyard.errors.TablesInUse`, and
+    :class:`~batchyard.errors.OtherTables` where the database is ahead of this version.
     """
     # A database that cannot be reached is told soon; one that is being migrated takes longer.
     probe = Database(url, patience_seconds=patience_seconds)
     try:
-        if await probe.read(_known_revision) == _our_revisions()[0]:
+        if await probe.read(_is_usable):
             return None
     finally:
         await probe.close()
     database = Database(url, patience_seconds=_MIGRATION_PATIENCE_SECONDS, migrates=True)
     try:
-        await database.write(_upgrade)
+        await database.write(lambda connection: _upgrade(connection, unused_for_seconds))
     finally:
         await database.close()
     return _our_revisions()[0]
 
 
 async def check(database: Database) -> None:
-    """Raise :class:`~batchyard.errors.OtherTables` unless the schema is this version's."""
-    revision = await database.read(_known_revision)
-    ours = _our_revisions()[0]
+    """Raise :class:`~batchyard.errors.OtherTables` unless this version may use the tables."""
+    if await database.read(_is_usable):
+        return
+    revision = await database.read(_revision)
     if revision is None:
         raise OlderTables("The database has no tables yet: run `batchyard migrate`.")
-    if revision != ours:
-        raise OlderTables(
-            f"The database's tables are older than this version (revision {revision}, needed "
-            f"{ours}): run `batchyard migrate`."
-        )
+    raise OlderTables(
+        f"The database's tables are older than this version (revision {revision}, needed "
+        f"{_our_revisions()[0]}): run `batchyard migrate`."
+    )
 
 
-async def _known_revision(connection: AsyncConnection) -> str | None:
-    """The database's revision, None where it has no tables."""
-    revision = await _revision(connection)
-    if revision is not None and revision not in _our_revisions():
+async def _is_usable(connection: AsyncConnection) -> bool:
+    """Whether the tables are this version's, or newer ones that it may use; False: older."""
+    revision, ours = await _revision(connection), _our_revisions()
+    if revision is None or revision in ours:
+        return revision == ours[0]
+    oldest_code = await connection.run_sync(read_oldest_code, revision)
+    if oldest_code is None or oldest_code > ours[0]:
         raise OtherTables(
             f"The database's tables are newer than this version (revision {revision}): "
             "run the version that made them, or a later one."
         )
-    return revision
+    return True
 
 
-async def _upgrade(connection: AsyncConnection) -> None:
+async def _upgrade(connection: AsyncConnection, unused_for_seconds: float | None) -> None:
     # SQLite's write transaction has begun with an exclusive lock; this is PostgreSQL's.
     # A process that has waited here finds nothing left to do.
     if connection.dialect.name == "postgresql":
@@ -74,9 +84,25 @@ async def _upgrade(connection: AsyncConnection) -> None:
     else:
         await connection.execute(text("SELECT 1"))
     # Alembic takes a quarter of the time of a short command to import, and is needed once.
-    from batchyard.store.migrate import run_migrations  # noqa: PLC0415
+    from batchyard.store.migrate import oldest_code, run_migrations  # noqa: PLC0415
 
+    revision = await _revision(connection)
+    if revision is not None and unused_for_seconds is not None and oldest_code() > revision:
+        await _refuse_if_used(connection, unused_for_seconds)
     await connection.run_sync(run_migrations)
+
+
+async def _refuse_if_used(connection: AsyncConnection, seconds: float) -> None:
+    if count := await count_at_work(connection, seconds):
+        processes = (
+            "process of an older version is"
+            if count == 1
+            else ("processes of an older version are")
+        )
+        raise TablesInUse(
+            f"{count} {processes} at work that cannot use the new tables: stop all workers and "
+            "API processes, and run this again. Batches continue afterwards where they were."
+        )
 
 
 async def _revision(connection: AsyncConnection) -> str | None:

@@ -20,6 +20,7 @@ from batchyard.store.runner.rates import Rates
 from batchyard.store.runner.runners import Runners
 from batchyard.store.schema import check, upgrade
 from batchyard.store.sealing_proof import SealingProof
+from batchyard.store.storage_mark import StorageMark
 from batchyard.store.tenant.api_keys import ApiKeys
 from batchyard.store.tenant.cache_salts import CacheSalts
 from batchyard.store.tenant.idempotency import Idempotency
@@ -54,6 +55,7 @@ class Store:
     status_changes: StatusChanges
     sealing_proof: SealingProof
     figures: FiguresReader
+    storage_mark: StorageMark
 
 
 @asynccontextmanager
@@ -100,6 +102,7 @@ async def open_store(
             status_changes=StatusChanges(database),
             sealing_proof=SealingProof(database),
             figures=FiguresReader(database),
+            storage_mark=StorageMark(database),
         )
     finally:
         await database.close()

@@ -24,11 +24,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doctor(*words: str, status: int = 0) -> dict[str, str]:
-    """What it says of each part, with the level in front; the last one of a part counts."""
+    """What it says of each part, with the level in front; a part may have several lines."""
     ended = CliRunner().invoke(make_app(), ["doctor", *words], catch_exceptions=False)
     assert ended.exit_code == status, ended.output
-    lines = (line.split(maxsplit=2) for line in ended.output.splitlines())
-    return {what: f"{level} {text}" for level, what, text in lines}
+    said: dict[str, str] = {}
+    for line in ended.output.splitlines():
+        level, what, text = line.split(maxsplit=2)
+        said[what] = f"{said[what]}\n{level} {text}" if what in said else f"{level} {text}"
+    return said
 
 
 def test_an_installation_on_one_machine_is_well(home: Path) -> None:

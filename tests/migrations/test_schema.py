@@ -23,19 +23,10 @@ from batchyard.store.database import Database
 from batchyard.store.migrate import migrations_config
 from batchyard.store.schema import _our_revisions
 from tests.contract.store.samples import new_batch
-from tests.services.postgres import postgres_for_session
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'batchyard.db'}"
-    cluster = postgres_for_session(request)
-    return cluster.url(asyncio.run(cluster.create_database()))
 
 
 async def test_an_empty_database_becomes_usable(empty_url: str) -> None:

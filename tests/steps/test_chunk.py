@@ -16,6 +16,7 @@ from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
 from batchyard.runner.admission import Admission
 from batchyard.runner.chunk import ChunkRun
+from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.window import Window
 from batchyard.services import patience
 from batchyard.services.keys import file_key, plan_key, segment_key
@@ -153,6 +154,18 @@ async def test_of_two_answers_the_earlier_epochs_counts_for_a_later_owner(yard: 
     await put_bytes(storage, segment_key("batch_a", 0, 2, 0), [good])
     await put_bytes(storage, segment_key("batch_a", 0, 1, 0), [failed])
     assert (await finished_lines(storage, "batch_a", 0))[0].outcome is Outcome.ERROR
+
+
+async def test_an_epoch_that_comes_again_overwrites_nothing(yard: Yard) -> None:
+    """The database was restored from a backup, and the chunk's leases are counted from there."""
+    batch_id = await yard.prepared(lines("a", "b"))
+    chunks = yard.services.store.chunks
+    (lease,) = await chunks.claim(model=MODEL, owner="runner", lease_seconds=60)
+    for ordinal, name in enumerate(("a", "b")):
+        finished = FinishedLines(yard.services, lease)
+        finished.keep(ordinal, answered(name, "req_1", 200, b"{}"))
+        await finished.flush()
+    assert (await finished_lines(yard.services.storage, batch_id, 0)).keys() == {0, 1}
 
 
 # -- stopped and lost ---------------------------------------------------------------------------

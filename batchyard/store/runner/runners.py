@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, ColumnElement, Double, Index, delete, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Double,
+    Index,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
@@ -94,6 +104,15 @@ class MachineFailures:
     count: int = 0
     last_at: float = 0.0
     message: str | None = None
+
+
+async def count_at_work(connection: AsyncConnection, within_seconds: float) -> int:
+    """How many runners have not ended and have sent a heartbeat in that time."""
+    # Not all columns: the tables may be an older version's.
+    statement = select(func.count(_RUNNERS.c.id)).where(
+        _HAS_NOT_ENDED, _RUNNERS.c.heartbeat_at > clock() - within_seconds
+    )
+    return int((await connection.execute(statement)).scalar_one())
 
 
 class Runners(Aggregate):
