@@ -27,12 +27,14 @@ from batchyard.services.services import open_services
 from batchyard.services.shared_database import check_shared_database
 from batchyard.services.storage_mark import check_mark
 from batchyard.settings import read_settings
+from batchyard.store import connection_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from batchyard.services.services import Services
     from batchyard.settings import Settings
+    from batchyard.store import ConnectionLimits
 
 _ROOM_BYTES = 5 * 1024**3
 """What a batch of the usual limits takes in the home, several times over."""
@@ -178,6 +180,8 @@ async def _services(settings: Settings, role: Role) -> AsyncIterator[Finding]:
             check_shared_database(settings)
         async with open_services(settings) as services:
             yield _ok("database", f"{what['Database']}, {_since(began)}")
+            if (limits := await connection_limits(services.store.database)) is not None:
+                yield _connections(limits)
             yield _key(settings)
             yield (found := await _storage(services, what["Storage"]))
             if found.level is Level.OK:
@@ -188,6 +192,21 @@ async def _services(settings: Settings, role: Role) -> AsyncIterator[Finding]:
         yield _failed("database", f"{what['Database']}: {error}")
     except BatchyardError as error:
         yield _failed("settings", str(error))
+
+
+def _connections(limits: ConnectionLimits) -> Finding:
+    """Each process opens connections as it needs them, so that there may be too few only later."""
+    text = (
+        f"{limits.most} connections; {limits.processes} processes of Batchyard are connected and "
+        f"may open {limits.wanted - limits.others}, others have {limits.others}"
+    )
+    if limits.wanted <= limits.most:
+        return _ok("database", text)
+    return Finding(
+        Level.WARNING,
+        "database",
+        f"{text}: raise max_connections of PostgreSQL by {limits.wanted - limits.most} or more.",
+    )
 
 
 def _key(settings: Settings) -> Finding:

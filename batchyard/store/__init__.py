@@ -13,6 +13,7 @@ from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
 from batchyard.store.chunk.chunks import ChunkAction, Chunks, ModelDemand
 from batchyard.store.chunk.rows import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
+from batchyard.store.connection_limits import ConnectionLimits, connection_limits
 from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.delivery.deliveries import Deliveries
 from batchyard.store.delivery.rows import (
@@ -64,6 +65,7 @@ __all__ = [
     "ChunkStatus",
     "ChunkSummary",
     "Chunks",
+    "ConnectionLimits",
     "Database",
     "Deliveries",
     "DeliveryClaim",
@@ -106,6 +108,7 @@ __all__ = [
     "Uploads",
     "WebhookEndpointRecord",
     "WebhookEndpoints",
+    "connection_limits",
     "new_sealing_key",
     "open_store",
     "reseal",

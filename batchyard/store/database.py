@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +39,9 @@ PATIENCE_SECONDS = 10.0
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 _POOL_SIZES = {"sqlite": 4, "postgresql": 10}
+MOST_CONNECTIONS = _POOL_SIZES["postgresql"]
+"""What one process opens at most."""
+APPLICATION = "batchyard"
 _STATEMENT_SECONDS = 30
 _ABANDONED_SECONDS = 30
 _BEGIN = "batchyard_begin"
@@ -191,6 +195,8 @@ def _engine(url: URL, patience_seconds: float, *, migrates: bool) -> AsyncEngine
         _keep_private(Path(str(url.database)))
         close_failed_cursors(engine.sync_engine)
         _prepare_sqlite(engine, foreign_keys=not migrates)
+    elif not migrates:
+        _limit_postgresql(engine, patience_seconds)
     return engine
 
 
@@ -210,21 +216,36 @@ def _keep_private(path: Path) -> None:
 
 
 def _postgresql_arguments(patience_seconds: float, *, migrates: bool) -> dict[str, Any]:
-    settings = {"application_name": "batchyard"}
-    if migrates:
-        return {"timeout": patience_seconds, "server_settings": settings}
-    settings |= {
-        "lock_timeout": f"{patience_seconds:.3f}s",
-        "statement_timeout": f"{_STATEMENT_SECONDS}s",
-        # A process that is stopped in the middle of a transaction must not hold its rows.
-        "idle_in_transaction_session_timeout": f"{_ABANDONED_SECONDS}s",
-    }
-    return {
+    arguments: dict[str, Any] = {
         "timeout": patience_seconds,
-        # The server's own limit comes first; this one is for a server that is gone in silence.
-        "command_timeout": 2 * _STATEMENT_SECONDS,
-        "server_settings": settings,
+        "server_settings": {"application_name": application_name()},
     }
+    if not migrates:
+        # The server's own limit comes first; this one is for a server that is gone in silence.
+        arguments["command_timeout"] = 2 * _STATEMENT_SECONDS
+    return arguments
+
+
+def application_name() -> str:
+    """By which PostgreSQL, and ``batchyard doctor``, tell our processes apart."""
+    name = f"{APPLICATION} {socket.gethostname()[:40]}:{os.getpid()}"
+    return name.encode("ascii", "replace").decode()
+
+
+def _limit_postgresql(engine: AsyncEngine, patience_seconds: float) -> None:
+    """Set the server's time limits: not as it connects, because PgBouncer refuses them there."""
+    limits = {
+        "lock_timeout": patience_seconds,
+        "statement_timeout": _STATEMENT_SECONDS,
+        # A process that is stopped in the middle of a transaction must not hold its rows.
+        "idle_in_transaction_session_timeout": _ABANDONED_SECONDS,
+    }
+    statement = "".join(f"SET {name} = '{value:.3f}s'; " for name, value in limits.items())
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def connect(connection: Any, record: object) -> None:  # noqa: ARG001 - the event's signature
+        # In no transaction of the driver's, with which it would be rolled back.
+        connection.run_async(lambda asyncpgs: asyncpgs.execute(statement))
 
 
 def _prepare_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:

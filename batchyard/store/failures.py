@@ -45,6 +45,7 @@ _UNAVAILABLE_SQLSTATES = (
     "57",  # shutdown, starting up, statement time-out
     "25P03",  # idle in transaction for too long, for example a stopped process
 )
+_POOLER_SQLSTATES = ("26000", "42P05")  # a prepared statement is not there, or there already
 _OTHER_TABLES_SQLSTATES = ("42703", "42P01")  # no such column, no such table
 _OTHER_TABLES_SQLITE = ("no such column", "no such table", "has no column named")
 
@@ -80,6 +81,11 @@ def _ours(error: Exception) -> BatchyardError:
         return OtherTables(
             "The database's tables were changed while this process was at work "
             f"({_first_line(cause)}): restart it with the version that made them."
+        )
+    if getattr(cause, "sqlstate", None) in _POOLER_SQLSTATES:
+        return StoreError(
+            "A pooler gives this process another connection for each transaction, which loses its "
+            "prepared statements: set PgBouncer's pool_mode to session, or connect directly."
         )
     return StoreError(f"The database refused: {_first_line(cause)}")
 

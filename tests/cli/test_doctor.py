@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from batchyard.cli import make_app
-from batchyard.store import new_sealing_key
+from batchyard.store import ConnectionLimits, new_sealing_key
+from tests.services.postgres import postgres_for_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,3 +111,25 @@ def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     said = doctor("api", status=1)["limits"]
     assert said.startswith("warning A process may have 1024 open files")
+
+
+def test_connections_that_the_processes_may_open_are_compared_with_the_servers_limit() -> None:
+    """They are opened when they are needed, so the limit would be met under load only."""
+    check = sys.modules["batchyard.cli.doctor"]._connections
+    enough = check(ConnectionLimits(most=97, processes=7, others=27))
+    assert (enough.level, enough.what) == ("ok", "database")
+    assert "97 connections; 7 processes" in enough.text
+    few = check(ConnectionLimits(most=97, processes=9, others=10))
+    assert few.level == "warning"
+    assert few.text.endswith("raise max_connections of PostgreSQL by 3 or more.")
+
+
+def test_a_postgresql_is_asked_for_its_limit(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = postgres_for_session(request)
+    monkeypatch.setenv(
+        "BATCHYARD_DATABASE_URL", cluster.url(asyncio.run(cluster.create_database()))
+    )
+    CliRunner().invoke(make_app(), ["migrate"], catch_exceptions=False)
+    assert "197 connections; " in doctor("cli")["database"]

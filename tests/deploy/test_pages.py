@@ -83,7 +83,7 @@ async def test_a_process_opens_as_many_connections_as_the_page_says(
         nonlocal most
         await connection.execute(text("SELECT pg_sleep(0.05)"))
         count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        found = await connection.execute(text(f"{count} AND application_name = 'batchyard'"))
+        found = await connection.execute(text(f"{count} AND application_name LIKE 'batchyard %'"))
         most = max(most, int(found.scalar_one()))
 
     async with open_store(url, migrate=True) as store:

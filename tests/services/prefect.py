@@ -75,19 +75,34 @@ class PrefectServer:
         port = str(urllib.parse.urlsplit(self.api_url).port)
         # Ours is the server's alone: it would import SQLAlchemy into every process.
         words = ("prefect", "server", "start", "--port", port)
-        self._start("server", *words, PREFECT_PLUGINS_ENABLED="true")
+        self.start_as("server", *words, PREFECT_PLUGINS_ENABLED="true")
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while not _is_healthy(self.api_url):
             if time.monotonic() > deadline or self._processes["server"].poll() is not None:
-                raise RuntimeError(f"The Prefect server did not start:\n{self._log('server')}")
+                raise RuntimeError(f"The Prefect server did not start:\n{self.log('server')}")
             time.sleep(0.1)
 
     def start_our_worker(self, pool: str, *options: str, **more: str) -> None:
         """`batchyard worker`, with further variables; it takes the place of Prefect's own."""
-        self._start(pool, "batchyard", "worker", pool, *options, **more)
+        self.start_as(pool, "batchyard", "worker", pool, *options, **more)
 
     def start_worker(self, pool: str) -> None:
-        self._start(pool, "prefect", "worker", "start", "--pool", pool, "--type", "process")
+        self.start_as(pool, "prefect", "worker", "start", "--pool", pool, "--type", "process")
+
+    def start_as(self, name: str, *words: str, **more: str) -> None:
+        """Start a program of ours under a name, with further variables."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                self.command(*words),
+                cwd=ROOT,
+                env=self.environment | more,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # A worker that ignores SIGINT ignores SIGTERM too.
+                preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
+            )
 
     def stop(self, name: str, seconds: float = _STOP_TIMEOUT_SECONDS) -> None:
         """SIGTERM, as a service manager does; a worker ends its flow runs."""
@@ -147,21 +162,8 @@ class PrefectServer:
         mark = f"PREFECT_API_URL={self.api_url}".encode()
         return [pid for pid in _process_ids() if mark in _read(pid, "environ").split(b"\0")]
 
-    def _start(self, name: str, *words: str, **more: str) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                self.command(*words),
-                cwd=ROOT,
-                env=self.environment | more,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # A worker that ignores SIGINT ignores SIGTERM too.
-                preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
-            )
-
-    def _log(self, name: str) -> str:
+    def log(self, name: str) -> str:
+        """The end of what a program has printed."""
         return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
 
 

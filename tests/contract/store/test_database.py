@@ -99,7 +99,7 @@ async def test_lost_connections_are_replaced(postgres_url: str) -> None:
         admin = await asyncpg.connect(postgres_url)
         await admin.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE application_name = 'batchyard' AND datname = current_database()"
+            " WHERE application_name LIKE 'batchyard %' AND datname = current_database()"
         )
         await admin.close()
         assert await store.batches.get(batch.id) == batch

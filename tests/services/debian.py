@@ -1,0 +1,56 @@
+"""Programs from Debian's packages, without installing anything.
+
+apt downloads the packages, and they are unpacked into a cache folder of the project, which `make
+clean` removes. Where that is not possible, tests that need them are skipped at the desk and fail in
+CI.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(__file__).parents[2] / ".debian_cache"
+
+
+def unpacked(*packages: str) -> Path:
+    """The folder below which the packages' files are: ``usr/sbin`` and so on."""
+    folder = CACHE / "-".join(packages)
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _unpack(packages, folder)
+    return folder
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """Variables for a program that needs libraries of the same packages."""
+    libraries = ":".join(str(path) for path in (folder / "usr/lib").glob("*-linux-gnu"))
+    return {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": libraries}
+
+
+def _unpack(packages: tuple[str, ...], folder: Path) -> None:
+    """Whole or not at all."""
+    if not shutil.which("apt-get") or not shutil.which("dpkg"):
+        _missing(f"{', '.join(packages)} is not here: these tests need Debian or Ubuntu.")
+    with tempfile.TemporaryDirectory(dir=CACHE) as draft:
+        words = ["apt-get", "download", *packages]
+        done = subprocess.run(words, cwd=draft, capture_output=True, text=True, check=False)
+        if done.returncode:
+            _missing(f"apt cannot download {', '.join(packages)}: {done.stderr[-500:]}")
+        for archive in Path(draft).glob("*.deb"):
+            subprocess.run(["dpkg", "-x", archive, Path(draft) / "root"], check=True)
+        (Path(draft) / "root").rename(folder)
+
+
+def _missing(message: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
