@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from batchyard.errors import (
     BatchyardError,
     LeaseLost,
+    OtherTables,
     RecordNotFound,
     StorageError,
     StorageFull,
@@ -152,12 +153,12 @@ async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
 
 
 async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:
-    """Whether our own database or object store cannot be reached or is full.
+    """Whether our own database or object store cannot be used for now: away, full, changed.
 
     While the input is fetched, it may be the user's store instead: then the batch fails.
     """
     if not isinstance(error, StorageError):
-        return isinstance(error, StoreUnavailable)
+        return isinstance(error, StoreUnavailable | OtherTables)
     if not isinstance(error, StorageUnavailable | StorageFull):
         return False
     batch = await services.store.batches.get(batch_id)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard.control import batch_lease
 from batchyard.control.batch_lease import Step, next_step
-from batchyard.errors import StorageFull
+from batchyard.errors import OtherTables, StorageFull
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services import patience
 from batchyard.services.patience import patiently
 from batchyard.storage.backoff import Backoff
 from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 
 @pytest.mark.parametrize("status", BatchStatus)
@@ -75,3 +79,30 @@ async def test_an_input_that_cannot_be_fetched_fails_its_batch(
     assert ended.status is BatchStatus.FAILED
     assert ended.errors is not None
     assert "cannot be reached" in ended.errors[0].message
+
+
+@pytest.mark.parametrize("step", [Step.PREPARE, Step.RUN])
+async def test_tables_that_were_changed_in_the_middle_of_a_step_end_no_batch(
+    yard: Yard, step: Step
+) -> None:
+    """By the migration of a newer version: one of its processes continues."""
+    lines = [chat_line("a")]
+    batch_id = await (yard.prepared if step is Step.RUN else yard.create)(lines)
+
+    async def rename(before: str, after: str) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await connection.exec_driver_sql(f"ALTER TABLE files RENAME {before} TO {after}")
+
+        await yard.services.store.database.write(work)
+
+    async def work_on_the_batch() -> None:
+        async with batch_lease.batch_lease(yard.services, batch_id) as lease:
+            assert await lease.next_step() is step
+            async with lease.doing(step):
+                await rename("sha256", "digest")
+                await yard.services.store.files.get("file-any")
+
+    with pytest.raises(OtherTables):
+        await work_on_the_batch()
+    await rename("digest", "sha256")
+    assert (await yard.services.store.batches.get(batch_id)).status not in TERMINAL
