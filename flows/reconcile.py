@@ -29,6 +29,7 @@ from batchyard.dispatch import (
 from batchyard.errors import BatchyardError
 from batchyard.run_states import STOPPED
 from batchyard.services.log_words import describe
+from batchyard.services.storage_mark import keep_marking
 from flows.control import look_once, report_all
 from flows.stop_signal import StopSignal
 from flows.worker import worker_services
@@ -85,7 +86,8 @@ class Reconciler:
     async def run(self) -> State:
         """Make a pass every ten seconds for an hour; or two passes, if another process does."""
         try:
-            is_refused = await self._make_passes()
+            async with keep_marking(self._services):
+                is_refused = await self._make_passes()
         except asyncio.CancelledError:
             await self._hand_over()
             raise

@@ -11,6 +11,7 @@ from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
 from batchyard.control import reconcile as reconciler
 from batchyard.files import retention
+from batchyard.services.storage_mark import mark_if_due
 
 _FILES_AT_ONCE = 1000
 
@@ -37,6 +38,7 @@ async def _reconcile() -> None:
         lines.append(f"chunks put back   {found.chunks_put_back:,}")
         lines.append(f"batches free      {found.free_batches:,}")
         typer.echo("\n".join(lines))
+        await mark_if_due(services)
         if found.free_batches:
             await ensure_runner_if_prefect_is_set(services, "What is free")
 

@@ -1,5 +1,4 @@
-"""The reconciler: cleans up after crashed processes. It needs only the database; the mark in the
-object store waits where that cannot be reached.
+"""The reconciler: cleans up after crashed processes. It needs only the database.
 
 Any process may run it at any time, any number of times.
 """
@@ -9,8 +8,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from batchyard.services.storage_mark import keep_marking
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -52,9 +49,7 @@ async def reconcile(services: Services) -> Reconciled:
         )
     put_back = await store.chunks.put_back()
     await store.runners.prune(_ENDED_RUNNERS_KEPT_SECONDS)
-    free = await store.batch_leases.free_count()
-    await keep_marking(services)
-    return Reconciled(tuple(overdue), tuple(lost), put_back, free)
+    return Reconciled(tuple(overdue), tuple(lost), put_back, await store.batch_leases.free_count())
 
 
 async def unrenewed_lease_seconds(services: Services) -> float | None:

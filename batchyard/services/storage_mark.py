@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from batchyard.errors import ObjectNotFound, OtherState, StorageError
 from batchyard.services.keys import MARK
+from batchyard.services.renewal import renewing
 from batchyard.services.segments import put_bytes, read_object
 from batchyard.store import Mark
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from batchyard.services.services import Services
 
 logger = logging.getLogger(__name__)
@@ -80,7 +84,7 @@ async def accept_storage(services: Services) -> None:
     await _put(services, await services.store.storage_mark.advance(beyond))
 
 
-async def keep_marking(services: Services) -> None:
+async def mark_if_due(services: Services) -> None:
     """Raise the number if no process has done so for a minute. Raises nothing of the storage's."""
     if not await services.store.storage_mark.take_turn(_SECONDS):
         return
@@ -90,6 +94,12 @@ async def keep_marking(services: Services) -> None:
         logger.error("storage.ahead %s", error)  # noqa: TRY400 - the sentence says it all
     except StorageError as error:
         logger.warning("storage.not_marked %s", error)
+
+
+def keep_marking(services: Services) -> AbstractAsyncContextManager[None]:
+    """Raise the number while the block runs, which does not wait for the object store."""
+    mark = partial(mark_if_due, services)
+    return renewing(mark, every_seconds=_SECONDS / 4, what="the mark in the object store")
 
 
 async def _put(services: Services, mark: Mark) -> None:

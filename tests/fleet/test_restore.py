@@ -76,7 +76,6 @@ def _dump(fleet: Fleet, folder: Path) -> Path:
 
 def _restore(fleet: Fleet, dump: Path) -> None:
     _run(
-        fleet,
         "pg_restore",
         "--exit-on-error",
         f"--dbname={fleet.postgres.url(DATABASE)}",

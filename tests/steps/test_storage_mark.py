@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from unittest.mock import ANY
 
 import pytest
 
-from batchyard.control.reconcile import reconcile
 from batchyard.errors import OtherState, StorageUnavailable
 from batchyard.files.retention import count_unknown, expire_files, sweep_orphans
 from batchyard.services.keys import MARK, segment_key
 from batchyard.services.segments import put_bytes
-from batchyard.services.storage_mark import accept_storage, stored_mark, write_mark
+from batchyard.services.storage_mark import (
+    accept_storage,
+    keep_marking,
+    mark_if_due,
+    stored_mark,
+    write_mark,
+)
 from batchyard.store import Mark
 from batchyard.wire import new_batch_id
 from tests.steps.test_retention import keys, put, record
@@ -98,31 +105,40 @@ async def test_who_accepts_takes_the_object_store_from_the_other_database(yard: 
     assert await stored_mark(yard.services) == Mark("ours", 2)
 
 
-async def test_the_reconciler_writes_a_mark_once_a_minute(yard: Yard) -> None:
-    await reconcile(yard.services)
-    await reconcile(yard.services)
+async def test_of_many_processes_one_writes_a_mark_each_minute(yard: Yard) -> None:
+    await mark_if_due(yard.services)
+    await mark_if_due(yard.services)
     assert await number(yard) == 1
     await change(yard, "UPDATE storage_mark SET looked_at = looked_at - 61")
-    await reconcile(yard.services)
+    await mark_if_due(yard.services)
     assert await number(yard) == 2
 
 
-async def test_the_reconciler_leaves_a_newer_mark_and_does_the_rest(
+async def test_a_newer_mark_is_left_and_the_log_says_so(
     yard: Yard, caplog: pytest.LogCaptureFixture
 ) -> None:
     await restore_older(yard)
     with caplog.at_level(logging.ERROR):
-        await reconcile(yard.services)
+        await mark_if_due(yard.services)
     assert "batchyard storage accept" in caplog.text
     assert await number(yard) == 2
     with pytest.raises(OtherState):
         await sweep_orphans(yard.services, 0)
 
 
-async def test_an_object_store_that_is_away_does_not_stop_the_reconciler(yard: Yard) -> None:
+async def test_an_object_store_that_is_away_raises_nothing(yard: Yard) -> None:
     yard.services = replace(yard.services, storage=_Away(yard.services.storage))
-    found = await reconcile(yard.services)
-    assert found.free_batches == 0
+    await mark_if_due(yard.services)
+    assert (await yard.services.store.storage_mark.get()) == Mark(ANY, 0)
+
+
+async def test_marks_are_written_while_others_work(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchyard.services.storage_mark._SECONDS", 0.04)
+    async with keep_marking(yard.services), asyncio.timeout(10):
+        while (found := await stored_mark(yard.services)) is None or found.number < 3:  # noqa: ASYNC110 - a file
+            await asyncio.sleep(0.01)
 
 
 async def test_a_mark_that_could_not_be_written_stops_nothing(yard: Yard) -> None:
