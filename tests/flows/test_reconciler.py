@@ -10,6 +10,7 @@ import pytest
 
 from batchyard.dispatch import RECONCILE, RECONCILER_LEASE, RUN_BATCHES
 from batchyard.services.services import Services, open_services
+from batchyard.services.storage_mark import stored_mark
 from batchyard.settings import Settings
 from flows import reconcile
 from flows.reconcile import Reconciler
@@ -94,6 +95,20 @@ async def test_each_pass_starts_what_is_missing(
         assert not await is_started()
         await begun_batch(services.store)
         await until(is_started)
+
+
+async def test_the_mark_in_the_object_store_is_kept(
+    services: Services, api: PrefectApi, prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, nobody could tell a database that was restored from a backup."""
+    monkeypatch.setattr("batchyard.services.storage_mark._SECONDS", 0.1)
+
+    async def is_kept() -> bool:
+        found = await stored_mark(services)
+        return found is not None and found.number > 1
+
+    async with at_work(services, api, "first"):
+        await until(is_kept)
 
 
 async def test_another_one_ends_after_it_has_seen_that_the_first_lives(
