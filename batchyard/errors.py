@@ -155,6 +155,8 @@ class IdempotencyConflict(StoreError):
 class OtherTables(StoreError):
     """The database has the tables of another version, so this one must not use it."""
 
+    code = "store_unavailable"
+
 
 class OlderTables(OtherTables):
     """The database has no tables, or an older version's: `batchyard migrate` makes ours."""

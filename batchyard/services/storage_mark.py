@@ -59,7 +59,10 @@ async def check_mark(services: Services) -> Mark | None:
     if found is None:
         return None
     if ours is None or ours.database != found.database:
-        raise OtherState(f"The object store was last used with another database. {_ACCEPT}")
+        raise OtherState(
+            "The object store was last used with another database, or this one was restored from a "
+            f"backup that is older than its first mark. {_ACCEPT}"
+        )
     if found.number > ours.number:
         raise OtherState(
             "The object store was used with a newer state of this database, which was probably "

@@ -12,6 +12,7 @@ from batchyard.errors import (
     BatchLimitExceeded,
     DispatchFailed,
     ObjectTooLarge,
+    OtherTables,
     QuotaExceeded,
     RequestRefused,
     StorageFull,
@@ -155,6 +156,7 @@ def test_a_defect_of_ours_is_a_500_that_tells_nothing(
         (StorageUnavailable("host s3.internal"), 503, "storage_unavailable"),
         (DispatchFailed("http://prefect.internal"), 503, "dispatch_failed"),
         (StorageFull("/srv/objects"), 503, "storage_full"),
+        (OtherTables("no such column"), 503, "store_unavailable"),
         (StoreError("select"), 500, None),
     ],
 )

@@ -294,7 +294,17 @@ async def user_of(fleet: Fleet, folder: Path, model: str) -> AsyncIterator[User]
         key = (await services.store.api_keys.create(model, model)).secret
         user = User(fleet, services, engine, key, folder)
         await asyncio.to_thread(_add_endpoint, user)
-        yield user
+        try:
+            yield user
+        finally:
+            await _cancel_what_runs(user)
+
+
+async def _cancel_what_runs(user: User) -> None:
+    """What a test leaves must not wait for an engine that goes away with it."""
+    batches = user.services.store.batches
+    for batch in await batches.page(user.engine.model, unfinished=True, limit=100):
+        await batches.cancel(batch.id)
 
 
 def _add_endpoint(user: User) -> None:

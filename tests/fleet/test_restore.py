@@ -28,6 +28,7 @@ async def test_a_backup_is_restored_and_nothing_is_deleted_until_that_is_accepte
     user.engine._latency = 0.1
     running = await in_thread(user.submit, 400, "running")
     await user.answered(running, 40)
+    await in_thread(fleet.run, "expire-files")
     dump = await in_thread(_dump, fleet, user.folder)
 
     # What the backup does not have: the end of a batch, another batch, and a clean-up.
@@ -44,7 +45,7 @@ async def test_a_backup_is_restored_and_nothing_is_deleted_until_that_is_accepte
     await fleet.postgres.renew_database(DATABASE)
     await in_thread(_restore, fleet, dump)
     said = await in_thread(fleet.run, "doctor", "cli", fails=True)
-    assert "FAILED   storage   The object store was used with a newer state" in said
+    assert "FAILED   storage   The object store was used with a newer state" in said, said
     await in_thread(fleet.start_missing)
 
     # The batch that was running runs again from there, and each line has one answer.

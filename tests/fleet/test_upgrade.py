@@ -74,7 +74,8 @@ async def test_tables_that_older_processes_cannot_use_wait_for_them(
             await in_thread(fleet.replace, name, **version)
 
         async def has_ended() -> bool:
-            return "completed" in await in_thread(fleet.run, "show", batch.id, **version)
+            found = await in_thread(user.client().batches.retrieve, batch.id)
+            return found.status == "completed"
 
         await until(has_ended, seconds=200)
         found = await in_thread(user.client().batches.retrieve, batch.id)
