@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -65,13 +66,17 @@ class Nursery:
 
 
 @contextlib.asynccontextmanager
-async def running_nursery() -> AsyncIterator[Nursery]:
-    """At the end of the block every process that it started is dead."""
+async def running_nursery(**variables: str) -> AsyncIterator[Nursery]:
+    """At the end of the block every process that it started is dead.
+
+    ``variables`` are further ones of their environment, for example another version's.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tests.faults.actor", "nursery"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=os.environ | variables,
     )
     nursery = Nursery(process)
     listener = asyncio.create_task(nursery.listen())

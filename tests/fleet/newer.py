@@ -36,14 +36,14 @@ _RENAMES = 'op.alter_column("tenants", "served_at", new_column_name="last_served
 def that_adds(folder: Path) -> dict[str, str]:
     """Its tables have one more column: older code may use them. The variables that select it."""
     ours = _our_revisions()[0]
-    return _version(folder, ours, _next(ours), ours, _ADDS, {})
+    return _version(folder, ours, next_after(ours), ours, _ADDS, {})
 
 
 def that_renames(folder: Path) -> dict[str, str]:
     """The version after that one. It calls a column by another name."""
-    before = _next(_our_revisions()[0])
+    before = next_after(_our_revisions()[0])
     variables = that_adds(folder)
-    after = _next(before)
+    after = next_after(before)
     return variables | _version(
         folder, before, after, after, _RENAMES, {"served_at": "last_served_at"}
     )
@@ -64,9 +64,9 @@ def _version(
         _MIGRATION.format(revision=revision, before=before, oldest=oldest, change=change)
     )
     # Else the working folder, which is this checkout, would come first.
-    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", ""), str(ROOT)])
     return {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
 
 
-def _next(revision: str) -> str:
+def next_after(revision: str) -> str:
     return f"{int(revision) + 1:04d}"

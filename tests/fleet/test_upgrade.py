@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.store.schema import _our_revisions
 from tests.fleet import newer
 from tests.fleet.fleet import APIS, CONTROLS, environment_of, in_thread
 from tests.flows.deployed import until
@@ -83,7 +84,7 @@ async def test_tables_that_older_processes_cannot_use_wait_for_them(
     finally:
         await fleet.undo(
             "ALTER TABLE tenants RENAME COLUMN last_served_at TO served_at",
-            newer._next(newer._our_revisions()[0]),
+            newer.next_after(_our_revisions()[0]),
         )
         for name in (*CONTROLS, GPU, *APIS):
             await in_thread(fleet.replace, name)
