@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.lifecycle import BatchStatus
+from tests.faults import newer
 from tests.faults.nursery import running_nursery
 from tests.faults.site import lines, open_site
-from tests.fleet import newer
 from tests.services.postgres import postgres_for_session
 
 if TYPE_CHECKING:

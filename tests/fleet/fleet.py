@@ -11,23 +11,21 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import httpx
 import openai
 from cryptography.fernet import Fernet
 
 from batchyard.engine.stub import StubEngine
+from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.store import PATIENCE_SECONDS, upgrade
-from batchyard.store.schema import _our_revisions
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.faults.site import Asked, Site
 from tests.flows.deployed import executed_again, until
@@ -46,7 +44,6 @@ LEASE_SECONDS = 5.0
 APIS = ("api-1", "api-2")
 CONTROLS = ("control-1", "control-2")
 DATABASE = "batchyard"
-TENANT = "ours"
 
 _START_SECONDS = 60.0
 
@@ -62,21 +59,20 @@ class Fleet:
     receiver: Receiver
     ports: dict[str, int]
     environment: dict[str, str]
-    started: dict[str, tuple[tuple[str, ...], dict[str, str]]] = field(default_factory=dict)
 
     # -- processes --------------------------------------------------------------------------
 
     def home(self, name: str) -> Path:
         return self.root / "homes" / name
 
-    def start(self, name: str, **more: str) -> None:
+    def start(self, name: str) -> None:
         """Start the process of this name; a control or GPU worker has a machine of its own."""
         words = {"api": ("serve", "--port", str(self.ports.get(name))), "gpu": ("worker", "gpu")}
         kind = name.partition("-")[0]
         command = words.get(kind, ("worker", kind))
         self.home(name).mkdir(parents=True, exist_ok=True)
         own = {"BATCHYARD_HOME": str(self.home(name)), "BATCHYARD_MACHINE": name}
-        self.prefect.start_as(name, "batchyard", *command, **own, **more)
+        self.prefect.start_as(name, "batchyard", *command, **own)
         if kind == "api":
             self.wait_for_api(name)
 
@@ -119,46 +115,6 @@ class Fleet:
         port = int(answer.headers["x-upstream"].rpartition(":")[2])
         (name,) = [name for name, each in self.ports.items() if each == port]
         return name
-
-    def stop(self, name: str) -> None:
-        """SIGTERM, as a service manager sends it: a worker drains."""
-        self.prefect.stop(name, 60)
-
-    def replace(self, name: str, **more: str) -> None:
-        """Stop it in order and start it again, as an upgrade does; ``more`` are variables."""
-        self.stop(name)
-        self.start(name, **more)
-
-    async def undo(self, statement: str, revision: str) -> None:
-        """Take a test's migration back, whose version has no other way."""
-        connection = await asyncpg.connect(self.postgres.url(DATABASE))
-        try:
-            await connection.execute(statement)
-            await connection.execute("UPDATE alembic_version SET version_num = $1", revision)
-            await connection.execute("UPDATE table_version SET revision = $1", revision)
-            ours = "UPDATE table_version SET oldest_code = $1"
-            await connection.execute(ours, _our_revisions()[0])
-        finally:
-            await connection.close()
-
-    def stop_all(self) -> None:
-        for name in (*APIS, *CONTROLS, "gpu-1"):
-            if self.prefect.is_running(name):
-                self.stop(name)
-
-    def run(self, *words: str, fails: bool = False, **more: str) -> str:
-        """What a command of ours says, as an operator types it; ``more`` are variables."""
-        done = subprocess.run(
-            self.prefect.command("batchyard", *words),
-            env=self.prefect.environment | {"BATCHYARD_HOME": str(self.home("cli"))} | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert bool(done.returncode) is fails, done.stdout
-        return done.stdout
 
     # -- clients ----------------------------------------------------------------------------
 
@@ -304,7 +260,8 @@ async def _cancel_what_runs(user: User) -> None:
     """What a test leaves must not wait for an engine that goes away with it."""
     batches = user.services.store.batches
     for batch in await batches.page(user.engine.model, unfinished=True, limit=100):
-        await batches.cancel(batch.id)
+        with contextlib.suppress(TransitionConflict):
+            await batches.cancel(batch.id)
 
 
 def _add_endpoint(user: User) -> None:

@@ -13,8 +13,7 @@ import openai
 import pytest
 
 from batchyard.store import Quota, RunnerKind
-from tests.faults.site import Asked
-from tests.fleet.fleet import APIS, CONTROLS, in_thread
+from tests.fleet.fleet import APIS, in_thread
 from tests.flows.deployed import until
 
 if TYPE_CHECKING:
@@ -210,46 +209,3 @@ class SlowFile(io.BytesIO):
         if self.is_slow:
             time.sleep(0.01)
         return super().read(size)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_processes_that_are_killed_again_and_again_cost_no_batch_anything(
-    fleet: Fleet, user: User
-) -> None:
-    """API processes and control machines in turn, while clients submit: nothing runs twice."""
-    client = {"max_retries": 8}
-    striking = asyncio.create_task(_strike_again_and_again(fleet))
-    try:
-        batches = []
-        for number in range(12):
-            content = user.input(60, f"again-{number}")
-            files = user.client(**client).files
-            file = await in_thread(files.create, file=("in.jsonl", content), purpose="batch")
-            created = await in_thread(
-                user.client(**client).batches.create,
-                input_file_id=file.id,
-                endpoint="/v1/chat/completions",
-                completion_window="24h",
-                extra_headers={"Idempotency-Key": f"again-{number}"},
-            )
-            ids = [f"again-{number}-{line}" for line in range(60)]
-            batches.append(Asked(created.id, ids, []))
-    finally:
-        await striking
-    fleet.start_missing()
-    await user.completed(*batches, seconds=240)
-    assert user.executed_again() == 0
-    listed = await in_thread(user.client().batches.list, limit=100)
-    assert len(listed.data) == len(batches)
-    # At least once: a process may be killed between a delivery and its record.
-    ids = await user.webhooks_of(*batches)
-    assert len(set(ids)) == len(batches)
-
-
-async def _strike_again_and_again(fleet: Fleet) -> None:
-    for name in (*APIS, *CONTROLS, *APIS, *CONTROLS):
-        fleet.cut_power(name)
-        await asyncio.sleep(1)
-        await in_thread(fleet.start, name)
-        await asyncio.sleep(2)
