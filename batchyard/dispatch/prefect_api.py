@@ -189,18 +189,19 @@ class PrefectApi:
     async def postpone(self, flow_run_id: str, seconds: float) -> bool:
         """Let a flow run that waits for its time start ``seconds`` from now.
 
-        False: it has ended, or is not there, and another one is needed. One that a worker has
-        taken already is left as it is.
+        False: it does not wait, and another one is needed. It has ended, is not there, or a worker
+        has taken it; that one is left as it is, because it would get a second process.
         """
         try:
             found = await self._call("GET", f"/flow_runs/{flow_run_id}")
             run = _flow_run(found.json, found.at)
-            if run.state in _ON_ITS_WAY:
-                body = {"state": _scheduled(found.at, seconds), "force": False}
-                await self._call("POST", f"/flow_runs/{flow_run_id}/set_state", body)
+            if run.state not in _ON_ITS_WAY:
+                return False
+            body = {"state": _scheduled(found.at, seconds), "force": False}
+            await self._call("POST", f"/flow_runs/{flow_run_id}/set_state", body)
         except _Missing:
             return False
-        return not run.has_ended
+        return True
 
     async def mark_crashed(self, flow_run_id: str, message: str) -> None:
         """End a flow run whose process is gone, so that it frees its place in the work pool.

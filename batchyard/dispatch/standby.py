@@ -40,8 +40,12 @@ class Standby:
             self._id = await self._make()
 
     async def start_now(self) -> None:
-        """Let it start at once: the caller is about to end."""
-        if self._id is not None:
+        """Let it start at once, or make one that does: the caller is about to end.
+
+        One that has begun already does not count. The same signal may be about to end it, too.
+        """
+        if self._id is None or not await self._api.postpone(self._id, 0.0):
+            self._id = await self._make()
             await self._api.postpone(self._id, 0.0)
 
     async def _make(self) -> str:

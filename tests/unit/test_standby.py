@@ -47,15 +47,16 @@ async def test_the_same_one_is_postponed(api: PrefectApi, prefect: SmallPrefect)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-async def test_one_that_a_worker_has_taken_is_left_as_it_is(
+async def test_one_that_a_worker_has_taken_is_left_as_it_is_and_another_stands_by(
     api: PrefectApi, prefect: SmallPrefect, state: str
 ) -> None:
-    """Scheduled again, it would get a second process."""
+    """Scheduled again, it would get a second process; and its machine may be lost with ours."""
     stands_by = Standby(api, RECONCILE)
     await stands_by.postpone()
     prefect.put(state)
     await stands_by.postpone()
-    assert prefect.states() == [state]
+    await stands_by.postpone()
+    assert prefect.states() == [state, "SCHEDULED"]
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "CRASHED"])
@@ -108,3 +109,26 @@ async def test_who_ends_in_order_need_not_be_waited_for(
     await stands_by.start_now()
     assert prefect.states() == ["SCHEDULED"]
     assert "scheduled_time" not in prefect.runs[0]["state"]["state_details"]
+
+
+async def test_one_that_never_stood_in_for_another_leaves_one_behind_too(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    """It is stopped before it knows whether the first one is lost."""
+    await Standby(api, RECONCILE).start_now()
+    assert prefect.states() == ["SCHEDULED"]
+
+
+async def test_two_that_are_stopped_at_once_are_followed_by_one(
+    api: PrefectApi, prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second began beside the first, because Prefect was away for half a minute."""
+    monkeypatch.setattr(standby.time, "time", lambda: 1_000_000.0)
+    first, second = Standby(api, RECONCILE), Standby(api, RECONCILE)
+    await first.postpone()
+    prefect.put("RUNNING")
+    monkeypatch.setattr(standby.time, "time", lambda: 1_000_060.0)
+    await second.start_now()
+    await first.start_now()
+    assert prefect.states() == ["RUNNING", "SCHEDULED"]
+    assert "scheduled_time" not in prefect.runs[1]["state"]["state_details"]
