@@ -1,4 +1,4 @@
-"""How often processes look for work and for changes of it.
+"""How often processes look for work and for changes of it, and publish their numbers.
 
 No operator would change these, so they are constants. Read them as ``intervals.POLL_SECONDS``, so
 that tests can shorten them.
@@ -14,3 +14,5 @@ POLL_SECONDS: Final = 0.25
 """How often a process with free capacity asks the database for work."""
 RETRY_SECONDS: Final = 0.5
 """The pause before the second attempt of a request; it doubles with each further one."""
+METRICS_SECONDS: Final = 2.0
+"""How often a process writes its numbers for the exporter; Prometheus asks every 15 s or so."""

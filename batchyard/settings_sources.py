@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 PREFIX: Final = "BATCHYARD_"
 CONFIG_VARIABLE: Final = "BATCHYARD_CONFIG"
 FILE_NAME: Final = "batchyard.toml"
-OTHER_VARIABLES: Final = (CONFIG_VARIABLE, "BATCHYARD_API_PORT", "BATCHYARD_ENGINE_API_KEY")
+OTHER_VARIABLES: Final = (
+    CONFIG_VARIABLE,
+    "BATCHYARD_API_PORT",
+    "BATCHYARD_ENGINE_API_KEY",
+    "BATCHYARD_METRICS_FOLDER",
+    "BATCHYARD_METRICS_HOST",
+    "BATCHYARD_METRICS_PORT",
+)
 """Variables of ours that are no settings."""
 DEPLOYED: Final = ("models", "engines_at_once", "s3")
 """The parts of the file that are for `batchyard deploy`: commands/deploy_file.py reads them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,11 +18,30 @@ from batchyard.cli.offline import services_with_tables
 from batchyard.cli.say import say
 from batchyard.dispatch import PrefectApi, checked_api_url
 from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.runner.slot import slots_of
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file
+from commands.exporter_process import HOST_VARIABLE, PORT_VARIABLE, Exporter
+from commands.pools import CONTROL_POOL
 from commands.worker_process import run_worker
 
+if TYPE_CHECKING:
+    from batchyard.settings import Settings
+
+_METRICS_HOST = "127.0.0.1"
+_MetricsHost = Annotated[
+    str, typer.Option(envvar=HOST_VARIABLE, help="The address to serve metrics on.")
+]
+_MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=65535,
+        envvar=PORT_VARIABLE,
+        help="Serve metrics of the flow runs and of vLLM at /metrics on this port.",
+    ),
+]
 _PORT_VARIABLE = "PREFECT_WORKER_WEBSERVER_PORT"
 _LOOK_SECONDS = 1.0
 _QUERY_VARIABLE = "PREFECT_WORKER_QUERY_SECONDS"
@@ -51,6 +70,8 @@ def worker(
             min=1, max=65535, help="Answer GET /health on this port while the worker gets work."
         ),
     ] = None,
+    metrics_port: _MetricsPort = None,
+    metrics_host: _MetricsHost = _METRICS_HOST,
 ) -> None:
     """Run flows of a Prefect work pool on this machine until Ctrl-C or SIGTERM."""
     checked_api_url(os.environ.get("PREFECT_API_URL"))
@@ -67,10 +88,25 @@ def worker(
         words += ["--with-healthcheck"]
         environment[_PORT_VARIABLE] = str(health_port)
     sys.stdout.flush()
-    raise typer.Exit(run_worker(words, environment, settings.drain_seconds))
+    exporter = None
+    if metrics_port is not None:
+        exporter = _exporter(settings, pool, metrics_host, metrics_port)
+        environment |= exporter.variables
+    try:
+        status = run_worker(words, environment, settings.drain_seconds, exporter)
+    finally:
+        if exporter is not None:
+            exporter.close()
+    raise typer.Exit(status)
 
 
-def execute() -> None:
+def _exporter(settings: Settings, pool: str, host: str, port: int) -> Exporter:
+    has_engines = pool != CONTROL_POOL
+    slots = [slot.label for slot in slots_of(settings)] if has_engines else []
+    return Exporter(settings.home_folder, host, port, pool=pool, slots=slots)
+
+
+def execute(metrics_port: _MetricsPort = None, metrics_host: _MetricsHost = _METRICS_HOST) -> None:
     """Run one flow run in this process: what containers of a Prefect work pool have as command.
 
     Its id is in PREFECT__FLOW_RUN_ID, which a worker of the type kubernetes, docker or ecs sets.
@@ -80,6 +116,10 @@ def execute() -> None:
             f"{_FLOW_RUN_VARIABLE} is not set: this command is for containers that a Prefect "
             "worker starts."
         )
+    if metrics_port is not None:
+        settings = read_settings()
+        # It ends with this process, which becomes another program and cannot watch it.
+        os.environ |= _exporter(settings, settings.pool, metrics_host, metrics_port).variables
     sys.stdout.flush()
     # Signals reach the flow itself; Prefect's own command ignores them as process 1 of a container.
     words = [sys.executable, "-m", "prefect.engine"]

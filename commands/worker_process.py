@@ -21,6 +21,8 @@ from flows.stop_signal import STOP
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from commands.exporter_process import Exporter
+
 _END_SECONDS: Final = 30.0
 """What a flow run may take after its drain: its engine has ten seconds, Prefect records its end."""
 _POLL_SECONDS: Final = 0.1
@@ -31,9 +33,15 @@ class _Stop(BaseException):
     """SIGTERM has come. No Exception, so that nothing on the way takes it for an error."""
 
 
-def run_worker(words: Sequence[str], environment: Mapping[str, str], drain_seconds: float) -> int:
+def run_worker(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    drain_seconds: float,
+    exporter: Exporter | None = None,
+) -> int:
     """Run Prefect's worker until it ends; its exit status, or 0 after SIGTERM.
 
+    ``exporter`` is watched, and started again if it ends; this process has no other children.
     SIGINT ends the worker and its flow runs at once, and so does a second SIGTERM.
     """
     worker: subprocess.Popen[bytes] | None = None
@@ -47,11 +55,21 @@ def run_worker(words: Sequence[str], environment: Mapping[str, str], drain_secon
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
         )
         signal.signal(signal.SIGINT, lambda *_: worker.send_signal(signal.SIGINT))
-        return worker.wait()
+        return worker.wait() if exporter is None else _wait(worker, exporter)
     except _Stop:
         if worker is not None:
             _stop(worker, drain_seconds + _END_SECONDS)
         return 0
+
+
+def _wait(worker: subprocess.Popen[bytes], exporter: Exporter) -> int:
+    while (status := worker.poll()) is None:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if ended is None or ended.si_pid == worker.pid or exporter.has_ended(ended.si_pid):
+            continue
+        # The first process of a container gets the orphans of all others.
+        os.waitpid(ended.si_pid, 0)
+    return status
 
 
 def _raise_stop(*_: object) -> NoReturn:

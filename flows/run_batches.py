@@ -13,6 +13,7 @@ from batchyard.control.run_batches import BatchRunner
 from batchyard.dispatch import TAKEN_UP
 from batchyard.errors import DispatchFailed
 from batchyard.run_states import PUT_OFF, STOPPED
+from batchyard.services.published import publishing
 from flows.control import control_services
 from flows.process_batch import process_batch
 from flows.stop_signal import StopSignal
@@ -28,7 +29,8 @@ async def run_batches() -> State:
                 runner = BatchRunner(
                     services, services.held, _process, deliver=deliver, flow_run_id=str(flow_run.id)
                 )
-                ended = await runner.serve()
+                async with publishing({"process": "run-batches"}, services.held.figures):
+                    ended = await runner.serve()
         except asyncio.CancelledError:
             if not stop.absorb():
                 raise

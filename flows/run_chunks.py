@@ -28,6 +28,7 @@ from batchyard.runner.run import Runner
 from batchyard.runner.slot import NoSlotFree, engine_slot
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.log_words import describe
+from batchyard.services.published import publishing
 from flows.stop_signal import StopSignal
 from flows.worker import worker_services
 from tasks.run_chunk import run_chunk
@@ -75,8 +76,8 @@ async def _serve_here(services: Services, model: str, stop: StopSignal) -> State
     try:
         await check_machine(services, model)
         with defects_as_ours("serving chunks"):
-            async with _devices_for(services, model):
-                answered = await serve(services, model, stop=stop)
+            async with _devices_for(services, model) as engine:
+                answered = await serve(services, model, stop=stop, engine=engine)
     except NoSlotFree as error:
         return Completed(name=NO_SLOT, message=str(error))
     except MachinePaused as error:
@@ -97,28 +98,37 @@ def _stopped() -> State:
 
 
 @asynccontextmanager
-async def _devices_for(services: Services, model: str) -> AsyncIterator[None]:
-    """A slot of this machine, for an engine that we start; a remote one has its own."""
+async def _devices_for(services: Services, model: str) -> AsyncIterator[str]:
+    """A slot of this machine, for an engine that we start; a remote one has its own.
+
+    Yields the name of the engine for metrics.
+    """
     if not isinstance(await services.engine_for(model), VllmEngine):
-        yield
+        yield "remote"
         return
     async with engine_slot(services) as slot:
         if slot.devices is not None:
             # The engine inherits it; this process starts no other.
             os.environ["CUDA_VISIBLE_DEVICES"] = slot.devices
-        yield
+        yield slot.label
 
 
 async def serve(
-    services: Services, model: str, *, batch_id: str | None = None, stop: StopSignal | None = None
+    services: Services,
+    model: str,
+    *,
+    batch_id: str | None = None,
+    stop: StopSignal | None = None,
+    engine: str = "inline",
 ) -> int:
     """Lease and run chunks, each a task run of the current flow run; the requests answered.
 
     With ``batch_id``: only the chunks of this batch, to the last one. With ``stop``: a signal to
-    stop lets the requests that are in the engine finish.
+    stop lets the requests that are in the engine finish. ``engine`` is its name in metrics.
     """
     runner = Runner(services, model, batch_id=batch_id, flow_run_id=str(flow_run.id))
-    async with runner, _Records() as records:
+    labels = {"model": model, "engine": engine}
+    async with publishing(labels, runner.figures), runner, _Records() as records:
         if stop is not None:
             stop.drain_first(runner.drain, services.settings.drain_seconds)
         return await runner.serve(records.begin)

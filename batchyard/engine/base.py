@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,11 @@ class Engine(Protocol):
     @property
     def gate(self) -> Gate | None:
         """What a request waits for before it is sent; None where no one else uses the engine."""
+        ...
+
+    @property
+    def metrics_socket(self) -> Path | None:
+        """The Unix socket with ``/metrics`` that only we reach; None: there is none now."""
         ...
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:

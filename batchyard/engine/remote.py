@@ -106,6 +106,11 @@ class RemoteEngine:
     def _where(self) -> str:
         return self._socket_path or self._address
 
+    @property
+    def metrics_socket(self) -> None:
+        """None: its operator scrapes the server's own ``/metrics``."""
+        return None
+
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Check that the server answers and accepts our key.
 

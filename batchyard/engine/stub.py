@@ -113,6 +113,11 @@ class StubEngine:
         """None: it is ours."""
         return None
 
+    @property
+    def metrics_socket(self) -> None:
+        """None: it has no metrics."""
+        return None
+
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start at once, or fail as often as ``start_failures`` says.
 

@@ -131,6 +131,11 @@ class VllmEngine:
         """None: it is ours."""
         return None
 
+    @property
+    def metrics_socket(self) -> Path | None:
+        """Its private socket, while it runs."""
+        return None if self._running is None else self._running.socket_path
+
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start the engine and return once it answers.
 

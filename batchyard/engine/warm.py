@@ -10,6 +10,7 @@ from batchyard.errors import EngineLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
+    from pathlib import Path
 
     from batchyard.engine.base import (
         Abort,
@@ -48,6 +49,11 @@ class WarmEngine:
     def gate(self) -> Gate | None:
         """That of the wrapped engine."""
         return self._engine.gate
+
+    @property
+    def metrics_socket(self) -> Path | None:
+        """That of the wrapped engine."""
+        return self._engine.metrics_socket
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start the wrapped engine, unless it is running.

@@ -24,6 +24,7 @@ from batchyard.services.stop_batch import stop_failed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from batchyard.runner.counts import RunnerCounts
     from batchyard.runner.retry_policy import RetryPolicy
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, LeaseKey
@@ -43,9 +44,12 @@ class Returns:
     ``is_shared``: the runner serves any batch, beside others, and its machine may be set up wrong.
     """
 
-    def __init__(self, services: Services, retry: RetryPolicy, *, is_shared: bool) -> None:
+    def __init__(
+        self, services: Services, retry: RetryPolicy, counts: RunnerCounts, *, is_shared: bool
+    ) -> None:
         self._services = services
         self._retry = retry
+        self._counts = counts
         self._is_shared = is_shared
         self._put_off: dict[str, float] = {}
         self._owed: dict[LeaseKey, _Return] = {}
@@ -87,6 +91,7 @@ class Returns:
             await call()
         except LeaseLost as error:
             logger.warning("chunk.lost %s", error)
+            self._counts.leases_lost += 1
         except Exception as error:  # noqa: BLE001 - to be tried again, whatever it is
             logger.warning("chunk.not_given_back chunk=%s %s", key, describe(error))
             self._owed[key] = call

@@ -12,11 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from batchyard import intervals
+from batchyard import metric_families as families
 from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.admission import Admission
 from batchyard.runner.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk import ChunkRun
+from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
@@ -27,6 +29,7 @@ from batchyard.runner.window import Window
 from batchyard.services.keys import plan_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
+from batchyard.services.published import Figures
 from batchyard.services.renewal import renewing
 from batchyard.services.services import Progress
 from batchyard.store import ChunkAction
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_GAUGES = (families.READY, families.INFLIGHT, families.QUEUED, families.WINDOW)
 _MOST_REFUSALS = 10
 """If the database refuses this many claims in a row, the runner gives up."""
 
@@ -97,7 +101,8 @@ class Runner:
         self._copying = asyncio.Lock()
         settings = services.settings
         self._retry = RetryPolicy(settings.request_attempts, intervals.RETRY_SECONDS)
-        self._returns = Returns(services, self._retry, is_shared=batch_id is None)
+        self._counts = RunnerCounts()
+        self._returns = Returns(services, self._retry, self._counts, is_shared=batch_id is None)
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
@@ -123,6 +128,7 @@ class Runner:
                     hang_seconds=settings.hang_seconds,
                     retry=self._retry,
                     on_restart=self._show_start,
+                    counts=self._counts,
                 )
             )
             self._pace = Pace(self._window)
@@ -221,6 +227,7 @@ class Runner:
             tally = await chunk.run()
         except LeaseLost as error:
             logger.warning("chunk.lost %s", error)
+            self._counts.leases_lost += 1
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
@@ -374,6 +381,17 @@ class Runner:
             await self._registration.loaded(time.monotonic() - began)
 
     # -- what it shows ----------------------------------------------------------------------
+
+    def figures(self) -> Figures:
+        """Its numbers at this moment, for metrics. At any time, also before the engine is there."""
+        gauges = dict.fromkeys((each.name for each in _GAUGES), 0.0)
+        socket = None
+        if self._pace is not None and self._window.is_streaming:
+            window = self._window
+            now = (1, window.in_flight, window.queued, window.limit)
+            gauges = dict(zip(gauges, now, strict=True))
+            socket = self._engine.metrics_socket
+        return Figures(gauges, self._counts.counters(), None if socket is None else str(socket))
 
     def _count_answer(self, tokens: float) -> None:
         self.answered += 1

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.services.services import Services
+    from batchyard.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class EngineSlot:
 
     name: str
     devices: str | None
+
+    @property
+    def label(self) -> str:
+        """Which one of this machine's it is, for metrics."""
+        return self.devices or "all"
 
 
 class NoSlotFree(EngineStartFailed):
@@ -41,7 +47,7 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
     """
     settings, leases = services.settings, services.store.leases
     owner = f"slot_{secrets.token_hex(16)}"
-    slots = {slot.name: slot for slot in _slots(services)}
+    slots = {slot.name: slot for slot in slots_of(settings)}
     give_up_at = time.monotonic() + settings.lease_seconds + intervals.LOOK_SECONDS
     while True:
         name = await leases.claim_one_of(list(slots), owner, settings.lease_seconds)
@@ -67,8 +73,8 @@ async def engine_slot(services: Services) -> AsyncIterator[EngineSlot]:
         await leases.release(name, owner)
 
 
-def _slots(services: Services) -> list[EngineSlot]:
-    settings = services.settings
+def slots_of(settings: Settings) -> list[EngineSlot]:
+    """The slots of this machine for the engines of this process's pool."""
     place = f"slot/{settings.pool}/{settings.this_machine.identity}"
     if not settings.engine_slots:
         return [EngineSlot(f"{place}/all", None)]

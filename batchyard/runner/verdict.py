@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RETRIED_STATUSES = frozenset({408, 409, 425, 429})
+RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 
 
 def is_retriable(answer: EngineAnswer) -> bool:
     """Whether another attempt may go better: 408, 409, 425, 429, 5xx and lost connections."""
     if answer.status is None:
         return answer.no_answer is not NoAnswer.TIMEOUT
-    return answer.status in _RETRIED_STATUSES or answer.status >= 500
+    return answer.status in RETRIED_STATUSES or answer.status >= 500
 
 
 def result_of(request: WindowRequest, answer: EngineAnswer) -> ResultLine:

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.errors import EngineLost
 from batchyard.results import new_request_id, not_served
+from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.file_room import FileRoom
 from batchyard.runner.hang_watch import HangWatch
 from batchyard.runner.missing_endpoints import missing_endpoints
@@ -74,11 +76,13 @@ class Window:
         hang_seconds: float,
         retry: RetryPolicy | None = None,
         on_restart: Callable[[StartProgress], None] | None = None,
+        counts: RunnerCounts | None = None,
     ) -> None:
         self.size = engine.window_size
         """Requests in flight, at most."""
         self.withdrawn = 0
         """Requests that left without a result, because their owner withdrew them."""
+        self.counts = counts or RunnerCounts()
         self.file_room = FileRoom()
         self._engine = engine
         self._gate = engine.gate
@@ -186,6 +190,21 @@ class Window:
         """How many requests are in the engine."""
         return len(self._in_flight)
 
+    @property
+    def queued(self) -> int:
+        """How many requests have a slot and are not in the engine."""
+        return len(self._queue) + len(self._pausing)
+
+    @property
+    def limit(self) -> int:
+        """How many requests may be in the engine now."""
+        return self._narrowing.limit
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the engine takes requests; not while it is started again."""
+        return self._is_streaming
+
     def check(self) -> None:
         """Raise the :class:`EngineError` that ended the window, if one has."""
         task = self._pump_task
@@ -237,12 +256,13 @@ class Window:
                 async for answer in answers:
                     self._handle_answer(answer)
         except Exception as error:
-            self._take_back(error)
+            again = self._take_back(error)
             if self._is_closing:
                 return True
             self._crashes_without_answer += 1
             if self._crashes_without_answer >= _CRASHES_WITHOUT_ANSWER:
                 raise
+            self.counts.lost_engine(error, again, is_hung=self._is_hung)
             logger.warning("engine.lost it is started again: %s", describe(error))
             return False
         finally:
@@ -272,6 +292,7 @@ class Window:
                 tag, request = next(self._tags), self._queue.popleft()
                 self._in_flight[tag] = request
                 request.request_id = new_request_id()
+                request.sent_at = time.monotonic()
                 yield EngineRequest(
                     tag,
                     request.url,
@@ -302,6 +323,7 @@ class Window:
         if answer.status is not None:
             # Time-outs and aborts are answered without the engine.
             self._watch.saw_answer()
+            self.counts.answered(request)
         if not is_aborted:
             # An aborted request is no sign that the engine can answer one.
             self._crashes_without_answer = 0
@@ -319,6 +341,7 @@ class Window:
 
     def _pause(self, request: WindowRequest, answer: EngineAnswer) -> None:
         """Try it again later. The slot stays taken: an engine that asks for a pause gets less."""
+        self.counts.retried(answer)
         seconds = self._retry.pause_seconds(request.attempts, answer.retry_after_seconds)
         timer = asyncio.get_running_loop().call_later(seconds, self._resume, request)
         self._pausing[request] = timer
@@ -327,8 +350,11 @@ class Window:
         del self._pausing[request]
         self._enqueue(request)
 
-    def _take_back(self, error: Exception) -> None:
-        """After a crash: put requests in flight in front of the queue, in a smaller group."""
+    def _take_back(self, error: Exception) -> int:
+        """After a crash: put requests in flight in front of the queue, in a smaller group.
+
+        Returns how many they are.
+        """
         in_flight = list(self._in_flight.values())
         self._in_flight.clear()
         self._aborts.clear()
@@ -348,6 +374,7 @@ class Window:
                 again.append(request)
         self._queue.extendleft(reversed(again))
         self._narrowing.suspect(again)
+        return len(again)
 
     def _clear(self, request: WindowRequest) -> None:
         if self._narrowing.clear(request):

@@ -29,6 +29,8 @@ class WindowRequest:
     file_bytes: int = 0
     """How much of the window's room for files it has reserved, until it leaves."""
     request_id: str = ""
+    sent_at: float = 0.0
+    """By the monotonic clock, of the attempt that is in the engine."""
     attempts: int = 0
     strikes: int = 0
     is_suspect: bool = False

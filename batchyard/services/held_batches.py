@@ -13,10 +13,12 @@ import secrets
 from typing import TYPE_CHECKING, Self
 
 from batchyard import intervals
+from batchyard import metric_families as families
 from batchyard.errors import LeaseLost, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.interruption import Interruption
 from batchyard.services.log_words import describe
+from batchyard.services.published import Figures
 from batchyard.services.renewal import renewing
 from batchyard.store import BatchLease
 
@@ -123,6 +125,7 @@ class HeldBatches:
         self.owner = owner or f"control_{secrets.token_hex(16)}"
         self._busy = asyncio.Semaphore(_BUSY_AT_ONCE)
         self._held: dict[str, HeldBatch] = {}
+        self._leases_lost = 0
         self._at_end = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -148,6 +151,13 @@ class HeldBatches:
             with contextlib.suppress(StoreError):
                 await self.release(batch_id)
 
+    def figures(self) -> Figures:
+        """The numbers of this process at this moment, for metrics."""
+        return Figures(
+            {families.BATCHES_HELD.name: len(self._held)},
+            {families.LEASES_LOST.name: {"batch": self._leases_lost}},
+        )
+
     async def claim(self, limit: int) -> list[str]:
         """Lease up to ``limit`` batches, the most urgent first. Hold or release each of them."""
         leases = await self._store.batch_leases.claim(
@@ -156,6 +166,7 @@ class HeldBatches:
         for lease in leases:
             # Ours until its lease ran out: the work on it under the older lease must end.
             if (before := self._held.get(lease.batch_id)) is not None:
+                self._leases_lost += not before.is_lost
                 before.lose()
             self._held[lease.batch_id] = HeldBatch(lease)
         return [lease.batch_id for lease in leases]
@@ -256,3 +267,4 @@ class HeldBatches:
         for batch_id, held in seen.items():
             if not held.is_lost:
                 held.see(snapshots.get(batch_id))
+                self._leases_lost += held.is_lost
