@@ -68,7 +68,7 @@ async def _serve(options: ExporterOptions) -> None:
     async def page() -> str:
         return await make_page(Path(options.folder), options.slots, options.worker)
 
-    runner = web.AppRunner(application(page), access_log=None)
+    runner = web.AppRunner(application(page), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
         await _bind(runner, options)

@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from commands.worker_process import _is_alive
+from commands.worker_process import _children, _is_alive
+from tests.services.prefect import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,11 +53,19 @@ signal.signal(signal.SIGTERM, stop)
 run.wait()
 """
 OURS = """
-import os, sys
-from commands import worker_process
+import os, pathlib, sys
+from commands import exporter_process, worker_process
 worker_process._END_SECONDS = 0.0
+exporter_process._PAUSE_SECONDS = 0.0
 words = [sys.executable, "-c", *sys.argv[1:]]
-sys.exit(worker_process.run_worker(words, os.environ, 2.0))
+exporter = None
+if port := os.environ.get("PORT"):
+    home = pathlib.Path(sys.argv[2], "home")
+    exporter = exporter_process.Exporter(home, "127.0.0.1", int(port), pool="gpu", slots=["0"])
+status = worker_process.run_worker(words, os.environ, 9.0 if exporter else 2.0, exporter)
+if exporter is not None:
+    exporter.close()
+sys.exit(status)
 """
 
 
@@ -76,12 +87,15 @@ def until_gone(*processes: int) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts it with a flow run that takes so many seconds to drain."""
+    """Starts it with a flow run that takes so many seconds to drain; ``port`` is for metrics."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start_it(drain_takes: float) -> subprocess.Popen[str]:
+    def start_it(drain_takes: float, port: int | None = None) -> subprocess.Popen[str]:
         words = [sys.executable, "-c", OURS, WORKER, str(tmp_path), str(drain_takes), FLOW_RUN]
-        processes.append(subprocess.Popen(words, cwd=ROOT, text=True, start_new_session=True))
+        environment = os.environ | ({} if port is None else {"PORT": str(port)})
+        processes.append(
+            subprocess.Popen(words, cwd=ROOT, env=environment, text=True, start_new_session=True)
+        )
         return processes[-1]
 
     yield start_it
@@ -89,6 +103,27 @@ def start(tmp_path: Path) -> Iterator[Start]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def metrics(port: int) -> str:
+    """The page, as soon as it is there."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def exporter_of(ours: subprocess.Popen[str], worker: int) -> int:
+    (exporter,) = (each for each in _children(ours.pid) if each != worker)
+    return exporter
+
+
+def left_in(folder: Path) -> list[Path]:
+    return list((folder / "home" / "spool").iterdir())
 
 
 def test_a_flow_run_drains_before_the_worker_ends(start: Start, tmp_path: Path) -> None:
@@ -135,3 +170,74 @@ def test_no_worker_outlives_the_command(start: Start, tmp_path: Path) -> None:
     run, worker = started(tmp_path / "run"), started(tmp_path / "worker")
     ours.kill()
     until_gone(run, worker)
+
+
+def test_metrics_answer_while_flow_runs_drain(start: Start, tmp_path: Path) -> None:
+    """The worker stands still then. When it has ended, nothing of its exporter is left."""
+    port = free_port()
+    ours = start(1.5, port)
+    started(tmp_path / "run")
+    exporter = exporter_of(ours, started(tmp_path / "worker"))
+    metrics(port)
+    ours.terminate()
+    time.sleep(0.2)
+    assert 'batchyard_engine_slots{state="free"} 1' in metrics(port)
+    assert not (tmp_path / "drained").exists()
+    assert ours.wait(SECONDS) == 0
+    assert (tmp_path / "drained").exists()
+    until_gone(exporter)
+    assert left_in(tmp_path) == []
+
+
+def test_an_exporter_that_ends_is_started_again_and_ends_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    port = free_port()
+    ours = start(0.1, port)
+    run, worker = started(tmp_path / "run"), started(tmp_path / "worker")
+    for _ in range(2):
+        metrics(port)
+        os.kill(exporter_of(ours, worker), signal.SIGKILL)
+        metrics(port)
+    assert ours.poll() is None
+    assert _is_alive(run)
+    ours.terminate()
+    assert ours.wait(SECONDS) == 0
+    assert (tmp_path / "drained").exists()
+
+
+def test_a_worker_works_without_the_port_of_its_metrics(
+    start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ours = start(0.1, taken.getsockname()[1])
+        started(tmp_path / "run")
+        deadline = time.monotonic() + SECONDS
+        said = ""
+        while "/metrics cannot be served on 127.0.0.1, port" not in said:
+            assert time.monotonic() < deadline
+            said += capfd.readouterr().err
+            time.sleep(0.05)
+        ours.terminate()
+        assert ours.wait(SECONDS) == 0
+    assert (tmp_path / "drained").exists()
+
+
+def test_a_worker_works_without_a_place_for_its_metrics(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "home").touch()
+    ours = start(0.1, free_port())
+    started(tmp_path / "run")
+    ours.terminate()
+    assert ours.wait(SECONDS) == 0
+    assert (tmp_path / "drained").exists()
+
+
+def test_no_exporter_outlives_the_command(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    ours = start(99, port)
+    started(tmp_path / "run")
+    exporter = exporter_of(ours, started(tmp_path / "worker"))
+    metrics(port)
+    ours.kill()
+    until_gone(exporter)
+    assert left_in(tmp_path) == []
