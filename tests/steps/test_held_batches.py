@@ -10,6 +10,7 @@ import pytest
 from batchyard import intervals
 from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
+from batchyard.metric_families import BATCHES_HELD, LEASES_LOST
 from batchyard.services.held_batches import HeldBatches
 from tests.steps.conftest import Yard, chat_line
 
@@ -77,6 +78,7 @@ async def test_a_batch_that_this_process_claims_again_is_worked_on_once(
 
         with pytest.raises(LeaseLost):
             await work()
+        assert held.figures().counters == {LEASES_LOST.name: {"batch": 1}}
         # The end of the older claim has not taken the newer one along.
         assert await claimed_by(yard, "other") == 0
         await held.release(batch_id)
@@ -92,6 +94,7 @@ async def test_no_work_begins_on_a_batch_that_was_lost_before(yard: Yard, batch_
         assert await held.claim(1) == [batch_id]
         await run_out(yard)
         assert await claimed_by(yard, "other") == 1
+        assert held.figures().gauges == {BATCHES_HELD.name: 1}
         while not held._held[batch_id].is_lost:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
 
@@ -103,6 +106,7 @@ async def test_no_work_begins_on_a_batch_that_was_lost_before(yard: Yard, batch_
 
         with pytest.raises(LeaseLost):
             await work()
+        assert held.figures().counters == {LEASES_LOST.name: {"batch": 1}}
     assert not has_begun
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreUnavailable
+from batchyard.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, WINDOW
 from batchyard.runner.run import Runner
 from batchyard.services import patience
 from batchyard.store import RunnerKind
@@ -204,6 +205,7 @@ async def test_the_end_of_a_lost_claim_leaves_a_newer_one_alone(yard: Yard) -> N
         async with asyncio.timeout(SOON_SECONDS):
             assert await running is None
         assert runner._held[batch_id, 0] is new
+        assert runner.figures().counters[LEASES_LOST.name] == {"chunk": 1}
         await leases.aclose()  # type: ignore[attr-defined] # it is a generator
 
 
@@ -216,3 +218,20 @@ async def test_a_runner_that_is_cancelled_gives_its_chunks_back(
     await pool.cancel()
     others = await yard.services.store.chunks.claim(model=MODEL, owner="other", lease_seconds=60)
     assert [lease.epoch for lease in others] == [2]
+
+
+async def test_a_runners_numbers_are_those_of_its_engine_while_it_serves(yard: Yard) -> None:
+    """And there are some before it serves, and after."""
+    yard.use(StubEngine(MODEL, max_num_seqs=8, latency=3600.0))
+    batch_id = await yard.prepared(lines(3))
+    runner = Runner(yard.services, MODEL, batch_id=batch_id)
+    nothing = dict.fromkeys((each.name for each in (READY, INFLIGHT, QUEUED, WINDOW)), 0)
+    assert runner.figures().gauges == nothing
+    async with runner:
+        serving = asyncio.create_task(runner.serve())
+        await until(lambda: yard.engine.running == 3)
+        now = {READY.name: 1, INFLIGHT.name: 3, QUEUED.name: 0, WINDOW.name: 16}
+        assert runner.figures().gauges == now
+        serving.cancel()
+        await asyncio.wait([serving])
+    assert runner.figures().gauges == nothing

@@ -16,6 +16,7 @@ from batchyard.engine.base import Abort
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.engine.warm import WarmEngine
 from batchyard.errors import EngineLost
+from batchyard.metric_families import LINE_SECONDS, RESTARTS, RETRIES, SUM
 from batchyard.results import NoAnswerCode, Outcome
 from batchyard.runner import window as window_module
 from batchyard.runner.hang_watch import LOOKS, HangWatch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
     from batchyard.engine.base import Engine, EngineAnswer, EngineRequest, StartProgress
+    from batchyard.metric_families import Family
     from batchyard.results import ResultLine
 
 SOON_SECONDS = 5.0
@@ -872,3 +874,48 @@ async def test_a_request_that_was_alone_at_two_deaths_is_not_tried_a_third_time(
         await a.has(1)
     assert json.loads(a.results[1].line)["error"]["code"] == NoAnswerCode.ENGINE_CRASH
     assert runs_of(engine, "a") == 2
+
+
+def counted(window: Window, family: Family) -> dict[str, float]:
+    """The counts that are not 0."""
+    return {label: n for label, n in window.counts.counters()[family.name].items() if n}
+
+
+async def test_attempts_after_a_failure_are_counted_by_its_kind() -> None:
+    faults = [
+        Fault(FaultKind.ANSWER, lambda body, kind=kind: kind in body, status=status, times=2)
+        for kind, status in ((b"busy", 429), (b"broken", 503), (b"late", 408))
+    ]
+    lost = Fault(FaultKind.CONNECTION_LOST, lambda body: b"lost" in body, times=1)
+    final = Fault(FaultKind.ANSWER, lambda body: b"refused" in body, status=400)
+    engine = stub(faults=[*faults, lost, final])
+    async with opened(engine, retry=RetryPolicy(5, 0.001)) as window:
+        a = Owner(window, "a")
+        await a.submit("busy", "broken", "late", "lost", "refused", "quick")
+        await a.has(6)
+        expected = {"http_429": 2, "http_5xx": 2, "http_408": 2, "connection_lost": 1}
+        assert counted(window, RETRIES) == expected
+        # A lost connection is no answer.
+        buckets = counted(window, LINE_SECONDS)
+        seconds = buckets.pop(SUM)
+        assert sum(buckets.values()) == 12
+        assert 0 < seconds < SOON_SECONDS
+
+
+@pytest.mark.parametrize(("kind", "how"), [(FaultKind.DEATH, "lost"), (FaultKind.FREEZE, "hung")])
+async def test_restarts_are_counted_by_how_the_engine_was_lost(kind: FaultKind, how: str) -> None:
+    engine = stub(faults=[Fault(kind, lambda body: b"bad" in body, times=1)])
+    async with opened(engine, hang_seconds=HANG_SECONDS) as window:
+        a = Owner(window, "a")
+        await a.submit("bad")
+        await a.has(1)
+        assert counted(window, RESTARTS) == {how: 1}
+        assert counted(window, RETRIES) == {"engine_lost": 1}
+
+
+async def test_every_kind_of_retry_is_there_before_it_happens() -> None:
+    """Prometheus sees no increase in a number that begins with 1."""
+    async with opened(stub()) as window:
+        counters = window.counts.counters()
+        assert set(counters[RETRIES.name].values()) == {0}
+        assert counters[RESTARTS.name] == {"lost": 0, "hung": 0, "error": 0}
