@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VERSIONS = ("1.30", "1.37")
 """Of Kubernetes: the oldest that the chart allows, and the newest whose schemas there are."""
-CUSTOM = ("HTTPRoute", "ScaledObject", "TriggerAuthentication")
+CUSTOM = ("HTTPRoute", "PodMonitor", "ScaledObject", "TriggerAuthentication")
 """Kinds that Kubernetes itself does not know; kubernetes-validate has no schema for them."""
 SMALLEST, TRIAL = CHART / "ci/smallest-values.yaml", CHART / "ci/trial-values.yaml"
 PRODUCTION, JOBS = CHART / "ci/production-values.yaml", CHART / "ci/jobs-values.yaml"
@@ -217,7 +217,7 @@ def test_a_runner_has_the_gpus_of_its_limits_and_no_slots() -> None:
     documents = rendered(PRODUCTION)
     pod = one(documents, "Deployment", "by-runner-big-gpu")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["args"] == ["batchyard", "worker", "big_gpu", "--limit", "1"]
+    assert container["args"][:5] == ["batchyard", "worker", "big_gpu", "--limit", "1"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
     assert container["resources"]["requests"] == {"cpu": "4", "memory": "32Gi"}
     assert pod["runtimeClassName"] == "nvidia"
@@ -273,6 +273,46 @@ def test_only_the_api_can_be_connected_to() -> None:
     (rule,) = one(documents, "NetworkPolicy", "by-api")["spec"]["ingress"]
     assert rule["ports"] == [{"port": "http", "protocol": "TCP"}]
     assert len(rule["from"]) == 1
+
+
+def test_only_prometheus_can_connect_to_the_metrics_of_workers() -> None:
+    documents = rendered(PRODUCTION)
+    policy = one(documents, "NetworkPolicy", "by-metrics")["spec"]
+    (rule,) = policy["ingress"]
+    assert rule["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    assert len(rule["from"]) == 1
+    for sets in ("networkPolicy.metricsFrom=[]", "metrics.enabled=false"):
+        names = {each["metadata"]["name"] for each in rendered(PRODUCTION, sets)}
+        # An empty `from` would let everybody in.
+        assert "by-metrics" not in names
+
+
+@every_values_file
+def test_each_worker_serves_its_metrics_on_the_port_that_is_scraped(values: Path) -> None:
+    for where, pod in pod_specs(rendered(values)):
+        (container,) = pod["containers"]
+        if "worker" in container["args"]:
+            host, port = container["args"][-3], container["args"][-1]
+            assert (host, port) == ("0.0.0.0", "9464"), where  # noqa: S104 - a pod's own address
+            assert container["ports"] == [{"name": "metrics", "containerPort": 9464}]
+    for where, pod in pod_specs(rendered(values, "metrics.enabled=false")):
+        (container,) = pod["containers"]
+        assert "--metrics-port" not in container["args"], where
+        assert "metrics" not in {each["name"] for each in container.get("ports", [])}
+
+
+def test_a_pod_monitor_finds_the_pods_of_workers() -> None:
+    """Prometheus Operator finds the object by its labels."""
+    documents = rendered(PRODUCTION)
+    monitor = one(documents, "PodMonitor", "by")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "30s"}
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    runner = one(documents, "Deployment", "by-runner-gpu")["spec"]["template"]
+    assert wanted <= runner["metadata"]["labels"].items()
+    assert not [each for each in rendered(SMALLEST) if each["kind"] == "PodMonitor"]
 
 
 def test_without_runners_there_is_no_cache_and_no_pod_of_a_runner() -> None:
@@ -354,6 +394,8 @@ def test_the_chart_has_the_version_of_the_product() -> None:
         ({"runnerDefaults.keda.maxReplica": 3}, "maxReplica"),
         ({"podSecurityContext.runAsNonRoot": False}, "podSecurityContext"),
         ({"api.ingress.enabled": True}, "hosts"),
+        ({"metrics.port": 80}, "metrics/port"),
+        ({"metrics.podMonitor.interval": "often"}, "interval"),
     ],
     ids=str,
 )

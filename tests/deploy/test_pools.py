@@ -99,6 +99,7 @@ def test_a_job_runs_one_engine_as_a_pod_of_the_chart_does() -> None:
     documents = rendered(TRIAL)
     of_chart = one(documents, "Deployment", "batchyard-runner-gpu")["spec"]["template"]["spec"]
     assert container["args"] == ["batchyard", "execute"]
+    assert container["ports"] == of_chart["containers"][0]["ports"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
     assert container["envFrom"] == [{"secretRef": {"name": "batchyard"}}]
     assert pod["securityContext"] == of_chart["securityContext"]
@@ -126,6 +127,7 @@ def test_a_job_has_what_its_deployment_sets_and_what_the_template_sets() -> None
     assert environment["BATCHYARD_RUNNERS"] == "pool"
     assert environment["BATCHYARD_HOME"] == "/var/lib/batchyard"
     assert environment["BATCHYARD_DRAIN_SECONDS"] == "300"
+    assert environment["BATCHYARD_METRICS_PORT"] == "9464"
     assert environment["PREFECT__FLOW_RUN_ID"]
     ours = {name for name in environment if not name.startswith("PREFECT__")}
     # Prefect's worker adds it for `prefect flow-run execute`, which we do not run.

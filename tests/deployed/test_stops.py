@@ -16,6 +16,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.run_states import STOPPED
 from batchyard.store import RunnerKind
 from tests.deployed.conftest import executed_again, until
+from tests.services.prefect import free_port
 
 if TYPE_CHECKING:
     from tests.deployed.conftest import Deployment
@@ -43,16 +44,34 @@ async def ids_of_running(deployment: Deployment, flow: str) -> set[str]:
     return {run["id"] for run in await deployment.running(flow)}
 
 
+async def is_busy(deployment: Deployment, url: str) -> bool:
+    """Whether the page of metrics says that requests are in the engine of the first test."""
+    async with deployment.api.get(url) as answer:
+        page = await answer.text()
+    own = 'batchyard_engine_inflight{model="drained",engine="remote"} '
+    return any(line.startswith(own) and float(line.split()[-1]) > 0 for line in page.splitlines())
+
+
 async def test_a_stopped_runner_finishes_what_is_in_its_engine(deployment: Deployment) -> None:
-    """No request runs twice, and the next runner need not wait for a lease to end."""
+    """No request runs twice, and the next runner need not wait for a lease to end.
+
+    The worker's metrics tell of it until then.
+    """
     await deployment.send_runners_away()
-    await restart(deployment, "gpu", **LONG_LEASE, BATCHYARD_DRAIN_SECONDS="60")
+    url = f"http://127.0.0.1:{(port := free_port())}/metrics"
+    more = {"BATCHYARD_DRAIN_SECONDS": "60", "BATCHYARD_METRICS_PORT": str(port)}
+    await restart(deployment, "gpu", **LONG_LEASE, **more)
     engine = await deployment.serve("drained", latency=1.0, max_num_seqs=4)
     source, _ = deployment.input("drained", 60)
     batch_id = await deployment.submit(source)
     await deployment.answered(batch_id, 4)
     stopped = await ids_of_running(deployment, "run-chunks")
-    await asyncio.to_thread(deployment.server.stop, "gpu", 90)
+    await until(lambda: is_busy(deployment, url))
+    stopping = asyncio.create_task(asyncio.to_thread(deployment.server.stop, "gpu", 90))
+    await asyncio.sleep(0.3)
+    assert await is_busy(deployment, url)
+    assert not stopping.done()
+    await stopping
     state = await state_of_ended(deployment, stopped)
     assert (state["type"], state["name"]) == ("COMPLETED", STOPPED)
     assert not await deployment.services.store.runners.live(

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from batchyard.engine import vllm
 from batchyard.errors import EngineLost, EngineStartFailed
+from batchyard.exporter.page import make_page
 from batchyard.results import Outcome
 from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
+from batchyard.services.published import FOLDER_VARIABLE, Figures, publishing
 from tests.contract.engine.conftest import (
     CHAT,
     ROOT,
@@ -134,6 +137,27 @@ async def test_only_we_can_reach_the_engine(session_vllm: VllmEngine) -> None:
     modes = [running.socket_path, running.folder, running.log_path]
 
     assert [stat.S_IMODE(path.stat().st_mode) for path in modes] == [0o600, 0o700, 0o600]
+
+
+@in_session_loop
+async def test_its_metrics_are_on_the_exporters_page_with_our_labels(
+    session_vllm: VllmEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them: nothing that vLLM exports is taken for a bad line."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    figures = Figures(socket=str(session_vllm.metrics_socket))
+    async with publishing({"model": "m", "engine": "0"}, lambda: figures):
+        pass
+    async with publishing({"model": "m", "engine": "0"}, lambda: figures):
+        page = await make_page(tmp_path, ["0"], {})
+    found = {one.name: one for each in parsed(page) for one in each.samples}
+    assert found["batchyard_engine_scrape_ok"].value == 1
+    assert found["batchyard_engine_scrape_refused_lines"].value == 0
+    running = found["vllm:num_requests_running"]
+    ours = {"batchyard_model": "m", "batchyard_engine": "0"}
+    assert running.labels == ours | {"engine": "0", "model_name": "tiny-chat"}
+    theirs = {one.name for each in parsed(await session_vllm.metrics()) for one in each.samples}
+    assert theirs <= found.keys()
 
 
 @in_session_loop

@@ -61,6 +61,18 @@ securityContext:
 {{- end }}
 {{- end }}
 
+{{/* What the commands of workers end with, and the port that it opens. */}}
+{{- define "batchyard.metricsArgs" -}}
+{{- if .Values.metrics.enabled }}, --metrics-host, 0.0.0.0, --metrics-port, {{ .Values.metrics.port | int | toString | quote }}{{ end }}
+{{- end }}
+
+{{- define "batchyard.metricsPorts" -}}
+{{- if .Values.metrics.enabled -}}
+ports:
+  - { name: metrics, containerPort: {{ .Values.metrics.port | int }} }
+{{- end }}
+{{- end }}
+
 {{- define "batchyard.envFrom" -}}
 envFrom:
   - secretRef: { name: {{ include "batchyard.secret" . }} }
