@@ -158,6 +158,19 @@ async def test_counters_continue_over_processes_and_gauges_end_with_theirs(folde
     assert files_in(folder, "*.json") == 1
 
 
+async def test_the_last_numbers_of_a_process_are_published(folder: Path) -> None:
+    """Also those of the time after its last look at the clock."""
+    counts = {"http_429": 1.0}
+
+    def read() -> Figures:
+        return Figures(counters={RETRIES.name: dict(counts)})
+
+    async with publishing({"model": "m", "engine": "0"}, read):
+        await until_published(folder)
+        counts["http_429"] = 5.0
+    assert values(await make_page(folder, [], WORKER), RETRIES.name) == {("m", "0", "http_429"): 5}
+
+
 async def test_a_process_that_was_killed_has_no_gauges(folder: Path) -> None:
     """Its file is still there, and says what was true then."""
     script = (
@@ -267,6 +280,12 @@ async def test_an_engine_that_misbehaves_costs_its_own_part_only(
     ok = {("bad", "0"): 0, ("good", "1"): 1}
     assert values(page, "batchyard_engine_scrape_ok") == ok
     assert values(page, INFLIGHT.name) == {("bad", "0"): 1, ("good", "1"): 2}
+
+
+async def test_an_engine_that_answers_without_end_is_cut_off() -> None:
+    """At once, and not when its time is up: it may fill the memory before."""
+    async with engine(endless) as socket, asyncio.timeout(scrape.SCRAPE_SECONDS * 0.8):
+        assert await scrape.scrape(socket) is None
 
 
 async def test_an_engine_that_is_gone_is_not_ok(folder: Path, tmp_path: Path) -> None:
