@@ -19,6 +19,8 @@ from tests.deployed.conftest import executed_again, until
 from tests.services.prefect import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.deployed.conftest import Deployment
     from tests.services.prefect import PrefectServer
 
@@ -44,12 +46,20 @@ async def ids_of_running(deployment: Deployment, flow: str) -> set[str]:
     return {run["id"] for run in await deployment.running(flow)}
 
 
-async def is_busy(deployment: Deployment, url: str) -> bool:
-    """Whether the page of metrics says that requests are in the engine of the first test."""
-    async with deployment.api.get(url) as answer:
-        page = await answer.text()
-    own = 'batchyard_engine_inflight{model="drained",engine="remote"} '
-    return any(line.startswith(own) and float(line.split()[-1]) > 0 for line in page.splitlines())
+class Metrics:
+    """The page of metrics of a worker that is started with these ``variables``."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._api = deployment.api
+        self._url = f"http://127.0.0.1:{(port := free_port())}/metrics"
+        self.variables = {"BATCHYARD_METRICS_PORT": str(port)}
+
+    async def has(self, series: str) -> bool:
+        """Whether the number of this series is more than 0."""
+        async with self._api.get(self._url) as answer:
+            lines = (await answer.text()).splitlines()
+        numbers = [line.removeprefix(f"{series} ") for line in lines if line.startswith(series)]
+        return any(float(number) > 0 for number in numbers)
 
 
 async def test_a_stopped_runner_finishes_what_is_in_its_engine(deployment: Deployment) -> None:
@@ -58,18 +68,19 @@ async def test_a_stopped_runner_finishes_what_is_in_its_engine(deployment: Deplo
     The worker's metrics tell of it until then.
     """
     await deployment.send_runners_away()
-    url = f"http://127.0.0.1:{(port := free_port())}/metrics"
-    more = {"BATCHYARD_DRAIN_SECONDS": "60", "BATCHYARD_METRICS_PORT": str(port)}
+    metrics = Metrics(deployment)
+    more = {"BATCHYARD_DRAIN_SECONDS": "60", **metrics.variables}
     await restart(deployment, "gpu", **LONG_LEASE, **more)
     engine = await deployment.serve("drained", latency=1.0, max_num_seqs=4)
     source, _ = deployment.input("drained", 60)
     batch_id = await deployment.submit(source)
     await deployment.answered(batch_id, 4)
     stopped = await ids_of_running(deployment, "run-chunks")
-    await until(lambda: is_busy(deployment, url))
+    in_engine = 'batchyard_engine_inflight{model="drained",engine="remote"}'
+    await until(lambda: metrics.has(in_engine))
     stopping = asyncio.create_task(asyncio.to_thread(deployment.server.stop, "gpu", 90))
     await asyncio.sleep(0.3)
-    assert await is_busy(deployment, url)
+    assert await metrics.has(in_engine)
     assert not stopping.done()
     await stopping
     state = await state_of_ended(deployment, stopped)
@@ -112,11 +123,13 @@ async def test_a_drain_has_an_end(deployment: Deployment) -> None:
 
 async def test_a_stopped_control_worker_hands_its_batches_over(deployment: Deployment) -> None:
     await deployment.send_runners_away()
-    await restart(deployment, "control", **LONG_LEASE)
+    metrics = Metrics(deployment)
+    await restart(deployment, "control", **LONG_LEASE, **metrics.variables)
     await deployment.serve("handed-over", latency=1.0, max_num_seqs=4)
     source, _ = deployment.input("handed-over", 60)
     batch_id = await deployment.submit(source)
     await deployment.answered(batch_id, 4)
+    await until(lambda: metrics.has('batchyard_batches_held{process="run-batches"}'))
     # Not by Prefect's word: it shows what the worker before ours has killed as running.
     (runner,) = await deployment.services.store.runners.live(
         kind=RunnerKind.BATCHES, within_seconds=5
@@ -148,17 +161,19 @@ async def test_a_container_of_a_work_pool_runs_one_flow_run(deployment: Deployme
             return str((await response.json())["id"]) if response.ok else None
 
     flow_run_id = await until(created)
-    await asyncio.to_thread(_execute, deployment.server, flow_run_id)
+    variables = Metrics(deployment).variables | {"PREFECT__FLOW_RUN_ID": flow_run_id}
+    await asyncio.to_thread(_execute, deployment.server, variables)
     assert (await deployment.flow_run(flow_run_id))["state"]["type"] == "COMPLETED"
 
 
-def _execute(server: PrefectServer, flow_run_id: str) -> None:
+def _execute(server: PrefectServer, variables: Mapping[str, str]) -> None:
     done = subprocess.run(
         server.command("batchyard", "execute"),
-        env=server.environment | {"PREFECT__FLOW_RUN_ID": flow_run_id},
+        env={**server.environment, **variables},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "batchyard: /metrics: http://127.0.0.1:" in done.stderr
