@@ -95,7 +95,8 @@ async def _bind(runner: web.AppRunner, options: ExporterOptions) -> None:
             await site.stop()
             await asyncio.sleep(BIND_AGAIN_SECONDS)
         else:
-            _say(f"/metrics: http://{options.host}:{options.port}/metrics")
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            _say(f"/metrics: http://{host}:{options.port}/metrics")
             return
 
 
