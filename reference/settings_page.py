@@ -43,6 +43,12 @@ _OTHERS: Final = {
     "BATCHYARD_API_PORT": "The port of `batchyard serve` and `batchyard up`, if there is no "
     "`--port`. 8000 by default.",
     "BATCHYARD_ENGINE_API_KEY": "The API key of the server at `batchyard run --engine-url`.",
+    "BATCHYARD_METRICS_PORT": "The port on which `batchyard worker` and `batchyard execute` serve "
+    "`/metrics`, if there is no `--metrics-port`.",
+    "BATCHYARD_METRICS_HOST": "The address for it, if there is no `--metrics-host`. 127.0.0.1 by "
+    "default.",
+    "BATCHYARD_METRICS_FOLDER": "Where flow runs write their numbers for it. Set by "
+    "`batchyard worker`; do not set it.",
 }
 
 _INTRODUCTION: Final = """\

@@ -144,7 +144,7 @@ def test_the_doctor_checks_what_the_example_shows() -> None:
 def is_known(words: list[str]) -> bool:
     """Whether there are such a command and such options. `run` passes those of vLLM on."""
     command, rest = APP, words
-    while hasattr(command, "commands") and not rest[0].startswith("-"):
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         if rest[0] not in command.commands:
             return False
         command, rest = command.commands[rest[0]], rest[1:]

@@ -53,16 +53,21 @@ class _Collector(Collector):
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily(
-            "batchyard_build", "The version of this process.", value={"version": __version__}
-        )
-        yield GaugeMetricFamily(
-            "batchyard_database_up",
-            "1 if this process can read the database.",
-            value=float(self._figures is not None),
-        )
-        if self._figures is not None:
-            yield from _families(self._figures)
+        return families_of(self._figures)
+
+
+def families_of(figures: Figures | None) -> Iterator[Metric]:
+    """Each metric with its samples. ``figures`` None: the database does not answer."""
+    yield InfoMetricFamily(
+        "batchyard_build", "The version of this process.", value={"version": __version__}
+    )
+    yield GaugeMetricFamily(
+        "batchyard_database_up",
+        "1 if this process can read the database.",
+        value=float(figures is not None),
+    )
+    if figures is not None:
+        yield from _families(figures)
 
 
 def _families(figures: Figures) -> Iterator[Metric]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VERSIONS = ("1.30", "1.37")
 """Of Kubernetes: the oldest that the chart allows, and the newest whose schemas there are."""
-CUSTOM = ("HTTPRoute", "PodMonitor", "ScaledObject", "TriggerAuthentication")
+CUSTOM = ("HTTPRoute", "PodMonitor", "PrometheusRule", "ScaledObject", "TriggerAuthentication")
 """Kinds that Kubernetes itself does not know; kubernetes-validate has no schema for them."""
 SMALLEST, TRIAL = CHART / "ci/smallest-values.yaml", CHART / "ci/trial-values.yaml"
 PRODUCTION, JOBS = CHART / "ci/production-values.yaml", CHART / "ci/jobs-values.yaml"
@@ -301,14 +301,15 @@ def test_each_worker_serves_its_metrics_on_the_port_that_is_scraped(values: Path
         assert "metrics" not in {each["name"] for each in container.get("ports", [])}
 
 
-def test_a_pod_monitor_finds_the_pods_of_workers() -> None:
+def test_a_pod_monitor_finds_the_pods() -> None:
     """Prometheus Operator finds the object by its labels."""
     documents = rendered(PRODUCTION)
     monitor = one(documents, "PodMonitor", "by")
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "30s"}
+    assert monitor["spec"]["podMetricsEndpoints"] == [
+        {"port": port, "path": "/metrics", "interval": "30s"} for port in ("metrics", "http")
+    ]
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     runner = one(documents, "Deployment", "by-runner-gpu")["spec"]["template"]
     assert wanted <= runner["metadata"]["labels"].items()
