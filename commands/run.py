@@ -130,7 +130,9 @@ def run(
 def check_is_there(place: Location) -> None:
     """Refuse a path without a file, before a Prefect server is started for it."""
     if isinstance(place, LocalFile) and not place.path.exists():
-        raise RequestRefused(f"{place} does not exist", param="input_file", code="object_not_found")
+        raise RequestRefused(
+            f"{place.path.absolute()} does not exist", param="input_file", code="object_not_found"
+        )
 
 
 def errors_beside(output: Location) -> Location | None:

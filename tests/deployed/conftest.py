@@ -269,7 +269,7 @@ async def until(condition: Callable[[], Awaitable[Any]], *, seconds: float = WAI
     """What ``condition`` gives, once it gives something."""
     deadline = time.monotonic() + seconds
     while not (found := await condition()):
-        assert time.monotonic() < deadline, f"not in time: {condition.__qualname__}"
+        assert time.monotonic() < deadline, f"not in time: {condition}"
         await asyncio.sleep(0.1)
     return found
 

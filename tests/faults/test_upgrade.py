@@ -36,9 +36,9 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield opened
 
 
-async def begin(site: Site, nursery: Nursery) -> list[Actor]:
+async def begin(site: Site, nursery: Nursery, latency: float = LATENCY_SECONDS) -> list[Actor]:
     """A process for batches and one for chunks."""
-    parts = {"max_num_seqs": SEATS, "latency": LATENCY_SECONDS}
+    parts = {"max_num_seqs": SEATS, "latency": latency}
     return [await site.start(nursery, role, **parts) for role in ("control", "runner")]
 
 
@@ -108,7 +108,8 @@ async def test_tables_that_older_processes_cannot_use_end_no_batch_of_theirs(
     """It is refused while they are at work. Made all the same, they wait for new ones."""
     version = newer.that_renames(tmp_path / "newer")
     asked = await site.create(lines(400, "renamed"))
-    old = await begin(site, nursery)
+    # So slow that two commands find it under way.
+    old = await begin(site, nursery, latency=0.4)
     await site.answered(asked, 20)
     status, said = await migrate(site, version, "--wait", "1")
     assert status == 1

@@ -27,8 +27,8 @@ from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.store import PATIENCE_SECONDS, upgrade
 from tests.contract.engine.stub_server import API_KEY, serve
+from tests.deployed.conftest import executed_again, until
 from tests.faults.site import Asked, Site
-from tests.flows.deployed import executed_again, until
 from tests.services.nginx import Nginx, running_nginx
 from tests.services.postgres import PostgresCluster, postgres_on
 from tests.services.prefect import PrefectServer, free_port, prefect_server

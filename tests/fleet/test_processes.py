@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from batchyard.store import Quota, RunnerKind
+from tests.deployed.conftest import until
 from tests.fleet.fleet import APIS, in_thread
-from tests.flows.deployed import until
 
 if TYPE_CHECKING:
     from tests.fleet.fleet import Fleet, User

@@ -238,7 +238,7 @@ def everything_shown(client: openai.OpenAI, yard: Yard, ids: list[str], folder: 
     """What the API and the commands say of the batches and of what was told of them."""
     shown = [client.batches.retrieve(each).to_json() for each in ids]
     page = client.get("/deliveries?limit=100", cast_to=dict[str, Any])
-    commands = [f"batchyard show {each}" for each in ids]
+    commands = [f"batchyard show {each}{option}" for each in ids for option in ("", " --json")]
     commands += ["batchyard list --all", "batchyard webhooks list", "batchyard deliveries list"]
     for delivery in page["data"]:
         one = client.get(f"/deliveries/{delivery['id']}", cast_to=dict[str, Any])

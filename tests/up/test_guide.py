@@ -188,7 +188,7 @@ def test_a_batch_of_a_tenant_with_a_priority(yard: Yard, folder: Path) -> None:
         },
     )
     batch_id = bash(text, folder, environment).strip()
-    shown = json.loads(bash(f"batchyard show {batch_id}", folder, environment))
+    shown = json.loads(bash(f"batchyard show {batch_id} --json", folder, environment))
     assert (shown["batchyard"]["tenant"], shown["batchyard"]["priority"]) == ("search", 5)
 
 
