@@ -23,10 +23,17 @@ def podman() -> Iterator[Podman]:
     with (FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another session would remove this one's containers
         podman = make_podman()
+        remove_all(podman)  # what a session has left that was killed: volumes with its passwords
         yield podman
-        podman.run("podman", "rm", "--all", "--force", "--time", "1")
-        podman.run("podman", "volume", "prune", "--force")
-        podman.run("podman", "network", "prune", "--force")
+        remove_all(podman)
+
+
+def remove_all(podman: Podman) -> None:
+    """Remove containers, volumes and networks, not images."""
+    podman.run("podman", "pod", "rm", "--all", "--force", "--time", "1")
+    podman.run("podman", "rm", "--all", "--force", "--time", "1")
+    podman.run("podman", "volume", "prune", "--force")
+    podman.run("podman", "network", "prune", "--force")
 
 
 @pytest.fixture(scope="session")
