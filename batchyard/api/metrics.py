@@ -109,7 +109,7 @@ def _open_batches(
 ) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "batchyard_batches_paused",
-        "Batches in progress that somebody has paused.",
+        "Batches in progress that are paused.",
         value=sum(each.paused for each in batches),
     )
     yield GaugeMetricFamily(

@@ -9,6 +9,7 @@ import msgspec
 from batchyard.lifecycle import STOPPABLE, BatchStatus
 
 if TYPE_CHECKING:
+    from batchyard.batch_error import BatchError
     from batchyard.store import BatchRecord
 
 _OURS = (
@@ -21,6 +22,12 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
     """OpenAI's Batch object, with the fields that it lacks under the key ``batchyard``."""
     ours = {name: getattr(batch, name) for name in _OURS}
     return {**msgspec.to_builtins(batch.to_wire()), "batchyard": ours}
+
+
+def error_words(error: BatchError) -> str:
+    """``line 3: invalid_json_line: …``; without the line, where the error has none."""
+    where = f"line {error.line}: " if error.line is not None else ""
+    return f"{where}{error.code}: {error.message}"
 
 
 def status_words(batch: BatchRecord) -> str:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from batchyard.cli.batch_view import batch_object, status_words
+from batchyard.cli.batch_view import batch_object, error_words, status_words
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import make_table, user_text, write_table
 from batchyard.services.connections import connections
@@ -90,9 +90,8 @@ def _why(batch: BatchRecord) -> str:
     """Why it waits, or why it failed."""
     if batch.errors:
         first, *others = batch.errors
-        where = f"line {first.line}: " if first.line is not None else ""
         more = f" (and {len(others):,} more)" if others else ""
-        return f"{where}{first.code}: {first.message}{more}"
+        return f"{error_words(first)}{more}"
     return (batch.wait_reason or "") if ended_at(batch) is None else ""
 
 

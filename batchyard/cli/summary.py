@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from batchyard.cli.batch_view import status_words
+from batchyard.cli.batch_view import error_words, status_words
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.printable import printable
 from batchyard.services.places import places_of
@@ -36,11 +36,11 @@ async def describe(services: Services, batch: BatchRecord) -> str:
     else:
         head, rest = f"{batch.id} is {status_words(batch)}.", _open_lines(batch, now)
     about = {
-        "model": printable(batch.model or ", ".join(batch.options.models)),
+        "model": batch.model or ", ".join(batch.options.models),
         "endpoint": batch.endpoint,
         "tenant": f"{batch.tenant}, priority {batch.priority}",
         "created": f"{_at(batch.created_at)}, {relative(batch.created_at - now)}",
-        "metadata": printable(", ".join(f"{k}={v}" for k, v in (batch.metadata or {}).items())),
+        "metadata": ", ".join(f"{k}={v}" for k, v in (batch.metadata or {}).items()),
         "retry of": batch.retry_of or "",
     }
     end = ended_at(batch)
@@ -68,7 +68,7 @@ def _open_lines(batch: BatchRecord, now: float) -> list[str]:
 
 
 def _aligned(about: Mapping[str, str]) -> list[str]:
-    return [f"  {name:<9} {value}" for name, value in about.items() if value]
+    return [f"  {name:<9} {printable(value)}" for name, value in about.items() if value]
 
 
 def _at(seconds: float) -> str:
@@ -123,10 +123,7 @@ def _ended(batch: BatchRecord) -> str:
 
 def _errors(batch: BatchRecord) -> list[str]:
     errors = batch.errors or ()
-    lines = []
-    for error in errors[:_ERRORS_SHOWN]:
-        where = f"line {error.line}: " if error.line is not None else ""
-        lines.append(f"  {where}{error.code}: {error.message}")
+    lines = [f"  {error_words(error)}" for error in errors[:_ERRORS_SHOWN]]
     hidden = len(errors) - _ERRORS_SHOWN
     if hidden > 0:
         lines.append(f"  and {hidden} more: batchyard show {batch.id}")
