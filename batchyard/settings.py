@@ -34,6 +34,7 @@ from pydantic_settings import (
 from batchyard.body_policy import REFUSABLE, BodyPolicy, is_host
 from batchyard.errors import SettingsError
 from batchyard.lines import Limits
+from batchyard.logs.setup import Format, Level
 from batchyard.machine import Machine, this_machine
 from batchyard.notify.email import check_address
 from batchyard.settings_sources import (
@@ -135,6 +136,15 @@ class QuotaSettings(_Part):
     """How many tokens, by an estimate, these requests may need together."""
     batches_per_hour: int | None = Field(default=2000, ge=0)
     """How many batches a tenant may create over the HTTP API in any hour; None: no limit."""
+
+
+class LogSettings(_Part):
+    """What the API, the workers and their flow runs log; docs/reference/logs.md has the events."""
+
+    format: Format = "text"
+    """``text``: lines for people; ``json``: one JSON object per line, for a log store."""
+    level: Level = "INFO"
+    """Log events of this level and above: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
 
 class SmtpSettings(_Part):
@@ -277,6 +287,7 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     bodies: BodySettings = BodySettings()
     smtp: SmtpSettings = SmtpSettings()
+    log: LogSettings = LogSettings()
     webhook_data: Literal["thin", "full"] = "thin"
     """``thin``: an event has only the batch's id, like OpenAI's; ``full``: also its counts, files
     and usage."""

@@ -12,6 +12,7 @@ from batchyard.delivery.deliver import Deliverer
 from batchyard.delivery.redeliver import redeliver
 from batchyard.errors import DispatchFailed, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.logs import event_logger
 from batchyard.run_states import UNPUBLISHED
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _DELIVERY_SECONDS = 20.0
 """How long a user waits at most for receivers that do not answer."""
@@ -98,7 +99,7 @@ async def _deliver(services: Services) -> None:
         async with Deliverer(services) as deliverer:
             await deliverer.deliver_due(_DELIVERY_SECONDS)
     except StoreError as error:
-        logger.warning("deliveries.not_made %s", error)
+        log.warning("deliveries.not_sent", error)
 
 
 async def _check_prefect(url: str) -> None:

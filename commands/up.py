@@ -30,6 +30,7 @@ from batchyard.cli.offline import offline_services
 from batchyard.cli.say import say
 from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
 from batchyard.errors import SettingsError
+from batchyard.logs.rotation import rotate
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
@@ -197,6 +198,9 @@ class Everything:
             for name, program in self._programs.items():
                 if not program.is_running:
                     raise SettingsError(f"{name} has ended; its log: {self._log(name)}")
+                # A full disk ends no process; the log is rotated when there is room.
+                with contextlib.suppress(OSError):
+                    rotate(self._log(name))
             time.sleep(0.5)
 
     def stop(self) -> None:

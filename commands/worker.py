@@ -18,6 +18,7 @@ from batchyard.cli.offline import services_with_tables
 from batchyard.cli.say import say
 from batchyard.dispatch import PrefectApi, checked_api_url
 from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.logs.setup import prefect_variables
 from batchyard.runner.slot import slots_of
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
@@ -79,7 +80,9 @@ def worker(
     for name, what in connections(settings).items():
         say(f"{name}: {what}")
     asyncio.run(_until_it_can_work(pool))
-    environment = {_QUERY_VARIABLE: _QUERY_SECONDS} | os.environ
+    environment = (
+        {_QUERY_VARIABLE: _QUERY_SECONDS} | prefect_variables(settings.log.format) | os.environ
+    )
     if (path := config_file()) is not None:
         environment[CONFIG_VARIABLE] = str(path)
     words = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
@@ -116,8 +119,9 @@ def execute(metrics_port: _MetricsPort = None, metrics_host: _MetricsHost = _MET
             f"{_FLOW_RUN_VARIABLE} is not set: this command is for containers that a Prefect "
             "worker starts."
         )
+    settings = read_settings()
+    os.environ |= prefect_variables(settings.log.format) | os.environ
     if metrics_port is not None:
-        settings = read_settings()
         # It ends with this process, which becomes another program and cannot watch it.
         os.environ |= _exporter(settings, settings.pool, metrics_host, metrics_port).variables
     sys.stdout.flush()

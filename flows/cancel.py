@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -21,6 +20,7 @@ from batchyard.errors import (
     StoreError,
     TransitionConflict,
 )
+from batchyard.logs import event_logger
 from flows.worker import worker_services
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from batchyard.services.services import Services
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _ASK_SECONDS = 5.0
 """Prefect kills a process that has not ended half a minute after it was asked to."""
@@ -60,7 +60,7 @@ async def _cancel_if_asked(services: Services, batch_id: str) -> None:
             if found.state is not None and found.state.is_cancelling():
                 await services.store.batches.cancel(batch_id)
     except (PrefectException, HTTPError, OSError, StoreError) as error:
-        logger.warning("batch.not_cancelled batch=%s %s", batch_id, type(error).__name__)
+        log.warning("batch.not_cancelled", type(error).__name__, batch=batch_id)
 
 
 async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None:  # noqa: ARG001

@@ -8,7 +8,6 @@ status that a batch has entered.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from batchyard.dispatch import (
     report_status_changes,
 )
 from batchyard.errors import StoreError
+from batchyard.logs import event_logger
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.services import as_current
 from batchyard.services.stop_batch import stop_failed
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _LOOK_SECONDS = 2.0
 _RECONCILE_EVERY = 5
@@ -110,7 +110,7 @@ async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> No
                     await reconcile(services)
                 looks += 1
         except Exception as error:  # noqa: BLE001 - the next look may go better; batches wait
-            logger.warning("scheduler.failed %s", type(error).__name__)
+            log.warning("scheduler.failed", type(error).__name__)
         await asyncio.sleep(_LOOK_SECONDS)
 
 
@@ -131,16 +131,16 @@ async def _keep_reporting(services: Services, api: PrefectApi, owner: str) -> No
             pause = _LOOK_SECONDS
             if trouble != type(error).__name__:
                 trouble = type(error).__name__
-                logger.warning("status_changes.not_told %s", trouble)
+                log.warning("status_changes.not_reported", trouble)
         await asyncio.sleep(pause)
 
 
 async def _stop_batches_of(services: Services, given_up: GivenUp) -> None:
     """Stop the batches of a model that no machine serves; their finished lines are kept."""
     for batch_id in await services.store.batches.in_progress_of(given_up.model):
-        logger.warning("batch.stopped batch=%s %s", batch_id, given_up.error)
+        log.warning("batch.stopped", given_up.error, batch=batch_id)
         try:
             await stop_failed(services, batch_id, given_up.error)
         except StoreError as error:
             # The others are stopped now; this one when its model fails again.
-            logger.warning("batch.not_stopped batch=%s %s", batch_id, error)
+            log.warning("batch.not_stopped", error, batch=batch_id)

@@ -7,7 +7,6 @@ the same time, on any machine: each change is made once.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from batchyard.dispatch import (
     ensure_batch_runner,
 )
 from batchyard.errors import BatchyardError
+from batchyard.logs import event_logger
 from batchyard.run_states import STOPPED
 from batchyard.services.log_words import describe
 from batchyard.services.storage_mark import keep_marking
@@ -37,7 +37,7 @@ from flows.worker import worker_services
 if TYPE_CHECKING:
     from batchyard.services.services import Services
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _LOOK_SECONDS = 10.0
 _PASS_SECONDS = 60.0
@@ -148,4 +148,4 @@ class Reconciler:
         """Once, until it changes."""
         if self._trouble != (trouble := describe(error)):
             self._trouble = trouble
-            logger.warning("reconciler.failed %s", trouble)
+            log.warning("reconciler.failed", trouble)

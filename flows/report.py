@@ -6,7 +6,6 @@ No prompt, answer, URL query or key is in either.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from prefect.exceptions import PrefectException
 
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
+from batchyard.logs import event_logger
 from batchyard.services.places import places_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _PROGRESS_SECONDS = 3.0
 _NOT_SHOWN = (PrefectException, HTTPError, OSError, StoreError)
@@ -64,7 +64,7 @@ async def report_batch(services: Services, batch: BatchRecord) -> None:
             description=_headline(batch),
         )
     except _NOT_SHOWN as error:
-        logger.warning("report.not_shown batch=%s %s", batch.id, error)
+        log.warning("report.not_shown", error, batch=batch.id)
 
 
 def _headline(batch: BatchRecord) -> str:
@@ -109,7 +109,7 @@ class _ProgressBar:
                 )
             self._shown = shown
         except _NOT_SHOWN as error:
-            logger.warning("progress.not_shown batch=%s %s", self._batch.id, error)
+            log.warning("progress.not_shown", error, batch=self._batch.id)
 
 
 def _expectation(batch: BatchRecord) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from batchyard.errors import (
     StorageError,
     StoreError,
 )
+from batchyard.logs import event_logger
 from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF, STOPPED
 from batchyard.runner.machine_pause import MachinePaused, check_machine, record_failure
 from batchyard.runner.run import Runner
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _RECORD_SECONDS = 30.0
 """For Prefect to record the last chunks, which are done."""
@@ -164,4 +164,9 @@ async def _record(lease: ChunkLease, work: asyncio.Task[ChunkTally | None]) -> N
     try:
         await run_chunk(lease.batch_id, lease.index, work)
     except Exception as error:  # noqa: BLE001 - Prefect's and its HTTP client's: no chunk's matter
-        logger.warning("chunk.not_recorded chunk=%s %s", lease.key, describe(error))
+        log.warning(
+            "chunk.not_recorded",
+            describe(error),
+            batch=lease.batch_id,
+            chunk=lease.index,
+        )

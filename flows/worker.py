@@ -13,6 +13,7 @@ from prefect.exceptions import PrefectException
 
 from batchyard.dispatch import OfferedModels, block_name
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
+from batchyard.logs import event_logger
 from batchyard.services.connections import connections_line
 from batchyard.services.engine_python import engine_python
 from batchyard.services.services import Services, current_services, open_services
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import Engine
 
+
+log = event_logger(__name__)
 
 B = TypeVar("B", bound="Block")
 C = TypeVar("C")
@@ -46,8 +49,8 @@ async def worker_services() -> AsyncIterator[Services]:
     check_shared_database(settings)
     # Prefect hands on what its extra loggers let through, by default no more than warnings.
     ours = logging.getLogger("batchyard")
-    ours.setLevel(logging.INFO)
-    ours.info("flow_run.uses %s", connections_line(settings))
+    ours.setLevel(settings.log.level)
+    log.info("flow_run.uses", connections_line(settings))
 
     async def engine_for(model: str) -> Engine:
         return await engine_from_block(settings, model)

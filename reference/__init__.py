@@ -10,7 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from reference import api_page, cli_page, errors_page, events_page, metrics_page, settings_page
+from reference import (
+    api_page,
+    cli_page,
+    errors_page,
+    events_page,
+    logs_page,
+    metrics_page,
+    settings_page,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +31,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "api.md": api_page.page,
     "errors.md": errors_page.page,
     "events.md": events_page.page,
+    "logs.md": logs_page.page,
     "metrics.md": metrics_page.page,
 }
 

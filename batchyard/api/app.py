@@ -5,7 +5,6 @@ A new resource is a router in its own file, and an entry of ``_ROUTERS``.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
 from batchyard.api.openapi import DescribedApi
 from batchyard.api.route import operation_id
+from batchyard.logs import event_logger
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from batchyard.settings import Settings
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _ROUTERS = (
     files.router,
@@ -110,9 +110,15 @@ class RequestIds:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            logger.info("api.client_left %s %s", request_id, scope["path"])
-        except Exception:
-            logger.exception("api.failed %s %s %s", request_id, scope["method"], scope["path"])
+            log.info("api.client_left", request=request_id, path=scope["path"])
+        except Exception as error:
+            log.error(
+                "api.failed",
+                cause=error,
+                request=request_id,
+                method=scope["method"],
+                path=scope["path"],
+            )
             if has_started:
                 # The connection breaks off, so that the client sees that something is missing.
                 raise

@@ -5,7 +5,6 @@ The SDKs read nothing else, and retry 408, 409, 429 and 5xx unless a header tell
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,13 +23,14 @@ from batchyard.errors import (
     StorageFull,
     TransitionConflict,
 )
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastapi import FastAPI, Request, Response
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 RETRY_AFTER_SECONDS: Final = 5
 FULL_RETRY_AFTER_SECONDS: Final = 60
@@ -174,10 +174,16 @@ async def _api_error(_: Request, error: Any) -> Response:
 async def _batchyard_error(request: Request, error: Any) -> Response:
     answered = as_api_error(error)
     if answered.status >= 500:
-        where = (request.state.request_id, request.method, request.url.path)
         # Of what will pass the message is enough; a defect needs its traceback.
         defect = None if error.is_retriable else error
-        logger.error("api.failed %s %s %s: %s", *where, error, exc_info=defect)
+        log.error(
+            "api.failed",
+            error,
+            cause=defect,
+            request=request.state.request_id,
+            method=request.method,
+            path=request.url.path,
+        )
     return answered.to_response()
 
 

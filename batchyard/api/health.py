@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from batchyard.api.errors import ApiError
 from batchyard.api.metrics import metrics_page
 from batchyard.errors import BatchyardError, ObjectNotFound
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store.figures import Figures
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def health_of(services: Services, prefect: Callable[[], Awaitable[bool | None]])
         try:
             return await services.store.figures.read()
         except BatchyardError as error:
-            logger.warning("metrics.not_read %s", error)
+            log.warning("metrics.not_read", error)
             return None
 
     return Health(Kept(figures), Kept(parts))
@@ -133,7 +133,7 @@ async def _works(question: Awaitable[object]) -> bool:
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await question
     except (BatchyardError, TimeoutError) as error:
-        logger.warning("health.failed %s", error)
+        log.warning("health.failed", error)
         return False
     return True
 

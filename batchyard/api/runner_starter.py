@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.errors import BatchyardError, SettingsError
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from batchyard.services.services import Services
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _GATHER_SECONDS = 0.05
 _PAUSE_SECONDS = 1.0
@@ -69,7 +69,7 @@ class RunnerStarter:
     def _failed(self, reason: str) -> None:
         self._wanted.set()
         if reason != self._failure:
-            logger.warning("runner.not_woken %s", reason)
+            log.warning("runner.not_started", reason)
         self._failure = reason
 
 
@@ -79,7 +79,7 @@ async def starting_runners(app: FastAPI) -> AsyncIterator[None]:
     try:
         prefect = PrefectApi.from_environment()
     except SettingsError as error:
-        logger.warning("runner.not_woken %s Batches wait until somebody runs them.", error)
+        log.warning("runner.not_started", f"{error} Batches wait until somebody runs them.")
         app.state.request_runner = lambda: None
         yield
         return

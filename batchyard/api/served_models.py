@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +16,7 @@ from batchyard.api.json_response import JsonResponse
 from batchyard.api.route import Route
 from batchyard.dispatch import PrefectApi
 from batchyard.errors import BatchyardError, SettingsError
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from batchyard.dispatch import OfferedModel
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _KEPT_SECONDS = 5.0
 _PATIENCE_SECONDS = 5.0
@@ -85,7 +85,7 @@ class ModelCatalogue:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             failure = f"Prefect's answer is not as expected ({type(error).__name__})."
         if failure is not None and failure != self._failure:
-            logger.warning("models.not_read %s", failure)
+            log.warning("models.not_read", failure)
         self._failure = failure
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 import uvicorn
@@ -16,12 +16,15 @@ from batchyard.cli.header_deadline import HeaderDeadlineProtocol
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import services_with_tables
 from batchyard.errors import SettingsError
+from batchyard.logs.setup import logging_config
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from batchyard.settings import LogSettings
 
 DEFAULT_PORT: Final = 8000
 PORT_VARIABLE: Final = "BATCHYARD_API_PORT"
@@ -32,14 +35,6 @@ _GRACE_SECONDS = 15
 """How long uploads and downloads have to finish after a stop."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep an idle connection, or they would send into one that just closed."""
-_LOG: dict[str, Any] = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["stderr"], "level": "WARNING"},
-    "loggers": {"batchyard": {"level": "INFO"}},
-}
 
 
 def serve(
@@ -63,9 +58,10 @@ def serve(
         key_file = asyncio.run(_prepare())
         typer.echo(f"API:  http://{_authority(host, listener)}/v1")
         typer.echo(f"Key:  {f'in {key_file}' if key_file else 'batchyard keys create NAME'}")
-        for name, what in connections(read_settings()).items():
+        settings = read_settings()
+        for name, what in connections(settings).items():
             typer.echo(f"{name}: {what}")
-        _serve(listener, workers)
+        _serve(listener, workers, settings.log)
 
 
 @contextlib.contextmanager
@@ -92,7 +88,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _serve(listener: socket.socket, workers: int) -> None:
+def _serve(listener: socket.socket, workers: int, log: LogSettings) -> None:
     config = uvicorn.Config(
         _APPLICATION,
         factory=True,
@@ -100,7 +96,7 @@ def _serve(listener: socket.socket, workers: int) -> None:
         workers=workers,
         lifespan="on",
         access_log=False,
-        log_config=_LOG,
+        log_config=logging_config(log.format, log.level),
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_GRACE_SECONDS,

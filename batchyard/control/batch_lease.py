@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from contextlib import asynccontextmanager, nullcontext
 from enum import StrEnum
@@ -21,6 +20,7 @@ from batchyard.errors import (
     TransitionConflict,
 )
 from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
+from batchyard.logs import event_logger
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.stop_batch import stop_failed
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from batchyard.services.held_batches import HeldBatch
     from batchyard.services.services import Services
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _SETTLE_SECONDS = 10.0
 _SETTLE_POLL_SECONDS = 0.1
@@ -98,13 +98,13 @@ class LeasedBatch:
             async with self._around(step):
                 yield
         except TransitionConflict as error:
-            logger.info("batch.turned batch=%s %s", self.id, error)
+            log.info("batch.status_changed", error, batch=self.id)
         except LeaseLost:
             raise
         except BatchyardError as error:
             if self._status not in STOPPABLE or await _is_passing(self._services, self.id, error):
                 raise
-            logger.warning("batch.stopped batch=%s %s: %s", self.id, error.code, error)
+            log.warning("batch.stopped", error, batch=self.id, error_code=error.code)
             await stop_failed(self._services, self.id, error, self.epoch)
 
     async def until_run(self) -> int:

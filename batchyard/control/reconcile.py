@@ -5,15 +5,16 @@ Any process may run it at any time, any number of times.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord, RunnerRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _ENDED_RUNNERS_KEPT_SECONDS = 7 * 86_400
 _RENEWED_LATE_SECONDS = 2.0
@@ -38,14 +39,11 @@ async def reconcile(services: Services) -> Reconciled:
     store = services.store
     overdue = await store.batches.expire_overdue()
     for batch in overdue:
-        logger.info("batch.overdue batch=%s status=%s", batch.id, batch.status.value)
+        log.info("batch.overdue", batch=batch.id, status=batch.status.value)
     lost = await store.runners.lose(services.settings.lease_seconds)
     for runner in lost:
-        logger.warning(
-            "runner.lost runner=%s model=%s flow_run=%s",
-            runner.id,
-            runner.model,
-            runner.flow_run_id,
+        log.warning(
+            "runner.lost", runner=runner.id, model=runner.model, flow_run=runner.flow_run_id
         )
     put_back = await store.chunks.put_back()
     await store.runners.prune(_ENDED_RUNNERS_KEPT_SECONDS)

@@ -6,7 +6,6 @@ The same process sends the notifications that are due, of any batch.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from batchyard import intervals
 from batchyard.delivery.deliver import Deliverer
 from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import TERMINAL
+from batchyard.logs import event_logger
 from batchyard.services.held_batches import AGAIN_AFTER_SECONDS
 from batchyard.services.log_words import describe
 from batchyard.store import RunnerKind, RunnerStatus
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import DeliveryRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 class BatchRunner:
@@ -102,7 +102,7 @@ class BatchRunner:
         try:
             batch_ids = await self._held.claim(room)
         except StoreError as error:
-            logger.warning("batches.not_claimed %s", error)
+            log.warning("batches.not_claimed", error)
             return
         for batch_id in batch_ids:
             task = asyncio.create_task(self._run(batch_id), name=batch_id)
@@ -115,9 +115,9 @@ class BatchRunner:
                 await self._process(batch_id)
             await self._count(batch_id)
         except LeaseLost as error:
-            logger.warning("batch.lost %s", error)
+            log.warning("batch.lost", error)
         except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
-            logger.warning("batch.put_off batch=%s %s", batch_id, describe(error))
+            log.warning("batch.postponed", describe(error), batch=batch_id)
             await self._put_off(batch_id)
 
     async def _count(self, batch_id: str) -> None:
@@ -126,7 +126,7 @@ class BatchRunner:
         if batch.status in TERMINAL:
             self.ended += 1
         else:
-            logger.warning("batch.not_ended batch=%s status=%s", batch_id, batch.status.value)
+            log.warning("batch.not_ended", batch=batch_id, status=batch.status.value)
             await self._put_off(batch_id)
 
     async def _put_off(self, batch_id: str) -> None:
@@ -135,7 +135,7 @@ class BatchRunner:
             await self._held.release(batch_id, after_seconds=AGAIN_AFTER_SECONDS)
         except StoreError as error:
             # Its lease ends by itself.
-            logger.warning("batch.not_given_back batch=%s %s", batch_id, error)
+            log.warning("batch.not_released", error, batch=batch_id)
 
     async def _is_draining(self, runner_id: str) -> bool:
         try:
@@ -144,6 +144,6 @@ class BatchRunner:
             # Its heartbeat was missing for so long that another runner has its place.
             return True
         except StoreError as error:
-            logger.warning("runner.not_seen runner=%s %s", runner_id, error)
+            log.warning("runner.not_seen", error, runner=runner_id)
             return False
         return status is RunnerStatus.DRAINING

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from batchyard.delivery.channel import TIMEOUT_SECONDS
 from batchyard.delivery.messenger import Messenger
 from batchyard.delivery.schedule import SCHEDULE_SECONDS, Verdict, verdict
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
+from batchyard.logs import event_logger
 from batchyard.notify.outcome import SendOutcome
 from batchyard.services.patience import patiently
 from batchyard.services.renewal import renewing
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEDULE_SECONDS", "AttemptFailed", "Delivered", "Deliverer"]
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _AT_ONCE: Final = 64
 _PER_DESTINATION: Final = 4
@@ -169,7 +169,7 @@ class Deliverer:
             try:
                 await self._begin_attempts()
             except StoreError as error:
-                logger.warning("deliveries.not_claimed %s", error)
+                log.warning("deliveries.not_claimed", error)
             await self._until_attempt_ends(intervals.POLL_SECONDS)
 
     async def _begin_attempts(self) -> int:
@@ -232,9 +232,7 @@ class Deliverer:
             except AttemptFailed:
                 pass
             except Exception as error:  # noqa: BLE001 - whoever shows it is not what matters
-                logger.warning(
-                    "delivery.not_shown delivery=%s %s", claim.delivery.id, type(error).__name__
-                )
+                log.warning("delivery.not_shown", type(error).__name__, delivery=claim.delivery.id)
         if not is_begun:
             with contextlib.suppress(AttemptFailed):
                 await attempt()
@@ -279,7 +277,7 @@ class Deliverer:
             # Another has it, or its end was decided meanwhile.
             return False
         except StoreError as error:
-            logger.warning("delivery.not_recorded delivery=%s %s", claim.delivery.id, error)
+            log.warning("delivery.not_recorded", error, delivery=claim.delivery.id)
             self._let_leases_end()
             return False
         return True
@@ -290,7 +288,7 @@ class Deliverer:
             if delivery.endpoint_id is not None:
                 await self._services.store.webhook_endpoints.disable(delivery.endpoint_id, reason)
         except StoreError as error:
-            logger.warning("endpoint.not_disabled endpoint=%s %s", delivery.endpoint_id, error)
+            log.warning("endpoint.not_disabled", error, endpoint=delivery.endpoint_id)
 
     async def _answer(self, claim: DeliveryClaim) -> SendOutcome:
         try:
@@ -303,17 +301,17 @@ class Deliverer:
 
 
 def _log(delivery: DeliveryRecord, attempt: Attempt, end: Verdict) -> None:
-    logger.log(
-        logging.WARNING if attempt.error else logging.INFO,
-        "delivery.attempted delivery=%s event=%s batch=%s destination=%s code=%s ms=%d status=%s%s",
-        delivery.id,
-        delivery.event_type,
-        delivery.batch_id,
-        delivery.destination,
-        attempt.status_code,
-        attempt.duration_ms,
-        end.status.value,
-        f" {attempt.error}" if attempt.error else "",
+    tell = log.warning if attempt.error else log.info
+    tell(
+        "delivery.attempted",
+        attempt.error or "",
+        delivery=delivery.id,
+        event=delivery.event_type,
+        batch=delivery.batch_id,
+        destination=delivery.destination,
+        http_status=attempt.status_code,
+        ms=attempt.duration_ms,
+        status=end.status.value,
     )
 
 

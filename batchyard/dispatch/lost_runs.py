@@ -5,17 +5,17 @@ A worker that is stopped leaves such flow runs behind, and so does a machine tha
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.prefect_api import PROCESS_BATCH, RECONCILE, RUN_BATCHES, RUN_CHUNKS
+from batchyard.logs import event_logger
 from batchyard.store import RunnerKind
 
 if TYPE_CHECKING:
     from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
     from batchyard.store import Store
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 RECONCILER_LEASE: Final = "reconciler"
 """The named lease of the flow run that reconciles; its owner is the flow run's id."""
@@ -55,7 +55,7 @@ async def end_lost_runs(
         end = api.mark_cancelled if late[flow_run_id].state == "CANCELLING" else api.mark_crashed
         await end(flow_run_id, _MESSAGE)
         seen.discard(flow_run_id)
-        logger.warning("flow_run.lost flow_run=%s", flow_run_id)
+        log.warning("flow_run.lost", flow_run=flow_run_id)
     return lost
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from typing import Final
 
 from batchyard.dispatch.prefect_api import ENGINE_BLOCKS, PrefectApi
 from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.logs import event_logger
 from batchyard.printable import printable
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _KEPT_SECONDS: Final = 60.0
 """A model that was offered is believed to be for as long as this; one that was not is asked for."""
@@ -59,7 +59,7 @@ async def _ask() -> frozenset[str] | None:
         reason = str(error) or "Prefect is too slow."
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"Prefect's answer is not as expected ({type(error).__name__})."
-    logger.info("models.not_known %s", reason)
+    log.info("models.not_known", reason)
     return None
 
 

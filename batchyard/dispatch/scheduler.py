@@ -8,7 +8,6 @@ compare-and-set.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
+from batchyard.logs import event_logger
 from batchyard.run_states import NO_SLOT
 from batchyard.schedule import ActiveRunner, ModelWork, Rate, plan_runners
 from batchyard.store import RunnerKind, RunnerStatus
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from batchyard.store import RunnerRecord, Store
     from batchyard.store.chunk.chunks import ModelDemand
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _LEASE = "scheduler"
 _LEASE_SECONDS = 15.0
@@ -260,12 +260,12 @@ class RunnerScheduler:
             return
         watch = self._watches[model]
         watch.count_end(run, await self._store.runners.of_flow_run(run.id), now)
-        logger.warning(
-            "runner.ended model=%s flow_run=%s state=%s %s",
-            model,
-            run.id,
-            run.state_name or run.state,
+        log.warning(
+            "runner.ended",
             watch.reason,
+            model=model,
+            flow_run=run.id,
+            state=run.state_name or run.state,
         )
 
     async def _verdict(self, model: str, now: float) -> GivenUp | None:
@@ -310,7 +310,7 @@ class RunnerScheduler:
         """Log a trouble once, until it changes."""
         if self._troubles.get(about) != str(error):
             self._troubles[about] = str(error)
-            logger.warning("scheduler.waits about=%s %s", about, error)
+            log.warning("scheduler.waiting", error, about=about)
 
     # -- what to do -------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class RunnerScheduler:
     async def _drain(self, rows: Sequence[RunnerRecord]) -> None:
         for row in rows:
             if await self._store.runners.drain(row.id):
-                logger.info("runner.draining model=%s runner=%s", row.model, row.id)
+                log.info("runner.draining", model=row.model, runner=row.id)
                 for watch in self._watches.values():
                     watch.runs.discard(row.flow_run_id or "")
 
@@ -373,4 +373,4 @@ class RunnerScheduler:
                 deployment, {"model": model}, name=model, last=last.id if last else None
             )
             self._watches[model].runs.add(last.id)
-            logger.info("runner.started model=%s pool=%s flow_run=%s", model, pool, last.id)
+            log.info("runner.started", model=model, pool=pool, flow_run=last.id)

@@ -138,6 +138,8 @@ def cause_of_loss(log_path: Path, start: int) -> list[str]:
     ``start`` is where the engine's part of the log begins. Lines that may quote a request are left
     out, because this goes into the log of a flow run.
     """
-    log = LogTail(log_path, start=max(start, log_path.stat().st_size - LAST_BYTES))
+    size = log_path.stat().st_size
+    begin = start if start <= size else 0  # another engine of this log has begun it anew
+    log = LogTail(log_path, start=max(begin, size - LAST_BYTES))
     lines = [line for line in log.rest() if not _PRIVATE.search(line)]
     return _exceptions(_without_warnings(lines))

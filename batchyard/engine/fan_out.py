@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from batchyard.engine.base import Abort, EngineAnswer, NoAnswer
 from batchyard.errors import EngineError
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Answering = Callable[[EngineRequest], Coroutine[Any, Any, EngineAnswer]]
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 TURN_REQUESTS = 64
 """After this many admissions other tasks get their turn, even if the caller never waits."""
@@ -103,5 +103,5 @@ def _answer_of(tag: int, task: asyncio.Task[EngineAnswer]) -> EngineAnswer:
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is one request's
         # A cancellation here was not asked for.
         reason = type(error).__name__
-        logger.warning("request.failed tag=%s %s", tag, reason)
+        log.warning("request.failed", reason, tag=tag)
         return EngineAnswer(tag, None, no_answer=NoAnswer.FAILED, reason=reason)

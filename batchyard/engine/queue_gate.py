@@ -7,17 +7,17 @@ cannot be observed gets nothing new: what is in flight there goes on, and no bat
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from typing import TYPE_CHECKING, Final
 
 from batchyard.engine.progress_metrics import waiting_of
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 POLL_SECONDS: Final = 0.25
 STALE_SECONDS: Final = 3.0
@@ -86,16 +86,16 @@ class QueueGate:
         now = time.monotonic()
         if not is_waiting:
             if self._is_told:
-                logger.info("engine.admits server=%s its queue is empty again", self._where)
+                log.info("engine.free", "Its queue is empty again.", server=self._where)
             self._closed_at, self._is_told = None, False
             return
         if self._closed_at is None:
             self._closed_at = now
         if not self._is_told and now - self._closed_at >= TOLD_AFTER_SECONDS:
             self._is_told = True
-            logger.warning(
-                "engine.waits server=%s: %s, and others use this server. The batch goes on when "
-                "its queue is empty.",
-                self._where,
-                self._reason,
+            log.warning(
+                "engine.busy",
+                f"{self._reason}, and others use this server. The batch continues when the queue "
+                "is empty.",
+                server=self._where,
             )

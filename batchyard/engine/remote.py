@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,6 +18,7 @@ from batchyard.engine.progress_metrics import requests_of, work_done_of
 from batchyard.engine.queue_gate import QueueGate
 from batchyard.engine.routes import post_routes, routes_with_field
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
+from batchyard.logs import event_logger
 from batchyard.web.retry_after import retry_after_seconds
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import Abort, EngineRequest
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 PROBE_TIMEOUT_SECONDS = 10.0
 MAX_PROBE_BYTES = 16 * 1024**2
@@ -125,7 +125,7 @@ class RemoteEngine:
             await self.stop()
             raise
         if models is not None and self.model not in models:
-            logger.warning("engine.model_not_listed model=%s server=%s", self.model, self._where)
+            log.warning("engine.model_not_listed", model=self.model, server=self._where)
         if on_progress is not None:
             on_progress(StartProgress("ready", 1.0))
 
@@ -228,8 +228,9 @@ class RemoteEngine:
         urls = routes_with_field(body, FIELD) if status == 200 else frozenset()
         if not urls:
             self._warn_once(
-                f"engine.cache_shared server={self._where} does not say that it takes {FIELD}: "
-                "tenants share what it has cached of prompts."
+                "engine.cache_shared",
+                f"The server does not say that it takes {FIELD}: tenants share what it has "
+                "cached of prompts.",
             )
         return urls
 
@@ -245,17 +246,17 @@ class RemoteEngine:
             self._seats = told
         elif not self._exclusive:
             self._warn_once(
-                f"engine.seats_unknown server={self._where} does not tell how many requests it "
-                f"runs at once, and others may use it: the batch keeps {self.window_size} in "
-                "flight. Set max_num_seqs of the block or --engine-seats, or, if no one else "
-                "uses it, exclusive."
+                "engine.seats_unknown",
+                "The server does not say how many requests it runs at once, and others may use "
+                f"it: the batch keeps {self.window_size} in flight. Set max_num_seqs of the block "
+                "or --engine-seats, or, if no one else uses it, exclusive.",
             )
 
-    def _warn_once(self, text: str) -> None:
+    def _warn_once(self, event: str, text: str) -> None:
         """It is asked anew at each start."""
         if text not in self._warned:
             self._warned.add(text)
-            logger.warning(text)
+            log.warning(event, text, server=self._where)
 
     async def _probe(self) -> set[str] | None:
         """The models that the server lists; None if it has no such list."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import tempfile
@@ -38,13 +37,15 @@ from batchyard.engine.vllm_options import (
 )
 from batchyard.engine.vllm_version import vllm_version
 from batchyard.errors import EngineLost, EngineStartFailed
+from batchyard.logs import event_logger
+from batchyard.logs.rotation import rotate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 
     from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 BASE_URL = "http://engine"
 MIDDLEWARE = ("direct_routes.DirectRoutes", "line_stream.LineStream")
@@ -146,14 +147,14 @@ class VllmEngine:
         # A cancellation does not wait for it: it holds nothing, and nvidia-smi may hang.
         await asyncio.to_thread(self._look_around)  # noqa: TID251 - see above
         try:
-            running, log = self._launch()
+            running, tail = self._launch()
         except OSError as error:
             raise EngineStartFailed(
                 f"cannot start the engine for model {self.model!r}: {error}"
             ) from error
         self._running = running
         try:
-            await self._wait_until_ready(running, log, on_progress or (lambda _: None))
+            await self._wait_until_ready(running, tail, on_progress or (lambda _: None))
         except BaseException:
             # On any exception, cancellation included, stop the process: nothing else would.
             self._running = None
@@ -163,7 +164,7 @@ class VllmEngine:
             else:
                 shutil.rmtree(running.folder, ignore_errors=True)
             raise
-        logger.info("engine.ready model=%s log=%s", self.model, running.log_path)
+        log.info("engine.ready", model=self.model, log=running.log_path)
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL after ten seconds; returns when every process is gone."""
@@ -174,7 +175,7 @@ class VllmEngine:
             await running.process.stop(STOP_GRACE_SECONDS)
         finally:
             shutil.rmtree(running.folder, ignore_errors=True)
-        logger.info("engine.stopped model=%s exit=%s", self.model, running.process.exit_code)
+        log.info("engine.stopped", model=self.model, exit=running.process.exit_code)
 
     async def routes(self) -> frozenset[str] | None:
         """The POST paths of the engine's OpenAPI description, unless it is switched off."""
@@ -219,7 +220,7 @@ class VllmEngine:
         """The device, and whether this vLLM will do."""
         self._device()
         version = vllm_version(self._python, self._environment(Path("/")))
-        logger.info("engine.starting model=%s vllm=%s", self.model, version or "unknown")
+        log.info("engine.starting", model=self.model, vllm=version or "unknown")
 
     def _device(self) -> DeviceProfile:
         if self._profile is None:
@@ -230,15 +231,17 @@ class VllmEngine:
         folder = private_folder()
         log_path = self._log_path or folder / "engine.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            rotate(log_path)
         log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             log_start = os.fstat(log_fd).st_size
-            log = LogTail(log_path, start=log_start)
+            tail = LogTail(log_path, start=log_start)
             command, environment = self._command(folder / SOCKET_NAME), self._environment(folder)
             process = GuardedProcess.start(command, environment, folder=folder, log_fd=log_fd)
         finally:
             os.close(log_fd)
-        return _Running(process, folder, log_path, log_start), log
+        return _Running(process, folder, log_path, log_start), tail
 
     def _command(self, socket_path: Path) -> list[str]:
         return [
@@ -266,14 +269,14 @@ class VllmEngine:
         )
 
     async def _wait_until_ready(
-        self, running: _Running, log: LogTail, on_progress: Callable[[StartProgress], None]
+        self, running: _Running, tail: LogTail, on_progress: Callable[[StartProgress], None]
     ) -> None:
         deadline = time.monotonic() + self._start_timeout_seconds
         seen: deque[str] = deque(maxlen=REMEMBERED_LOG_LINES)
         on_progress(last := StartProgress("starting vLLM"))
         async with self._session(timeout_seconds=REPLY_SECONDS) as session:
             while running.process.exit_code is None:
-                seen.extend(lines := log.new_lines())
+                seen.extend(lines := tail.new_lines())
                 for progress in filter(None, map(progress_of, lines)):
                     if progress != last:
                         on_progress(last := progress)
@@ -282,13 +285,13 @@ class VllmEngine:
                     on_progress(StartProgress("ready", 1.0))
                     return
                 if time.monotonic() > deadline:
-                    seen.extend(log.rest())
+                    seen.extend(tail.rest())
                     how = f"was not ready after {self._start_timeout_seconds:.0f} s"
                     raise self._start_failure(running, how, list(seen)[-MAX_CAUSE_LINES:])
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
                         await running.process.wait()
-        seen.extend(log.rest())
+        seen.extend(tail.rest())
         how = f"ended with exit code {running.process.exit_code}"
         raise self._start_failure(running, how, cause_of(seen))
 
@@ -322,7 +325,7 @@ class VllmEngine:
         with contextlib.suppress(OSError):
             # The log is on this machine, and in a pod it goes with the pod.
             for line in cause_of_loss(running.log_path, running.log_start):
-                logger.warning("engine.log model=%s %s", self.model, line)
+                log.warning("engine.log", line, model=self.model)
         return EngineLost(
             f"lost the engine for model {self.model!r}: {error}{how}; its log: {running.log_path}"
         )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from batchyard.errors import StorageError
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import FileRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 async def delete_file(services: Services, tenant: str, file_id: str) -> FileRecord:
@@ -29,5 +29,5 @@ async def delete_file(services: Services, tenant: str, file_id: str) -> FileReco
             await services.storage.delete(file.storage_key)
         except StorageError as error:
             # The client has what it asked for, and the sweep finds what is left.
-            logger.warning("file.bytes_left %s: %s", file.id, error)
+            log.warning("file.bytes_left", error, file=file.id)
     return file

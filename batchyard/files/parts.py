@@ -6,10 +6,10 @@ Each is an object of its own: they arrive side by side.
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import RecordNotFound, StorageError, TransitionConflict
+from batchyard.logs import event_logger
 from batchyard.services.keys import part_key
 from batchyard.store import NewPart
 from batchyard.wire import new_part_id
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import PartRecord, UploadRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 MAX_PART_BYTES: Final = 64 * 1024**2
 
@@ -89,5 +89,5 @@ async def wipe_object(services: Services, key: str) -> bool:
     with contextlib.suppress(StorageError):
         await services.storage.delete(key)
         return True
-    logger.warning("upload.bytes_left %s", key)
+    log.warning("upload.bytes_left", key=key)
     return False

@@ -7,7 +7,6 @@ and a server's failure fails only its own line. Engines get the bytes.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -23,6 +22,7 @@ from batchyard.errors import (
     StorageUnavailable,
 )
 from batchyard.forms import is_data_url, make_form, named_by_url, read_data_url
+from batchyard.logs import event_logger
 from batchyard.results import NoAnswerCode, unanswered, unprocessed
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.download import download
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from batchyard.runner.window_request import WindowRequest
     from batchyard.storage.web import WebAccess
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 MAX_FILE_BYTES: Final = 25 * 1024**2
 """OpenAI's limit for audio."""
@@ -100,7 +100,7 @@ class Attachments:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only
             reason = type(error).__name__
-            logger.warning("attachment.failed ordinal=%s %s", request.ordinal, reason)
+            log.warning("attachment.failed", reason, ordinal=request.ordinal)
             message = f"Batchyard could not attach the file that this line names ({reason})."
             request.deliver(request.ordinal, unprocessed(request.custom_id, message))
         finally:

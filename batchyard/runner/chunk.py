@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from batchyard.endpoints import takes_form
 from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
+from batchyard.logs import event_logger
 from batchyard.plan import RECORD, left_to_run, read_records
 from batchyard.results import unprocessed
 from batchyard.runner.attachments import Attachments, file_access
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     _Planned = tuple[Any, npt.NDArray[Any]]
     """The plan record of a request, and those of its copies."""
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _READ_AHEAD = 64
 """Requests read from the input at a time."""
@@ -212,7 +212,12 @@ class ChunkRun:
         except LeaseLost:
             pass  # the chunk's new owner runs them
         except Exception as error:  # noqa: BLE001 - then they run again; the rest goes on
-            logger.warning("chunk.not_saved chunk=%s %s", self.lease.key, describe(error))
+            log.warning(
+                "chunk.not_saved",
+                describe(error),
+                batch=self.lease.batch_id,
+                chunk=self.lease.index,
+            )
 
     async def _complete(self) -> None:
         tally = self._finished.tally
@@ -307,7 +312,12 @@ class ChunkRun:
     async def _give_up(self, descriptor: int, requests: Sequence[_Planned]) -> None:
         """Write error lines for requests that ended all processes that ran them, and copies."""
         lease = self.lease
-        logger.warning("chunk.lines_given_up chunk=%s requests=%d", lease.key, len(requests))
+        log.warning(
+            "chunk.lines_failed",
+            batch=lease.batch_id,
+            chunk=lease.index,
+            requests=len(requests),
+        )
         message = (
             f"The process that ran this request ended {lease.deaths} times."
             if lease.deaths > lease.strikes

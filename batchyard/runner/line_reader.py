@@ -6,7 +6,6 @@ fails the chunk: another copy of the file may be whole.
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import ObjectChanged
 from batchyard.framing import Envelope, custom_id_of, parse_envelope
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
         reason = "its url is no endpoint that a batch may name"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only
         reason = type(error).__name__
-    logger.warning("line.not_read ordinal=%s %s", record["ordinal"], reason)
+    log.warning("line.not_read", reason, ordinal=record["ordinal"])
     return UnreadableLine(
         custom_id_of(data),
         f"Batchyard could not read this line of the input ({reason}).",

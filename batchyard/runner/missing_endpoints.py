@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.routes import is_served
 from batchyard.errors import EngineLost
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from batchyard.engine.base import Engine
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 async def missing_endpoints(engine: Engine) -> frozenset[str]:
@@ -23,7 +23,7 @@ async def missing_endpoints(engine: Engine) -> frozenset[str]:
         # The window will find that the engine is lost, and start it again.
         routes = None
     except Exception as error:  # noqa: BLE001 - a list that cannot be read is no list
-        logger.warning("engine.routes_not_read %s", type(error).__name__)
+        log.warning("engine.routes_not_read", type(error).__name__)
         routes = None
     if routes is None:
         return frozenset()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from batchyard.errors import RecordNotFound, StoreError
+from batchyard.logs import event_logger
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +68,4 @@ class Registration:
             await self.services.store.runners.retire(self.id, answered=answered)
         except StoreError as error:
             # The reconciler marks it as lost. What ends the runner must be raised, not this.
-            logger.warning("runner.not_retired runner=%s %s", self.id, error)
+            log.warning("runner.not_retired", error, runner=self.id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from batchyard.errors import (
     StorageError,
     StoreError,
 )
+from batchyard.logs import event_logger
 from batchyard.runner.suspects import LAST_LEVEL, level_of
 from batchyard.services.keys import file_key, plan_key
 from batchyard.services.log_words import describe
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     _Return = Callable[[], Awaitable[object]]
     """Ends a lease, one way or another."""
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 PUT_OFF_SECONDS = 30.0
 """How long a batch that this machine cannot run is left to other machines."""
@@ -68,13 +68,19 @@ class Returns:
         """Give the chunk back after an error in it, to be tried again here or elsewhere."""
         chunks = self._services.store.chunks
         if await self._is_passing(error, lease):
-            logger.warning("chunk.put_off chunk=%s %s", lease.key, describe(error))
+            log.warning("chunk.postponed", describe(error), batch=lease.batch_id, chunk=lease.index)
             self._put_off[lease.batch_id] = time.monotonic() + PUT_OFF_SECONDS
             await self.release(lease)
             return
         strikes = lease.strikes + 1
-        logger.warning("chunk.struck chunk=%s strikes=%d %s", lease.key, strikes, describe(error))
-        logger.debug("chunk.struck chunk=%s", lease.key, exc_info=error)
+        log.warning(
+            "chunk.failed",
+            describe(error),
+            batch=lease.batch_id,
+            chunk=lease.index,
+            strikes=strikes,
+        )
+        log.debug("chunk.failed", cause=error, batch=lease.batch_id, chunk=lease.index)
         if level_of(lease) >= LAST_LEVEL:
             await self._end(lease.key, partial(self._stop_batch, error, lease))
         else:
@@ -90,10 +96,10 @@ class Returns:
         try:
             await call()
         except LeaseLost as error:
-            logger.warning("chunk.lost %s", error)
+            log.warning("chunk.lost", error)
             self._counts.leases_lost += 1
         except Exception as error:  # noqa: BLE001 - to be tried again, whatever it is
-            logger.warning("chunk.not_given_back chunk=%s %s", key, describe(error))
+            log.warning("chunk.not_released", describe(error), batch=key.batch_id, chunk=key.index)
             self._owed[key] = call
             return
         self._owed.pop(key, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from batchyard import intervals
 from batchyard import metric_families as families
 from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.lifecycle import BatchStatus
+from batchyard.logs import event_logger
 from batchyard.runner.admission import Admission
 from batchyard.runner.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk import ChunkRun
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _GAUGES = (families.READY, families.INFLIGHT, families.QUEUED, families.WINDOW)
 _MOST_REFUSALS = 10
@@ -191,7 +191,7 @@ class Runner:
                 refusals += 1
                 if refusals == _MOST_REFUSALS:
                     raise
-                logger.warning("chunks.not_claimed runner=%s %s", self._owner, error)
+                log.warning("chunks.not_claimed", error, runner=self._owner)
                 lease = None
             if lease is not None:
                 self._held[lease.batch_id, lease.index] = lease
@@ -226,7 +226,7 @@ class Runner:
         try:
             tally = await chunk.run()
         except LeaseLost as error:
-            logger.warning("chunk.lost %s", error)
+            log.warning("chunk.lost", error)
             self._counts.leases_lost += 1
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
@@ -347,7 +347,7 @@ class Runner:
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better
-                    logger.warning("runner.not_seen runner=%s %s", self._owner, describe(error))
+                    log.warning("runner.not_seen", describe(error), runner=self._owner)
 
     async def _look(self) -> None:
         """Stop chunks that are lost, or whose batches shall not run now."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from batchyard.engine.base import NoAnswer
 from batchyard.errors import EngineLost
+from batchyard.logs import event_logger
 from batchyard.results import NoAnswerCode, answered, unanswered, unprocessed
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from batchyard.results import ResultLine
     from batchyard.runner.window_request import WindowRequest
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 
@@ -33,7 +33,7 @@ def result_of(request: WindowRequest, answer: EngineAnswer) -> ResultLine:
             return answered(request.custom_id, request.request_id, answer.status, answer.body)
         except Exception as error:  # noqa: BLE001 - an answer may hold anything
             reason = type(error).__name__
-            logger.warning("answer.not_read request_id=%s %s", request.request_id, reason)
+            log.warning("answer.not_read", reason, request_id=request.request_id)
             return unprocessed(
                 request.custom_id, f"Batchyard could not read the engine's answer ({reason})."
             )

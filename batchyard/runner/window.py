@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import math
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.errors import EngineLost
+from batchyard.logs import event_logger
 from batchyard.results import new_request_id, not_served
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.file_room import FileRoom
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from batchyard.results import ResultLine
     from batchyard.runner.window_request import WindowRequest
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _STRIKES = 2
 """A request that was alone in the engine at this many crashes is not tried again."""
@@ -263,7 +263,7 @@ class Window:
             if self._crashes_without_answer >= _CRASHES_WITHOUT_ANSWER:
                 raise
             self.counts.lost_engine(error, again, is_hung=self._is_hung)
-            logger.warning("engine.lost it is started again: %s", describe(error))
+            log.warning("engine.lost", f"it is started again: {describe(error)}")
             return False
         finally:
             self._is_streaming = False
@@ -400,7 +400,7 @@ class Window:
         try:
             request.deliver(request.ordinal, result)
         except Exception as error:  # noqa: BLE001 - other owners' requests are on the same stream
-            logger.warning("result.not_taken owner=%s %s", request.owner, type(error).__name__)
+            log.warning("result.not_accepted", type(error).__name__, owner=request.owner)
             if request.fail is not None:
                 request.fail(error)
 

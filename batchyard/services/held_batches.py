@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from typing import TYPE_CHECKING, Self
 
@@ -16,6 +15,7 @@ from batchyard import intervals
 from batchyard import metric_families as families
 from batchyard.errors import LeaseLost, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.logs import event_logger
 from batchyard.services.interruption import Interruption
 from batchyard.services.log_words import describe
 from batchyard.services.published import Figures
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
     from batchyard.store import BatchSnapshot, Store
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _BUSY_AT_ONCE = 8
 """Batches that are fetched, planned, collected or published at a time; the others wait."""
@@ -253,7 +253,7 @@ class HeldBatches:
             try:
                 await self._look()
             except Exception as error:  # noqa: BLE001 - every batch here waits for the next look
-                logger.warning("batches.not_seen owner=%s %s", self.owner, describe(error))
+                log.warning("batches.not_seen", describe(error), owner=self.owner)
 
     async def _look(self) -> None:
         # Before the database is asked: what is claimed meanwhile is not in its answer.

@@ -7,7 +7,6 @@ retry names neither what is waited for nor the reason, and hours of waiting are 
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from batchyard.errors import (
@@ -17,11 +16,12 @@ from batchyard.errors import (
     StorageUnavailable,
     StoreUnavailable,
 )
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 T = TypeVar("T")
 
@@ -46,5 +46,5 @@ async def patiently(call: Callable[[], Awaitable[T]], what: str) -> T:
         try:
             return await call()
         except PASSING as error:
-            logger.warning("waiting for=%s %s", what, error)
+            log.warning("service.away", error, what=what)
             await asyncio.sleep(PAUSE_SECONDS)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from batchyard import intervals
+from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
 from batchyard.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 FOLDER_VARIABLE: Final = "BATCHYARD_METRICS_FOLDER"
 """Set by `batchyard worker --metrics-port` for its flow runs."""
@@ -70,7 +70,7 @@ async def publishing(labels: Mapping[str, str], read: Callable[[], Figures]) -> 
             claim = partial(_claim, Path(folder), dict(labels))
             place = await in_executor(None, claim, undo=_Place.release)
         except Exception as error:  # noqa: BLE001 - see above
-            logger.warning("metrics.not_published %s", describe(error))
+            log.warning("metrics.not_published", describe(error))
         else:
             stack.callback(place.release)
             await stack.enter_async_context(_kept_up_to_date(place, read))
@@ -83,7 +83,7 @@ async def _kept_up_to_date(place: _Place, read: Callable[[], Figures]) -> AsyncI
         try:
             await in_thread(place.write, read())
         except Exception as error:  # noqa: BLE001 - see publishing()
-            logger.debug("metrics.not_published %s", describe(error))
+            log.debug("metrics.not_published", describe(error))
 
     async def keep_writing() -> None:
         while True:

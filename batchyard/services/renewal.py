@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from batchyard.errors import LeaseLost
+from batchyard.logs import event_logger
 from batchyard.services.interruption import Interruption
 from batchyard.services.log_words import describe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 @asynccontextmanager
@@ -40,7 +40,7 @@ async def renewing(
                 interruption.now()
                 return
             except Exception as error:  # noqa: BLE001 - to stop here would lose the lease
-                logger.warning("lease.not_renewed what=%s %s", what, describe(error))
+                log.warning("lease.not_renewed", describe(error), what=what)
 
     renewals = asyncio.create_task(keep(), name=f"renewals: {what}")
     try:

@@ -7,7 +7,6 @@ place has another name. Neither knows the objects that came later, so it must no
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from batchyard.errors import ObjectNotFound, OtherState, StorageError
+from batchyard.logs import event_logger
 from batchyard.services.keys import MARK
 from batchyard.services.renewal import renewing
 from batchyard.services.segments import put_bytes, read_object
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from batchyard.services.services import Services
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _SECONDS = 60.0
 """A database that is lost this soon after its backup is not recognized. Each mark is a PUT."""
@@ -94,9 +94,9 @@ async def mark_if_due(services: Services) -> None:
     try:
         await write_mark(services)
     except OtherState as error:
-        logger.error("storage.ahead %s", error)  # noqa: TRY400 - the sentence says it all
+        log.error("storage.ahead", error)
     except StorageError as error:
-        logger.warning("storage.not_marked %s", error)
+        log.warning("storage.not_marked", error)
 
 
 def keep_marking(services: Services) -> AbstractAsyncContextManager[None]:

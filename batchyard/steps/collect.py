@@ -6,7 +6,6 @@ says where each request's line lies, and the two files are streamed out of it.
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 import tempfile
@@ -19,6 +18,7 @@ from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
 from batchyard.framing import custom_id_of, joined, read_lines
 from batchyard.lifecycle import BatchStatus
+from batchyard.logs import event_logger
 from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.keys import file_key, result_key, segments_prefix
 from batchyard.services.segments import decode_entries, read_object
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _INDEX = np.dtype([("position", "<u8"), ("length", "<u4"), ("outcome", "u1"), ("pad", "u1", 3)])
 _DAMAGED = BatchError(
@@ -96,7 +96,7 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         async for key in services.storage.list(segments_prefix(batch_id)):
             segment = await read_object(services.storage, key)
             if not await in_thread(lines.add_segment, segment):
-                logger.error("segment.damaged key=%s", key)
+                log.error("segment.damaged", key=key)
                 errors = (*(errors or ()), _DAMAGED)
         counts = lines.counts()
         target = _target(batch.status, counts, may_fail=bool(errors))
@@ -194,7 +194,7 @@ async def _add_unfinished(
         path = await services.storage.local_path(file_key(batch.input_file_id), services.spool)
     except (ObjectNotFound, ObjectChanged) as error:
         # Without the input their ids are not known, and the finished lines must not wait for them.
-        logger.warning("batch.input_gone batch=%s %s", batch.id, error)
+        log.warning("batch.input_gone", error, batch=batch.id)
         return
 
     def add() -> None:

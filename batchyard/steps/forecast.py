@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from batchyard.errors import WindowUnattainable
 from batchyard.forecast import Capacity, OpenWork, forecast
+from batchyard.logs import event_logger
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 async def update_forecasts(services: Services) -> list[BatchRecord]:
@@ -27,10 +27,8 @@ async def update_forecasts(services: Services) -> list[BatchRecord]:
     etas = forecast(work, await _capacity(services, {item.model for item in work}), now)
     at_risk = await services.store.batch_schedule.record_forecast(etas)
     for batch in at_risk:
-        logger.warning(
-            "batch.at_risk batch=%s late_seconds=%d",
-            batch.id,
-            (batch.eta_at or 0) - batch.expires_at,
+        log.warning(
+            "batch.at_risk", batch=batch.id, late_seconds=(batch.eta_at or 0) - batch.expires_at
         )
     return at_risk
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from batchyard.errors import ModelNotFound
+from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 
 async def check_offered(services: Services, model: str) -> None:
@@ -24,6 +24,6 @@ async def check_offered(services: Services, model: str) -> None:
     if why_not is None:
         return
     if await services.store.rates.knows(model):
-        logger.warning("model.not_offered_now model=%s It was served before: it may wait.", model)
+        log.warning("model.not_offered_now", "It was served before: it may wait.", model=model)
         return
     raise ModelNotFound(why_not)

@@ -156,7 +156,7 @@ def test_prefect_away_fails_no_request_and_is_asked_again(
         prefect.wait_until(lambda prefect: len(prefect.asked) >= 3)
         prefect.status = 200
         prefect.wait_until(lambda prefect: started(prefect) >= 1)
-    warnings = [record for record in caplog.records if "not_woken" in record.getMessage()]
+    warnings = [record for record in caplog.records if "runner.not_started" in record.getMessage()]
     assert len(warnings) == 1
 
 
@@ -167,4 +167,4 @@ def test_without_a_prefect_batches_are_created_and_that_is_said_once(
         api: Api = request.getfixturevalue("api")
         create(api.openai())
         create(api.openai())
-    assert sum("not_woken" in record.getMessage() for record in caplog.records) == 1
+    assert sum("runner.not_started" in record.getMessage() for record in caplog.records) == 1

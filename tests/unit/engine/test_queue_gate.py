@@ -147,12 +147,12 @@ async def test_a_pause_is_logged_once_and_so_is_its_end(
     caplog.set_level(logging.INFO)
     server = Server(waiting(5))
     async with watched(server) as gate:
-        await until(lambda: "engine.waits" in caplog.text)
+        await until(lambda: "engine.busy" in caplog.text)
         await looked(server, 10)
         server.says = waiting(0)
-        await until(lambda: gate.is_open and "engine.admits" in caplog.text)
+        await until(lambda: gate.is_open and "engine.free" in caplog.text)
     (told, _) = [record.getMessage() for record in caplog.records if "engine." in record.message]
-    assert "http://engine: 5 requests wait in its queue" in told
+    assert "engine.busy server=http://engine 5 requests wait in its queue" in told
 
 
 async def test_a_pause_that_nobody_waits_for_is_not_logged(
@@ -161,4 +161,4 @@ async def test_a_pause_that_nobody_waits_for_is_not_logged(
     server = Server(waiting(5))
     async with watched(server, has_requests=False):
         await looked(server, 20)
-    assert "engine.waits" not in caplog.text
+    assert "engine.busy" not in caplog.text

@@ -1,0 +1,132 @@
+"""The events that may be logged and their fields: docs/reference/logs.md is made from it.
+
+A test compares both tables with every call in the code. Names stay: operators' searches and alerts
+have them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+EVENTS: Final = {
+    "answer.not_read": "An engine's answer could not be read; its line is an error line.",
+    "api.client_left": "A client closed the connection before its request was complete.",
+    "api.failed": "A request was answered with 500 or above. A traceback means a defect.",
+    "attachment.failed": "A line names an uploaded file that could not be sent to the engine; it "
+    "is an error line.",
+    "batch.at_risk": "By its forecast, a batch will miss its deadline.",
+    "batch.input_gone": "A batch ended and its input can no longer be read, so lines without a "
+    "result have no error line.",
+    "batch.lost": "The lease on a batch expired and another process has the batch.",
+    "batch.not_cancelled": "A flow run was cancelled, but its batch could not be.",
+    "batch.not_ended": "A flow run of a batch has ended and the batch has not; it is tried again.",
+    "batch.not_released": "The lease on a batch could not be released; it expires by itself.",
+    "batch.not_stopped": "A batch whose model nothing serves could not be stopped; it is tried "
+    "again.",
+    "batch.overdue": "The completion window of a batch has ended; it expires.",
+    "batch.postponed": "A step of a batch failed for a reason that may pass; the batch is tried "
+    "again.",
+    "batch.status_changed": "The status of a batch changed in the middle of a step, for instance "
+    "by a cancellation.",
+    "batch.stopped": "A batch cannot go on. Its finished lines are delivered.",
+    "batches.not_claimed": "The database gave no batches; it is asked again.",
+    "batches.not_seen": "The database did not say what became of the batches of this process; it "
+    "is asked again.",
+    "chunk.failed": "A chunk failed; it is tried again, in smaller company.",
+    "chunk.lines_failed": "The process that ran a chunk ended too often: the lines that may be "
+    "the cause are error lines.",
+    "chunk.lost": "The lease on a chunk expired and another runner has the chunk.",
+    "chunk.not_recorded": "The end of a chunk's task could not be recorded in Prefect.",
+    "chunk.not_released": "A chunk could not be released; it is tried again.",
+    "chunk.not_saved": "Finished lines of a chunk could not be saved yet; they are kept and tried "
+    "again.",
+    "chunk.postponed": "A chunk failed for a reason that may pass; it was released.",
+    "chunks.not_claimed": "The database gave no chunks; it is asked again.",
+    "deliveries.not_claimed": "The database gave no notifications to send; it is asked again.",
+    "deliveries.not_sent": "Notifications could not be sent by this process.",
+    "delivery.attempted": "A webhook, an e-mail, or a result file was sent, or the attempt failed.",
+    "delivery.not_recorded": "The result of an attempt could not be recorded: the receiver may "
+    "get the event again.",
+    "delivery.not_shown": "A notification could not be shown in Prefect.",
+    "endpoint.not_disabled": "A webhook endpoint that failed too often could not be disabled.",
+    "engine.busy": "A server that others use has a full queue; the batch waits.",
+    "engine.cache_shared": "A server cannot keep tenants' prompt caches apart.",
+    "engine.free": "The queue of a server is empty again; the batch goes on.",
+    "engine.log": "A line of a lost engine's log that says why it ended.",
+    "engine.lost": "An engine ended or stopped answering; it is started again.",
+    "engine.model_not_listed": "A server does not list the model; requests are sent nevertheless.",
+    "engine.ready": "An engine accepts requests.",
+    "engine.routes_not_read": "An engine did not say which endpoints it has.",
+    "engine.seats_unknown": "A server does not say how many requests it runs at once.",
+    "engine.starting": "An engine was started.",
+    "engine.stopped": "An engine was stopped.",
+    "file.bytes_left": "The bytes of a deleted file remain for now; `expire-files` tries again.",
+    "flow_run.lost": "A flow run's process is gone; Prefect was told that it crashed.",
+    "flow_run.uses": "Which database, object store and Prefect a flow run uses.",
+    "health.failed": "A check of /readyz failed.",
+    "lease.not_renewed": "A lease could not be renewed; it is tried again until it expires.",
+    "line.not_read": "A line of the input could not be read; it is an error line.",
+    "metrics.not_published": "A process could not write its metrics for the exporter.",
+    "metrics.not_read": "The figures for /metrics could not be read.",
+    "model.not_offered_now": "Nothing serves the model at the moment, but something did before.",
+    "models.not_known": "Prefect could not be asked which models are served.",
+    "models.not_read": "Prefect could not be asked for the list of models.",
+    "progress.not_shown": "The progress of a batch could not be shown in Prefect.",
+    "reconciler.failed": "A pass of `reconcile` failed; the next one follows.",
+    "report.not_shown": "The report of a batch could not be shown in Prefect.",
+    "request.failed": "An attempt at a request failed before the engine answered.",
+    "result.not_accepted": "The chunk of a result could not accept it; the chunk fails.",
+    "runner.draining": "A runner was asked to end, so that another model can have its place.",
+    "runner.ended": "A runner ended otherwise than it should.",
+    "runner.lost": "A runner stopped renewing its registration; its chunks are released.",
+    "runner.not_retired": "A runner that ended could not be marked as ended.",
+    "runner.not_seen": "The database did not say whether a runner shall go on; it is asked again.",
+    "runner.not_started": "Prefect could not be asked for a process that runs batches.",
+    "runner.started": "A flow run of `run-chunks` was created for a model.",
+    "scheduler.failed": "A look at which runners are needed failed; the next one follows.",
+    "scheduler.waiting": "Prefect or the database could not be used for a model's runners.",
+    "segment.damaged": "Saved results do not match their checksum; their lines are run again or "
+    "are error lines.",
+    "service.away": "A database, object store or Prefect does not answer; the call is repeated.",
+    "status_changes.not_reported": "Status changes could not be sent to Prefect; they are sent "
+    "later.",
+    "storage.ahead": "The object store is newer than the database: a backup was restored.",
+    "storage.not_marked": "The object store's mark could not be written.",
+    "upload.bytes_left": "Parts of an upload could not be deleted; `expire-files` tries again.",
+}
+
+FIELDS: Final = {
+    "about": "the model, or what else the scheduler was busy with",
+    "batch": "the id of the batch",
+    "chunk": "the number of the chunk in its batch, from 0",
+    "delivery": "the id of the notification",
+    "destination": "the id of the webhook endpoint, or the channel; never a URL",
+    "endpoint": "the id of the webhook endpoint",
+    "error_code": "the code of an error",
+    "event": "the type of a webhook's event",
+    "exit": "the exit status of a process",
+    "file": "the id of the file",
+    "flow_run": "the id of the Prefect flow run",
+    "http_status": "the HTTP status of a receiver's answer",
+    "key": "where an object is in the object store",
+    "late_seconds": "how many seconds after the deadline",
+    "log": "the path of a log file",
+    "method": "the HTTP method",
+    "model": "the model",
+    "ms": "a duration in milliseconds",
+    "ordinal": "the place of the request in the order of the batch, from 0",
+    "owner": "the process that has a lease",
+    "path": "the path of a URL, without its query",
+    "pool": "the Prefect work pool",
+    "request": "the id in the header x-request-id of the answer",
+    "request_id": "the id of the request to the engine",
+    "requests": "a number of requests",
+    "runner": "the id of the runner",
+    "server": "the host of an engine that somebody else runs",
+    "state": "the state of a Prefect flow run",
+    "status": "the status of the batch or of the notification",
+    "strikes": "how often the chunk has failed",
+    "tag": "the number of the request at the engine",
+    "vllm": "the version of vLLM",
+    "what": "what was being done",
+}
