@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Depends, Header, Request
@@ -67,7 +68,10 @@ async def create_batch(
         else:
             batch = await accept_batch(
                 services,
-                await asked.to_request(caller.tenant, services.settings),
+                replace(
+                    await asked.to_request(caller.tenant, services.settings),
+                    traceparent=request.headers.get("traceparent"),
+                ),
                 batches_per_hour=services.settings.quota.batches_per_hour,
                 idempotency=key,
             )

@@ -21,6 +21,7 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
 from batchyard.logs import event_logger
+from batchyard.services.batch_span import batch_span
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.stop_batch import stop_failed
 
@@ -120,10 +121,15 @@ class LeasedBatch:
             # A cancellation must not wait for gigabytes to arrive.
             around = self._batch.while_in(BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
         elif step is Step.RUN:
-            around = self._held.waiting()
+            around = self._running()
         elif step is Step.FINISH:
             await _settle(self._services, self.id)
         async with around:
+            yield
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        async with self._held.waiting(), batch_span(self._services, "batch.run", self.id):
             yield
 
 

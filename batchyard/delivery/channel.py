@@ -36,6 +36,8 @@ class Channel(Protocol[Message]):
         """What is sent; an answer where nothing can be, or nowhere."""
         ...
 
-    async def send(self, claim: DeliveryClaim, message: Message) -> SendOutcome:
-        """Make the attempt."""
+    async def send(
+        self, claim: DeliveryClaim, message: Message, traceparent: str | None
+    ) -> SendOutcome:
+        """Make the attempt. ``traceparent``: what receivers that trace may continue."""
         ...

@@ -36,7 +36,7 @@ class EmailChannel:
             # Of an older version, or of somebody who wrote into the database.
             return SendOutcome(error="the address is not one that can be written to", is_final=True)
 
-    async def send(self, _: DeliveryClaim, message: EmailMessage) -> SendOutcome:
+    async def send(self, _: DeliveryClaim, message: EmailMessage, __: str | None) -> SendOutcome:
         assert self.mailer is not None  # noqa: S101 - composed
         return await self.mailer.send(message)
 

@@ -39,7 +39,7 @@ class FileChannel:
             return SendOutcome(error="no key opens its URL any more", is_final=True)
         return await self.services.store.batches.get(claim.delivery.batch_id)
 
-    async def send(self, claim: DeliveryClaim, message: BatchRecord) -> SendOutcome:
+    async def send(self, claim: DeliveryClaim, message: BatchRecord, _: str | None) -> SendOutcome:
         assert claim.url is not None  # noqa: S101 - composed
         # A client's, whoever made the batch.
         access = replace(self.services.access, web=self.services.public_web)

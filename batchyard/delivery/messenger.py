@@ -13,6 +13,7 @@ from batchyard.delivery.webhook_channel import WebhookChannel
 from batchyard.notify.outcome import SendOutcome
 from batchyard.notify.smtp import Mailer
 from batchyard.notify.webhook import WebhookSender
+from batchyard.services.batch_span import batch_span
 from batchyard.store import DeliveryKind
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Messenger:
 
     def __init__(self, services: Services) -> None:
         settings = services.settings
+        self._services = services
         self._exits = AsyncExitStack()
         self._webhooks = WebhookSender(
             settings.address_guard,
@@ -48,13 +50,23 @@ class Messenger:
 
     async def send(self, claim: DeliveryClaim) -> SendOutcome:
         """Make the attempt. Raises :class:`~batchyard.errors.StoreError`, nothing else."""
-        channel = self._channels[claim.delivery.kind]
+        delivery = claim.delivery
+        channel = self._channels[delivery.kind]
+        name, number = f"{delivery.kind.value}.send", delivery.attempts + 1
         try:
-            async with asyncio.timeout(channel.at_most_seconds):
+            async with (
+                asyncio.timeout(channel.at_most_seconds),
+                batch_span(self._services, name, delivery.batch_id, attempt=number) as span,
+            ):
                 message = await channel.compose(claim)
                 if isinstance(message, SendOutcome):
-                    return message
-                return await channel.send(claim, message)
+                    outcome = message
+                else:
+                    outcome = await channel.send(claim, message, span.traceparent)
+                span.note(http_status=outcome.status_code)
+                if not outcome.is_accepted:
+                    span.fail("not_accepted")
+                return outcome
         except TimeoutError:
             return SendOutcome(error="the attempt came to no end")
 

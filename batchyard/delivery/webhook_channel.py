@@ -34,8 +34,14 @@ class WebhookChannel:
             data=batch_data(batch.to_wire(), full=is_full),
         )
 
-    async def send(self, claim: DeliveryClaim, message: bytes) -> SendOutcome:
+    async def send(
+        self, claim: DeliveryClaim, message: bytes, traceparent: str | None
+    ) -> SendOutcome:
         assert claim.url is not None  # noqa: S101 - composed
         return await self.sender.send(
-            claim.url, message, delivery_id=claim.delivery.id, secrets=claim.secrets
+            claim.url,
+            message,
+            delivery_id=claim.delivery.id,
+            secrets=claim.secrets,
+            traceparent=traceparent,
         )

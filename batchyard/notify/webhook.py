@@ -66,15 +66,22 @@ class WebhookSender:
             await self._session.close()
 
     async def send(
-        self, url: str, body: bytes, *, delivery_id: str, secrets: Sequence[str]
+        self,
+        url: str,
+        body: bytes,
+        *,
+        delivery_id: str,
+        secrets: Sequence[str],
+        traceparent: str | None = None,
     ) -> SendOutcome:
         """Sign the JSON ``body``, send it, and say how it went.
 
         Never raises for what the network or the receiver does. From the host's name to the end
-        of the answer it takes at most the time-out, however slowly bytes come.
+        of the answer it takes at most the time-out, however slowly bytes come. ``traceparent``
+        is sent as the header of that name.
         """
         try:
-            return await self._send(url, body, delivery_id, secrets)
+            return await self._send(url, body, delivery_id, secrets, traceparent)
         except TimeoutError:
             return SendOutcome(
                 error=f"the receiver did not answer within {self._timeout_seconds:g} seconds"
@@ -87,7 +94,12 @@ class WebhookSender:
             return SendOutcome(error=_in_our_words(error))
 
     async def _send(
-        self, url: str, body: bytes, delivery_id: str, secrets: Sequence[str]
+        self,
+        url: str,
+        body: bytes,
+        delivery_id: str,
+        secrets: Sequence[str],
+        traceparent: str | None,
     ) -> SendOutcome:
         if self._session is None:
             raise RuntimeError("A WebhookSender is used within its `async with`.")
@@ -99,6 +111,8 @@ class WebhookSender:
             body, delivery_id=delivery_id, at=datetime.now(UTC), secrets=secrets
         )
         headers |= {"content-type": "application/json", "user-agent": _USER_AGENT}
+        if traceparent is not None:
+            headers["traceparent"] = traceparent
         ends_at = asyncio.get_running_loop().time() + self._timeout_seconds
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout_at(ends_at):

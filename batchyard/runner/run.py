@@ -26,6 +26,7 @@ from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.returns import Returns
 from batchyard.runner.suspects import runs_alone
 from batchyard.runner.window import Window
+from batchyard.services.batch_span import batch_span
 from batchyard.services.keys import plan_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
@@ -224,7 +225,17 @@ class Runner:
         self._running[lease.key] = chunk
         tally = None
         try:
-            tally = await chunk.run()
+            async with batch_span(
+                self.services,
+                "chunk.run",
+                batch_id,
+                chunk=lease.index,
+                requests=lease.request_count,
+                runner=self._owner,
+            ) as span:
+                tally = await chunk.run()
+                if tally is not None:
+                    span.note(completed=tally.completed, failed=tally.failed)
         except LeaseLost as error:
             log.warning("chunk.lost", error)
             self._counts.leases_lost += 1

@@ -20,6 +20,7 @@ from batchyard.framing import custom_id_of, joined, read_lines
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.results import NoAnswerCode, Outcome, unanswered
+from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key, result_key, segments_prefix
 from batchyard.services.segments import decode_entries, read_object
 from batchyard.services.services import Progress
@@ -72,6 +73,7 @@ class Collected:
     """The lease under which they were made."""
 
 
+@traced("batch.collect")
 async def collect_results(services: Services, batch_id: str, epoch: int) -> Collected:
     """Make the two files of a batch that runs no more.
 

@@ -18,6 +18,7 @@ from batchyard.steps.offered import check_offered
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import BatchOptions, NewBatch, Quota
 from batchyard.threads import in_thread
+from batchyard.tracing import span
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class BatchRequest:
     always as a client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
+    ``traceparent``: the caller's span, whose trace the batch continues where tracing is on.
     """
 
     input: Location | None = None
@@ -76,6 +78,7 @@ class BatchRequest:
     public_urls: bool = False
     deduplicate: bool = False
     any_body: bool = False
+    traceparent: str | None = None
 
 
 def default_quota(services: Services) -> Quota:
@@ -110,6 +113,21 @@ async def accept_batch(
     :class:`~batchyard.errors.RequestRefused`, :class:`~batchyard.errors.WindowUnattainable`, and
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
+    with span("batch.create", request.traceparent, tenant=request.tenant) as made:
+        new = await _checked(services, request, made.traceparent)
+        batch = await services.store.batches.create(
+            new,
+            quota=default_quota(services),
+            batches_per_hour=batches_per_hour,
+            owner=owner,
+            lease_seconds=services.settings.batch_lease_seconds,
+            idempotency=idempotency,
+        )
+        made.note(batch=batch.id)
+    return batch
+
+
+async def _checked(services: Services, request: BatchRequest, traceparent: str | None) -> NewBatch:
     if request.endpoint is not None and request.endpoint not in ENDPOINTS:
         raise RequestRefused(
             f"endpoint must be one of {', '.join(ENDPOINTS)}.",
@@ -138,6 +156,7 @@ async def accept_batch(
             public_urls=request.public_urls,
             deduplicate=request.deduplicate,
             any_body=request.any_body,
+            traceparent=traceparent,
         ),
         locations=Places(input=_absolute(request.input), output=output, error=error).to_text(
             request.receivers
@@ -148,14 +167,7 @@ async def accept_batch(
     if len(request.models) == 1:
         await _check_model(services, request.models[0])
         await _check_backlog(services, batch, request.models[0])
-    return await services.store.batches.create(
-        batch,
-        quota=default_quota(services),
-        batches_per_hour=batches_per_hour,
-        owner=owner,
-        lease_seconds=services.settings.batch_lease_seconds,
-        idempotency=idempotency,
-    )
+    return batch
 
 
 async def _check_model(services: Services, model: str) -> None:

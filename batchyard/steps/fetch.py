@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused, ObjectNotFound, RecordNotFound
+from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key
 from batchyard.services.places import places_of
 from batchyard.services.services import Progress
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord, FileRecord
 
 
+@traced("batch.fetch")
 async def fetch_input(services: Services, batch_id: str) -> int:
     """Copy the input into the object store, unless that is done; returns its size in bytes.
 

@@ -14,6 +14,7 @@ from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator
 from batchyard.plan import Planner, PlanSummary
+from batchyard.services.batch_span import traced
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.keys import file_key, plan_key
 from batchyard.services.services import Progress
@@ -37,6 +38,7 @@ class Prepared:
     plan: PlanSummary
 
 
+@traced("batch.plan")
 async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
     """Validate the input, store the plan, move the batch to ``in_progress`` with its chunks.
 

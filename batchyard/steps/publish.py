@@ -9,6 +9,7 @@ from batchyard.errors import (
     LeaseLost,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.services.batch_span import traced
 from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.storage.local_file import LocalFile
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 
+@traced("batch.publish")
 async def publish_results(services: Services, batch_id: str, collected: Collected) -> BatchRecord:
     """Write the files to the user's locations, then end the batch as collected.
 

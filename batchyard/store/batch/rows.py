@@ -37,6 +37,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """Identical deterministic requests run once."""
     any_body: bool = False
     """Its bodies are the operator's own: no field and no URL in them are refused."""
+    traceparent: str | None = None
+    """The span that created it; see :mod:`batchyard.tracing`."""
 
 
 @dataclass(frozen=True, slots=True)
