@@ -11,6 +11,7 @@
     │   ├── BatchRateExceeded         the tenant creates batches faster than it may
     │   └── WindowUnattainable        by forecast it cannot be done in its completion window
     ├── InputRefused                  the batch's input breaks the format; carries every entry
+    ├── KeyExpired                    the API key's end has passed
     ├── UnexpectedError               a defect of Batchyard that occurred in one batch
     ├── IllegalTransition             the lifecycle does not allow this change of status
     ├── StoreError                    the database
@@ -44,6 +45,7 @@ shown without their query, and request bodies are not shown.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -110,6 +112,17 @@ class WindowUnattainable(RequestRefused):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="completion_window", code=self.code)
+
+
+class KeyExpired(BatchyardError):
+    """The API key was valid, until ``expired_at`` (Unix seconds)."""
+
+    code = "invalid_api_key"
+
+    def __init__(self, expired_at: int) -> None:
+        self.expired_at = expired_at
+        when = datetime.fromtimestamp(expired_at, UTC)
+        super().__init__(f"The API key expired on {when:%Y-%m-%d at %H:%M} UTC.")
 
 
 class InputRefused(BatchyardError):

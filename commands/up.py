@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from batchyard.cli.local_key import local_key_file
+from batchyard.cli.local_key import local_key_file, login_code
 from batchyard.cli.offline import offline_services
 from batchyard.cli.say import say
 from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
@@ -34,6 +34,8 @@ from batchyard.logs.rotation import rotate
 from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
+from batchyard.store.tenant.sessions import CODE_SECONDS
+from batchyard.time_words import duration
 from commands import shipped
 from commands.closed_prefect import (
     LOGIN_FILE,
@@ -170,6 +172,7 @@ class Everything:
         key = self._key_file.read_text().strip() if self._key_file else "YOUR_KEY"
         lines = [
             "",
+            f"The page:      {self._page()}",
             f"The API:       {self._api_url}",
             f"Its key:       {key if self._key_file else 'from batchyard keys create NAME'}",
             f"Prefect's UI:  http://127.0.0.1:{self._prefect_port}",
@@ -191,6 +194,14 @@ class Everything:
             "Ctrl-C stops everything.",
         ]
         return "\n".join(lines)
+
+    def _page(self) -> str:
+        """The address of the page, which for some minutes logs in one browser."""
+        address = f"http://127.0.0.1:{self._port}"
+        code = asyncio.run(_login_code(self._key_file)) if self._key_file else None
+        if code is None:
+            return f"{address}/login"
+        return f"{address}/login?code={code} (logs in once, within {duration(CODE_SECONDS)})"
 
     def wait_for_an_end(self) -> NoReturn:
         """Wait until one of the processes ends, and raise a SettingsError that names it."""
@@ -268,6 +279,11 @@ def _pools(file: Path) -> list[str]:
     content = read_config(file)
     named = {model.get("pool", DEFAULT_POOL) for model in content.get("models", [])}
     return [CONTROL_POOL, *gpu_pools(named | content.get("engines_at_once", {}).keys())]
+
+
+async def _login_code(key_file: Path) -> str | None:
+    async with offline_services() as services:
+        return await login_code(services, key_file)
 
 
 async def _key_file() -> Path | None:

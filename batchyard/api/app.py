@@ -26,7 +26,10 @@ from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
 from batchyard.api.openapi import DescribedApi
 from batchyard.api.route import operation_id
+from batchyard.api.session import send_to_login
 from batchyard.logs import event_logger
+from batchyard.page import login
+from batchyard.page.failed_logins import FailedLogins
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 
@@ -81,6 +84,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router, prefix=_PREFIX)
     app.include_router(health.router)
+    send_to_login(app)
+    app.state.failed_logins = FailedLogins()
+    app.include_router(login.router)
     app.add_middleware(RequestIds)
     app.add_middleware(LingeringClose)  # the outermost: it closes after answers of RequestIds too
     return app

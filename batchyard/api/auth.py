@@ -1,38 +1,52 @@
-"""Who asks: the Bearer key names the tenant. No route works without one."""
+"""Who asks, and what they may do: a Bearer key, or a browser's session, names the tenant.
+
+No route works without one. What a key allows is decided here, once for all routes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from batchyard.api.errors import ApiError
+from batchyard.errors import KeyExpired
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
+    from batchyard.store import Holder
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 _BEARER = HTTPBearer(scheme_name="ApiKey", auto_error=False)
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""The methods of requests that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant of the key, and what its requests work with."""
+    """Whose request it is, what the key allows, and what the request works with."""
 
     tenant: str
     services: Services
+    key_id: str
+    is_operator: bool
+    """It may see all tenants' batches, and act on them, where a route offers that."""
+    may_write: bool
+
+    @property
+    def sees_tenant(self) -> str | None:
+        """The tenant whose things are shown; None, for an operator, is all of them."""
+        return None if self.is_operator else self.tenant
 
 
 async def authenticated(
     request: Request,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
 ) -> Caller:
-    """The caller. Raises 401; runs before any of the body is read."""
-    if "\0" in request.url.path or any("\0" in value for value in request.query_params.values()):
-        # PostgreSQL would not even compare it.
-        raise ApiError(400, "A URL must not hold a NUL.")
+    """The caller. Raises 401 and 403; runs before any of the body is read."""
+    refuse_nul(request)
     if bearer is None:
         raise ApiError(
             401,
@@ -41,15 +55,40 @@ async def authenticated(
             headers=_CHALLENGE,
         )
     services: Services = request.app.state.services
-    tenant = await services.store.api_keys.tenant_of(bearer.credentials)
-    if tenant is None:
-        raise ApiError(
-            401,
-            "Incorrect API key provided: it is unknown or revoked.",
-            code="invalid_api_key",
-            headers=_CHALLENGE,
-        )
-    return Caller(tenant, services)
+    try:
+        holder = await services.store.api_keys.holder_of(bearer.credentials)
+    except KeyExpired as error:
+        raise _incorrect(f"{error} Ask your operator for a new one.") from None
+    if holder is None:
+        raise _incorrect("Incorrect API key provided: it is unknown or revoked.")
+    return allowed(request, holder)
 
 
 Authenticated = Annotated[Caller, Depends(authenticated)]
+
+
+def allowed(request: Request, holder: Holder) -> Caller:
+    """The caller, if the key allows a request with this method. Raises 403."""
+    if request.method not in READING and not holder.may_write:
+        raise ApiError(
+            403,
+            "You have insufficient permissions for this operation: this API key is read-only.",
+            code="insufficient_permissions",
+        )
+    return Caller(
+        holder.tenant,
+        request.app.state.services,
+        holder.key_id,
+        is_operator=holder.is_operator,
+        may_write=holder.may_write,
+    )
+
+
+def refuse_nul(request: Request) -> None:
+    """Raise a 400 for a NUL in the URL, which PostgreSQL would not even compare."""
+    if "\0" in request.url.path or any("\0" in value for value in request.query_params.values()):
+        raise ApiError(400, "A URL must not hold a NUL.")
+
+
+def _incorrect(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers=_CHALLENGE)

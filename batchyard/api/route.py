@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hin
 
 from fastapi.routing import APIRoute
 
+from batchyard.api.auth import READING
 from batchyard.api.json_body import JsonBody
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import ListPage
@@ -30,7 +31,8 @@ _WITH_BODY = {408, 413, 415}
 _WITH_ID = {404}
 ERRORS: Final = {
     400: "What was asked is not possible as it is; `param` and `code` say why.",
-    401: "No API key, or one that is unknown or revoked.",
+    401: "No API key, or one that is unknown, revoked or expired.",
+    403: "The API key is read-only.",
     404: "Nothing of this id, or it is another tenant's.",
     408: "The body arrived too slowly.",
     409: "The state of things does not allow it; trying again does not help.",
@@ -95,6 +97,8 @@ class Route(APIRoute):
         self.model = self._describe_body()
         self.shape = self._describe_answer()
         statuses = set(_ALWAYS)
+        if not READING.issuperset(self.methods or ()):
+            statuses.add(403)
         if self.openapi_extra:
             statuses |= _WITH_BODY
         if self.dependant.path_params:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
+from batchyard.steps.create import WINDOW_PATTERN, WINDOW_SECONDS
 from batchyard.time_words import relative
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from batchyard.store import ApiKeyRecord, NewKey
 
-_COLUMNS = ("id", "tenant", "name", "key", "made", "used", "state")
+_COLUMNS = ("id", "tenant", "name", "key", "role", "created", "last used", "state")
 
 app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
@@ -31,9 +34,29 @@ def create(
     tenant: Annotated[
         str, typer.Option(help="The tenant whose files and batches the key gives access to.")
     ] = "default",
+    operator: Annotated[
+        bool,
+        typer.Option(
+            "--operator", help="Let the key see the batches of all tenants, and act on them."
+        ),
+    ] = False,
+    read_only: Annotated[
+        bool,
+        typer.Option(
+            "--read-only", help="Let the key read only: it cannot create, change or delete."
+        ),
+    ] = False,
+    expires_in: Annotated[
+        str | None,
+        typer.Option(
+            metavar="30d|DATE",
+            help="When the key stops working: after a number of minutes (m), hours (h) or days "
+            "(d), or at the end of a day in UTC, for example 2027-03-31.",
+        ),
+    ] = None,
 ) -> None:
     """Create a key and print it. Only its hash is stored, so it cannot be shown again."""
-    made = asyncio.run(_create(tenant, name))
+    made = asyncio.run(_create(tenant, name, expires_in, operator=operator, read_only=read_only))
     typer.echo(made.secret)
     typer.echo(f"batchyard: {made.record.id} is shown only this once: keep it.", err=True)
 
@@ -53,9 +76,35 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The id of t
     asyncio.run(_revoke(key_id))
 
 
-async def _create(tenant: str, name: str) -> NewKey:
+async def _create(
+    tenant: str, name: str, expires_in: str | None, *, operator: bool, read_only: bool
+) -> NewKey:
     async with offline_services() as services:
-        return await services.store.api_keys.create(tenant, name)
+        now = int(await services.store.database.now())
+        return await services.store.api_keys.create(
+            tenant,
+            name,
+            is_operator=operator,
+            may_write=not read_only,
+            expires_at=None if expires_in is None else end_of_key(expires_in, now),
+        )
+
+
+def end_of_key(text: str, now: int) -> int:
+    """The Unix time that ``--expires-in`` means. Raises ``typer.BadParameter``."""
+    try:
+        if match := re.fullmatch(WINDOW_PATTERN, text):
+            return now + int(match.group(1)) * WINDOW_SECONDS[match.group(2)]
+        day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+        end = int((day + timedelta(days=1)).timestamp())
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text} is neither a time like 30d, 12h or 45m nor a date like 2027-03-31.",
+            param_hint="--expires-in",
+        ) from None
+    if end <= now:
+        raise typer.BadParameter(f"{text} is in the past.", param_hint="--expires-in")
+    return end
 
 
 async def _list(tenant: str | None) -> tuple[Sequence[ApiKeyRecord], float]:
@@ -77,7 +126,22 @@ def _rows(keys: Iterable[ApiKeyRecord], now: float) -> Iterator[tuple[str | Text
             user_text(key.tenant),
             user_text(key.name),
             f"{key.prefix}…",
+            _role(key),
             relative(key.created_at - now),
             relative(key.last_used_at - now) if key.last_used_at else "never",
-            "revoked" if key.revoked_at else "valid",
+            _state(key, now),
         )
+
+
+def _role(key: ApiKeyRecord) -> str:
+    role = "operator" if key.is_operator else "tenant"
+    return role if key.may_write else f"{role}, read-only"
+
+
+def _state(key: ApiKeyRecord, now: float) -> str:
+    if key.revoked_at:
+        return "revoked"
+    if key.expires_at is None:
+        return "valid"
+    word = "expired" if key.expires_at <= now else "expires"
+    return f"{word} {relative(key.expires_at - now)}"

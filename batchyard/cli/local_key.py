@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.errors import SettingsError
+from batchyard.errors import KeyExpired, SettingsError
 from batchyard.storage.file import keep_secret
 from batchyard.threads import in_thread
 
@@ -33,7 +33,10 @@ async def local_key_file(services: Services) -> Path | None:
     keys = services.store.api_keys
     if path.exists():
         secret = await in_thread(_read, path)
-        return path if await keys.tenant_of(secret) else None
+        try:
+            return path if await keys.holder_of(secret) else None
+        except KeyExpired:
+            return None
     if not _is_embedded(services.settings):
         return None
     # One without a file is what a process left that was killed in here.
@@ -43,6 +46,15 @@ async def local_key_file(services: Services) -> Path | None:
     if not await in_thread(_keep, path, made.secret):
         await keys.revoke(made.record.id)  # another process was faster
     return path
+
+
+async def login_code(services: Services, path: Path) -> str | None:
+    """A code that logs a browser in once, as an operator: who reads the key has the database.
+
+    ``path``: the file of :func:`local_key_file`. None: its key is no longer valid.
+    """
+    holder = await services.store.api_keys.holder_of(await in_thread(_read, path))
+    return None if holder is None else await services.store.sessions.make_code(holder.key_id)
 
 
 def key_path(settings: Settings) -> Path:

@@ -37,7 +37,7 @@ MIXED_ENDPOINTS = "mixed"
 
 MAX_PRIORITY = 1_000_000
 WINDOW_PATTERN = "([1-9][0-9]{0,4})([mhd])"
-_WINDOW_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+WINDOW_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_DAYS = 30
 """As long as files are kept by default."""
 MAX_METADATA = 16
@@ -231,8 +231,8 @@ def parse_window(text: str) -> int:
             param="completion_window",
             code="invalid_value",
         )
-    seconds = int(match.group(1)) * _WINDOW_SECONDS[match.group(2)]
-    if seconds > MAX_WINDOW_DAYS * _WINDOW_SECONDS["d"]:
+    seconds = int(match.group(1)) * WINDOW_SECONDS[match.group(2)]
+    if seconds > MAX_WINDOW_DAYS * WINDOW_SECONDS["d"]:
         raise RequestRefused(
             f"completion_window may be {MAX_WINDOW_DAYS}d at most.",
             param="completion_window",

@@ -36,8 +36,9 @@ from batchyard.store.sealed import new_sealing_key
 from batchyard.store.sealing_proof import SealingProof
 from batchyard.store.storage_mark import Mark, StorageMark
 from batchyard.store.store import Store, open_store
-from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, NewKey
+from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, Holder, NewKey
 from batchyard.store.tenant.idempotency import Idempotency, IdempotencyKey
+from batchyard.store.tenant.sessions import Sessions
 from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage
 from batchyard.store.upload.rows import NewPart, NewUpload, PartRecord, UploadRecord
 from batchyard.store.upload.uploads import Uploads
@@ -75,6 +76,7 @@ __all__ = [
     "EndpointWithSecret",
     "FileRecord",
     "Files",
+    "Holder",
     "Idempotency",
     "IdempotencyKey",
     "LeaseKey",
@@ -98,6 +100,7 @@ __all__ = [
     "RunnerStatus",
     "Runners",
     "SealingProof",
+    "Sessions",
     "StatusChange",
     "StatusChanges",
     "StorageMark",

@@ -24,6 +24,7 @@ from batchyard.store.storage_mark import StorageMark
 from batchyard.store.tenant.api_keys import ApiKeys
 from batchyard.store.tenant.cache_salts import CacheSalts
 from batchyard.store.tenant.idempotency import Idempotency
+from batchyard.store.tenant.sessions import Sessions
 from batchyard.store.tenant.tenants import Tenants
 from batchyard.store.upload.uploads import Uploads
 from batchyard.store.webhook.endpoints import WebhookEndpoints
@@ -38,6 +39,7 @@ class Store:
 
     database: Database
     api_keys: ApiKeys
+    sessions: Sessions
     files: Files
     uploads: Uploads
     batches: Batches
@@ -85,6 +87,7 @@ async def open_store(
         yield Store(
             database=database,
             api_keys=ApiKeys(database),
+            sessions=Sessions(database),
             files=Files(database),
             uploads=Uploads(database),
             batches=Batches(database),

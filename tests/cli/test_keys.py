@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.cli.keys import end_of_key
 from batchyard.cli.local_key import local_key_file
 from batchyard.errors import SettingsError
 from tests.cli.conftest import Ended, with_services, with_store
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def tenant_of(secret: str) -> str | None:
-    return with_store(lambda store: store.api_keys.tenant_of(secret))
+    holder = with_store(lambda store: store.api_keys.holder_of(secret))
+    return None if holder is None else holder.tenant
 
 
 def key_id(ended: Ended) -> str:
@@ -78,6 +80,42 @@ def test_a_key_that_nobody_made_cannot_be_revoked(alone: Run) -> None:
         1,
         "batchyard: No API key found with id 'key_0'.\n",
     )
+
+
+def test_the_list_says_what_a_key_allows_and_when_it_ends(alone: Run) -> None:
+    for options in (
+        (),
+        ("--operator", "--read-only", "--expires-in", "30d"),
+        ("--read-only", "--expires-in", "2999-12-31"),
+    ):
+        assert alone("keys", "create", "laptop", *options).status == 0
+    lines = alone("keys", "list").stdout.splitlines()[1:]
+    assert any("operator, read-only" in each and "expires in 2" in each for each in lines)
+    assert any("tenant, read-only" in each for each in lines)
+    assert any(" tenant " in each and each.rstrip().endswith("valid") for each in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("45m", 1_000_000_000 + 45 * 60),
+        ("12h", 1_000_000_000 + 12 * 3600),
+        ("30d", 1_000_000_000 + 30 * 86_400),
+        ("2001-09-09", 1_000_080_000),  # the end of the day in which 1,000,000,000 is
+    ],
+)
+def test_the_end_of_a_key_is_a_duration_or_the_end_of_a_day(text: str, end: int) -> None:
+    assert end_of_key(text, 1_000_000_000) == end
+
+
+@pytest.mark.parametrize(
+    "text", ["", "30", "0d", "-1d", "2001-09-08", "2027-02-30", "9999-12-31", "01/02/2027", "3w"]
+)
+def test_an_end_that_is_none_is_refused_before_a_key_is_made(alone: Run, text: str) -> None:
+    ended = alone("keys", "create", "laptop", "--expires-in", text)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "--expires-in" in ended.stderr
+    assert alone("keys", "list").stdout.count("laptop") == 0
 
 
 # -- the local key -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""API keys: which tenant a secret stands for. The secret itself is kept nowhere."""
+"""API keys: whose a secret is, and what it allows. The secret itself is kept nowhere."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import BigInteger, Index, func, insert, or_, select, update
+from sqlalchemy import BigInteger, Index, and_, false, func, insert, or_, select, true, update
 from sqlmodel import Field
 
-from batchyard.errors import RecordNotFound, StoreUnavailable
+from batchyard.errors import KeyExpired, RecordNotFound, StoreUnavailable
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock_seconds
 from batchyard.store.columns import Record, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from sqlalchemy import Row as FoundRow
+    from sqlalchemy import RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.database import Database
@@ -44,6 +44,9 @@ class ApiKeyRecord(Record):
     last_used_at: int | None = Field(sa_type=BigInteger)
     """To the minute."""
     revoked_at: int | None = Field(sa_type=BigInteger)
+    is_operator: bool = Field(sa_column_kwargs={"server_default": false()})
+    may_write: bool = Field(sa_column_kwargs={"server_default": true()})
+    expires_at: int | None = Field(sa_type=BigInteger)
 
 
 class ApiKeyRow(Row, ApiKeyRecord, table=True):
@@ -59,10 +62,32 @@ class ApiKeyRow(Row, ApiKeyRecord, table=True):
     key_hash: str
 
 
-_KEYS = ApiKeyRow.metadata.tables["api_keys"]
-_RECORD = ApiKeyRecord.columns(_KEYS)
-_USE_IS_NOTED = _KEYS.c.last_used_at > clock_seconds() - _NOTE_SECONDS
-_USE_IS_NOT_NOTED = or_(_KEYS.c.last_used_at.is_(None), ~_USE_IS_NOTED)
+KEYS = ApiKeyRow.metadata.tables["api_keys"]
+_RECORD = ApiKeyRecord.columns(KEYS)
+_USE_IS_NOTED = KEYS.c.last_used_at > clock_seconds() - _NOTE_SECONDS
+_USE_IS_NOT_NOTED = or_(KEYS.c.last_used_at.is_(None), ~_USE_IS_NOTED)
+
+
+HOLDER_COLUMNS: Final = (
+    KEYS.c.id.label("key_id"),
+    KEYS.c.tenant,
+    KEYS.c.is_operator,
+    KEYS.c.may_write,
+)
+IS_KEPT: Final = KEYS.c.revoked_at.is_(None)
+HAS_EXPIRED: Final = and_(KEYS.c.expires_at.is_not(None), KEYS.c.expires_at <= clock_seconds())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Whose key it is, and what it allows: of a request, or of a session in a browser."""
+
+    key_id: str
+    tenant: str
+    is_operator: bool
+    """It may see all tenants' batches, and act on them."""
+    may_write: bool
+    """False: it may only look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,40 +106,58 @@ class ApiKeys(Aggregate):
         self._being_noted: set[str] = set()
 
     @writes
-    async def create(self, connection: AsyncConnection, tenant: str, name: str) -> NewKey:
-        """Make a key for the tenant. ``name`` is for people and need not be unique."""
+    async def create(
+        self,
+        connection: AsyncConnection,
+        tenant: str,
+        name: str,
+        *,
+        is_operator: bool = False,
+        may_write: bool = True,
+        expires_at: int | None = None,
+    ) -> NewKey:
+        """Make a key for the tenant. ``name`` is for people and need not be unique.
+
+        What a key allows, and its end, cannot be changed afterwards.
+        """
         secret = _BEGINNING + secrets.token_urlsafe(_SECRET_BYTES)
-        row = {
+        row: dict[str, Any] = {
             "id": f"key_{secrets.token_hex(8)}",
             "tenant": tenant,
             "name": name,
-            "key_hash": _hash(secret),
+            "key_hash": hashed(secret),
             "prefix": secret[: len(_BEGINNING) + _SHOWN],
+            "is_operator": is_operator,
+            "may_write": may_write,
+            "expires_at": expires_at,
         }
-        await connection.execute(insert(_KEYS).values(created_at=clock_seconds(), **row))
+        await connection.execute(insert(KEYS).values(created_at=clock_seconds(), **row))
         return NewKey(record=await _load(connection, row["id"]), secret=secret)
 
-    async def tenant_of(self, secret: str) -> str | None:
-        """The tenant of the key; None if the key is unknown or revoked.
+    async def holder_of(self, secret: str) -> Holder | None:
+        """Whose key it is; None if the key is unknown or revoked.
 
         From time to time this records when the key was last used; a failure of that is ignored.
+        Raises :class:`~batchyard.errors.KeyExpired`.
         """
-        key_hash = _hash(secret)
+        key_hash = hashed(secret)
         found = await self._find(key_hash)
-        if found is None or not hmac.compare_digest(found.key_hash, key_hash):
+        if found is None or not hmac.compare_digest(found["key_hash"], key_hash):
             return None
-        if found.is_due:
-            await self._note_use(found.id)
-        return str(found.tenant)
+        if found["has_expired"]:
+            raise KeyExpired(found["expires_at"])
+        if found["is_due"]:
+            await self._note_use(found["key_id"])
+        return holder(found)
 
     @reads
     async def list(
         self, connection: AsyncConnection, tenant: str | None = None
     ) -> Sequence[ApiKeyRecord]:
         """All keys, or the tenant's, oldest first, revoked ones as well."""
-        statement = select(*_RECORD).order_by(_KEYS.c.created_at, _KEYS.c.id)
+        statement = select(*_RECORD).order_by(KEYS.c.created_at, KEYS.c.id)
         if tenant is not None:
-            statement = statement.where(_KEYS.c.tenant == tenant)
+            statement = statement.where(KEYS.c.tenant == tenant)
         rows = (await connection.execute(statement)).mappings()
         return [ApiKeyRecord.read(row) for row in rows]
 
@@ -124,9 +167,9 @@ class ApiKeys(Aggregate):
 
         Raises :class:`~batchyard.errors.RecordNotFound`.
         """
-        revoked_at = func.coalesce(_KEYS.c.revoked_at, clock_seconds())
+        revoked_at = func.coalesce(KEYS.c.revoked_at, clock_seconds())
         await connection.execute(
-            update(_KEYS).where(_KEYS.c.id == key_id).values(revoked_at=revoked_at)
+            update(KEYS).where(KEYS.c.id == key_id).values(revoked_at=revoked_at)
         )
         return await _load(connection, key_id)
 
@@ -143,28 +186,37 @@ class ApiKeys(Aggregate):
             self._being_noted.discard(key_id)
 
     @reads
-    async def _find(self, connection: AsyncConnection, key_hash: str) -> FoundRow[Any] | None:
+    async def _find(self, connection: AsyncConnection, key_hash: str) -> RowMapping | None:
         statement = select(
-            _KEYS.c.id, _KEYS.c.tenant, _KEYS.c.key_hash, _USE_IS_NOT_NOTED.label("is_due")
-        ).where(_KEYS.c.key_hash == key_hash, _KEYS.c.revoked_at.is_(None))
-        return (await connection.execute(statement)).one_or_none()
+            *HOLDER_COLUMNS,
+            KEYS.c.key_hash,
+            KEYS.c.expires_at,
+            HAS_EXPIRED.label("has_expired"),
+            _USE_IS_NOT_NOTED.label("is_due"),
+        ).where(KEYS.c.key_hash == key_hash, IS_KEPT)
+        return (await connection.execute(statement)).mappings().one_or_none()
 
     @writes
     async def _write_use(self, connection: AsyncConnection, key_id: str) -> None:
         await connection.execute(
-            update(_KEYS)
-            .where(_KEYS.c.id == key_id, _USE_IS_NOT_NOTED)
+            update(KEYS)
+            .where(KEYS.c.id == key_id, _USE_IS_NOT_NOTED)
             .values(last_used_at=clock_seconds())
         )
 
 
-def _hash(secret: str) -> str:
-    # What a client sends need not be a key, nor valid Unicode.
+def holder(row: Mapping[str, Any] | RowMapping) -> Holder:
+    """From a row that has :data:`HOLDER_COLUMNS`."""
+    return Holder(**{name: row[name] for name in Holder.__dataclass_fields__})
+
+
+def hashed(secret: str) -> str:
+    """As which a random secret is kept. What a client sends need not be valid Unicode."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 async def _load(connection: AsyncConnection, key_id: str) -> ApiKeyRecord:
-    found = await connection.execute(select(*_RECORD).where(_KEYS.c.id == key_id))
+    found = await connection.execute(select(*_RECORD).where(KEYS.c.id == key_id))
     row = found.mappings().one_or_none()
     if row is None:
         raise RecordNotFound(f"No API key found with id '{key_id}'.")

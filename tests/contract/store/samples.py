@@ -34,6 +34,12 @@ USAGE = BatchUsage(
 )
 
 
+async def tenant_of(store: Store, secret: str) -> str | None:
+    """The tenant of an API key; None: it opens nothing."""
+    holder = await store.api_keys.holder_of(secret)
+    return None if holder is None else holder.tenant
+
+
 def new_batch(**changes: Any) -> NewBatch:
     return NewBatch(**{"endpoint": "/v1/chat/completions", **changes})
 

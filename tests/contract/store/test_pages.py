@@ -21,6 +21,7 @@ from tests.contract.store.samples import (
     new_batch,
     new_file,
     rewrite,
+    tenant_of,
 )
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ async def test_what_a_client_reads_again_and_again_is_found_by_an_index(
         file = await store.files.create(new_file())
         batch = await begun_batch(store)
         key = await store.api_keys.create("default", "laptop")
-        await store.api_keys.tenant_of(key.secret)
+        await tenant_of(store, key.secret)
         run: list[tuple[str, Any]] = []
         engine = store.database._engine.sync_engine
         event.listen(engine, "before_cursor_execute", lambda *args: run.append((args[2], args[3])))
@@ -290,7 +291,7 @@ async def test_what_a_client_reads_again_and_again_is_found_by_an_index(
         await store.batches.page("default", limit=10, after=batch.id)
         await store.batches.get(batch.id, tenant="default")
         await store.files.storage_keys(["files/file-x"])
-        await store.api_keys.tenant_of(key.secret)
+        await tenant_of(store, key.secret)
         reads = [each for each in run if each[0].startswith("SELECT")]
 
         async def explain(connection: AsyncConnection) -> list[str]:

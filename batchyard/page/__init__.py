@@ -1,0 +1,1 @@
+"""The page for browsers: HTML at ``/``, made on the server from Jinja2 templates."""

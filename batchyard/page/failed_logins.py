@@ -1,0 +1,51 @@
+"""How many logins failed from which address, so that nobody tries keys without end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict, deque
+from ipaddress import IPv6Address, ip_address
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_FAILURES: Final = 10
+WINDOW_SECONDS: Final = 300.0
+_MOST_ADDRESSES: Final = 4096
+
+
+class FailedLogins:
+    """Counts for each address, in this process. ``clock`` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def note(self, address: str) -> None:
+        """A login from there failed."""
+        key = _network(address)
+        failures = self._failures.setdefault(key, deque(maxlen=MOST_FAILURES))
+        failures.append(self._clock())
+        self._failures.move_to_end(key)
+        while len(self._failures) > _MOST_ADDRESSES:
+            self._failures.popitem(last=False)
+
+    def wait_seconds(self, address: str) -> int:
+        """For how long no login from there is tried; 0: it is."""
+        failures = self._failures.get(_network(address))
+        if failures is None or len(failures) < MOST_FAILURES:
+            return 0
+        return max(0, math.ceil(failures[0] + WINDOW_SECONDS - self._clock()))
+
+
+def _network(address: str) -> str:
+    """The address; of IPv6 the network of 64 bits, of which one host may have every address."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address):
+        return found.exploded[:19]
+    return address

@@ -1,0 +1,97 @@
+"""What a key allows: read-only keys, operators' keys, keys that end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import openai
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from batchyard.api.app import create_app
+from batchyard.api.auth import READING
+from tests.api.conftest import LINE
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+    from batchyard.settings import Settings
+    from tests.api.conftest import Api
+
+BROWSERS = {"/login", "/logout"}
+"""What a session is opened and ended with, whatever its key allows."""
+
+
+def writing_routes(settings: Settings) -> list[tuple[str, str]]:
+    """Each method and path with which something could be changed."""
+    return sorted(
+        (method, route.path_format.format_map(_Any()))
+        for route in iter_route_contexts(create_app(settings).routes)
+        if route.path not in BROWSERS
+        for method in (route.methods or set()) - READING
+    )
+
+
+class _Any(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return "x"
+
+
+async def test_a_read_only_key_is_refused_by_every_route_that_writes(
+    api: Api, services: Services
+) -> None:
+    """Also by routes that are added later: they are those of the application."""
+    key = await services.store.api_keys.create("one", "ro", may_write=False)
+    token = await services.store.sessions.open(key.record.id)
+    routes = writing_routes(api.settings)
+    assert len(routes) > 12
+    with api.http(key.secret, cookies={"batchyard_session": token}) as client:
+        for method, path in routes:
+            answer = client.request(method, f"http://127.0.0.1:{api.port}{path}", json={})
+            assert answer.status_code == 403, (method, path, answer.text)
+            assert answer.json()["error"] == {
+                "message": "You have insufficient permissions for this operation: "
+                "this API key is read-only.",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "insufficient_permissions",
+            }
+
+
+async def test_a_read_only_key_reads(api: Api, services: Services) -> None:
+    file = api.openai().files.create(file=LINE, purpose="batch")
+    key = (await services.store.api_keys.create("one", "ro", may_write=False)).secret
+    client = api.openai(key)
+    assert client.files.content(file.id).read() == LINE
+    assert client.batches.list().data == []
+    with pytest.raises(openai.PermissionDeniedError, match="read-only"):
+        client.files.delete(file.id)
+
+
+async def test_a_key_past_its_end_is_refused_and_says_since_when(
+    api: Api, services: Services
+) -> None:
+    key = (await services.store.api_keys.create("one", "x", expires_at=1_700_000_000)).secret
+    with pytest.raises(openai.AuthenticationError) as caught:
+        api.openai(key).batches.list()
+    assert caught.value.body == {
+        "message": "The API key expired on 2023-11-14 at 22:13 UTC. Ask your operator for a "
+        "new one.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_api_key",
+    }
+    assert caught.value.response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_openais_routes_show_an_operators_key_its_own_tenant(
+    api: Api, services: Services
+) -> None:
+    """A client of OpenAI's must not list, change or delete what is another tenant's by mistake."""
+    file = api.openai().files.create(file=LINE, purpose="batch")
+    key = (await services.store.api_keys.create("boss", "x", is_operator=True)).secret
+    client = api.openai(key)
+    assert client.files.list().data == []
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+    own = client.files.create(file=LINE, purpose="batch")
+    assert [each.id for each in client.files.list().data] == [own.id]
