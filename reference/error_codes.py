@@ -276,9 +276,21 @@ BATCH: Final = (
 API: Final = (
     Code(
         "invalid_api_key",
-        "The key is unknown or revoked. Without any key the answer is a 401 without a code.",
+        "The key is unknown, revoked or expired. Without any key the answer is a 401 without a code.",
         "`batchyard keys list` shows the keys, `batchyard keys create` makes one.",
         "401",
+    ),
+    Code(
+        "insufficient_permissions",
+        "The key is read-only, and the request would create, change or delete something.",
+        "Use a key that was made without `--read-only`.",
+        "403",
+    ),
+    Code(
+        "csrf_failed",
+        "A form of the page was sent without the token of its session.",
+        "Load the page again, and send the form once more.",
+        "403",
     ),
     Code(
         "missing_required_parameter",

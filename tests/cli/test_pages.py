@@ -77,6 +77,14 @@ def test_keys_are_created_listed_and_revoked(alone: Run) -> None:
     assert revoked.status == 0
 
 
+def test_keys_with_options_are_created(alone: Run) -> None:
+    for line in block(USE_THE_API, "key-options").splitlines():
+        assert alone(*words_of(line)).status == 0
+    said = alone("keys", "list").stdout
+    for words in ("tenant, read-only", "expires in", "operator"):
+        assert words in said
+
+
 def test_results_go_to_a_place_and_to_standard_output(
     alone: Run, half_done: str, tmp_path: Path
 ) -> None:
