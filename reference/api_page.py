@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "openapi.json"
-_OURS: Final = ("/v1/deliveries", "/v1/webhook_secret", "/v1/batches/{batch_id}/results")
+_OURS: Final = (
+    *("/v1/deliveries", "/v1/webhook_secret"),
+    *("/v1/batches/{batch_id}/results", "/v1/batches/{batch_id}/events"),
+)
 """Routes that OpenAI's API does not have."""
 OUR_FIELDS: Final = {
     "CreateBatch": {

@@ -276,7 +276,8 @@ BATCH: Final = (
 API: Final = (
     Code(
         "invalid_api_key",
-        "The key is unknown, revoked or expired. Without any key the answer is a 401 without a code.",
+        "The key is unknown, revoked or expired. Without any key the answer is a 401 without a "
+        "code.",
         "`batchyard keys list` shows the keys, `batchyard keys create` makes one.",
         "401",
     ),

@@ -16,12 +16,14 @@ from batchyard import __version__
 from batchyard.api import (
     batches,
     deliveries,
+    events,
     files,
     health,
     served_models,
     uploads,
     webhook_endpoints,
 )
+from batchyard.api.batch_watch import BatchWatch
 from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
 from batchyard.api.openapi import DescribedApi
@@ -47,6 +49,7 @@ _ROUTERS = (
     files.router,
     uploads.router,
     batches.router,
+    events.router,
     served_models.router,
     webhook_endpoints.router,
     deliveries.router,
@@ -67,7 +70,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         async with open_services(settings) as services:
             app.state.services = services
             app.state.health = health.health_of(services, prefect_answers)
-            yield
+            async with BatchWatch(services.store.batches.live) as app.state.batch_watch:
+                yield
 
     app = DescribedApi(
         title="Batchyard",

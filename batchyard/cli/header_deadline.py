@@ -1,4 +1,4 @@
-"""Close connections that do not send a request: uvicorn would keep them, with or without a key.
+"""Connections that uvicorn would keep: those that send no request, and those that stream for long.
 
 Its own keep-alive limit begins after the first answer and ends with the first byte after it.
 """
@@ -12,6 +12,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     import asyncio
+
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 HEADER_SECONDS = 20.0
 """For the whole header, from the connection or, behind another request, from its first byte."""
@@ -39,6 +41,18 @@ class HeaderDeadlineProtocol(H11Protocol):
         """End the time limit."""
         self._stop_expecting()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Tell a request that would go on for long that the server stops, if it has asked for that.
+
+        It has put a function into its scope's state, as ``on_shutdown``.
+        """
+        super().shutdown()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            on_shutdown = cycle.scope.get("state", {}).get("on_shutdown")
+            if on_shutdown is not None:
+                on_shutdown()
 
     def _expect_header(self) -> None:
         self._deadline = self.loop.call_later(HEADER_SECONDS, self._close_if_idle)

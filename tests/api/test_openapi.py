@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
 from batchyard.api import (
     batches,
     deliveries,
+    events,
     files,
     served_models,
     uploads,
@@ -148,7 +149,15 @@ def check(
 def test_every_route_is_described() -> None:
     routes = [
         (f"/v1{route.path}".replace(":path}", "}"), method.lower())
-        for module in (batches, deliveries, files, served_models, uploads, webhook_endpoints)
+        for module in (
+            batches,
+            deliveries,
+            events,
+            files,
+            served_models,
+            uploads,
+            webhook_endpoints,
+        )
         for route in module.router.routes
         if isinstance(route, APIRoute)
         for method in route.methods

@@ -22,7 +22,7 @@ from batchyard.lifecycle import (
 )
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.moves import check_epoch, end_batch, move_batch
-from batchyard.store.batch.pages import batch_not_found, load_batch, read_page
+from batchyard.store.batch.pages import LiveBatch, batch_not_found, load_batch, read_live, read_page
 from batchyard.store.batch.receivers import RECEIVERS, insert_receivers
 from batchyard.store.batch.rows import (
     BATCHES,
@@ -40,7 +40,7 @@ from batchyard.store.tenant.idempotency import claim
 from batchyard.store.tenant.tenants import Quota, hold_pace, hold_quota
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -258,6 +258,13 @@ class Batches(Aggregate):
         return await read_page(
             connection, tenant=tenant, unfinished=unfinished, limit=limit, after=after
         )
+
+    @reads
+    async def live(
+        self, connection: AsyncConnection, batch_ids: Collection[str]
+    ) -> dict[str, LiveBatch]:
+        """Those of these batches that exist, by their ids, in a constant number of queries."""
+        return await read_live(connection, batch_ids)
 
     @writes
     async def advance(

@@ -1,0 +1,232 @@
+"""What becomes of batches, for all who watch them: one look at the database serves them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+import msgspec
+
+from batchyard import intervals
+from batchyard.errors import BatchyardError
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.wire import RequestCounts, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+
+    from batchyard.store import BatchRecord
+    from batchyard.store.batch.pages import LiveBatch
+
+logger = logging.getLogger(__name__)
+
+MOST_OF_A_TENANT: Final = 50
+MOST_IN_ALL: Final = 500
+_RATE_SECONDS: Final = 30.0
+"""Over how long the speed is measured: chunks report their lines every two seconds."""
+
+
+class TooManyWatch(Exception):
+    """There are as many watchers as one process serves; the message says of whom."""
+
+
+class BatchProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a batch is. ``tokens`` are those of its answers, prompts included."""
+
+    object: Literal["batch.progress"] = "batch.progress"
+    batch_id: str
+    status: BatchStatus
+    request_counts: RequestCounts
+    tokens: int
+    tokens_per_second: float | None = None
+    """Over the last half minute; null while it is not known, and once it has ended."""
+    eta_at: int | None = None
+    """When it will probably be done, in Unix seconds; null while it is not known."""
+    is_paused: bool = False
+    wait_reason: str | None = None
+    """Why nothing of it runs now; null if something does, or may soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A batch as it was at the last look. Equal to another one if no watcher sees a difference."""
+
+    record: BatchRecord = field(compare=False, repr=False)
+    progress: BatchProgress
+    batch_json: bytes = field(repr=False)
+    """The Batch object, as the API sends it."""
+    progress_json: bytes = field(repr=False)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.record.status in TERMINAL
+
+
+class Watcher:
+    """One who watches a batch. It sees the newest state, and none that it was too slow for."""
+
+    def __init__(self, watched: _Watched) -> None:
+        self._watched = watched
+        self.wake = asyncio.Event()
+        """Set when there may be something new; whoever waits for it clears it."""
+
+    @property
+    def seen(self) -> Seen | None:
+        """The newest state; None before the first look."""
+        return self._watched.seen
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the batch no longer exists."""
+        return self._watched.is_gone
+
+
+class _Watched:
+    def __init__(self) -> None:
+        self.watchers: set[Watcher] = set()
+        self.seen: Seen | None = None
+        self.is_gone = False
+        self.samples: deque[tuple[float, int]] = deque()
+
+    def show(self, live: LiveBatch, now: float) -> None:
+        """Wake all watchers, if there is something new for them."""
+        rate = self._rate(live.tokens, now) if _runs(live.record) else None
+        seen = _seen(live, rate)
+        if seen != self.seen:
+            self.seen = seen
+            self.wake()
+
+    def wake(self) -> None:
+        for watcher in self.watchers:
+            watcher.wake.set()
+
+    def _rate(self, tokens: int, now: float) -> float | None:
+        self.samples.append((now, tokens))
+        while len(self.samples) > 2 and now - self.samples[1][0] >= _RATE_SECONDS:
+            self.samples.popleft()
+        before, tokens_before = self.samples[0]
+        # A chunk that another runner took over may count less than before.
+        least_seconds = 2 * intervals.LOOK_SECONDS
+        if now - before < least_seconds:
+            return None
+        return round(max(0, tokens - tokens_before) / (now - before), 1)
+
+
+class BatchWatch:
+    """Looks at all watched batches together, once a second, while there are any."""
+
+    def __init__(
+        self,
+        look: Callable[[Collection[str]], Awaitable[Mapping[str, LiveBatch]]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look = look
+        self._clock = clock
+        self._watched: dict[str, _Watched] = {}
+        self._tenants: Counter[str] = Counter()
+        self._is_new = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin to look, which costs nothing while there is nobody to look for."""
+        self._task = asyncio.create_task(self._run(), name="watch batches")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    @contextlib.contextmanager
+    def watch(self, batch_id: str, tenant: str) -> Iterator[Watcher]:
+        """Within the block, a watcher of the batch; ``tenant`` is the one who watches.
+
+        Raises :class:`TooManyWatch`.
+        """
+        self._refuse_more(tenant)
+        watched = self._watched.get(batch_id)
+        if watched is None:
+            watched = self._watched[batch_id] = _Watched()
+            self._is_new.set()
+        watcher = Watcher(watched)
+        watched.watchers.add(watcher)
+        self._tenants[tenant] += 1
+        try:
+            yield watcher
+        finally:
+            watched.watchers.discard(watcher)
+            self._tenants[tenant] -= 1
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
+            if not watched.watchers:
+                self._watched.pop(batch_id, None)
+
+    def _refuse_more(self, tenant: str) -> None:
+        if self._tenants[tenant] >= MOST_OF_A_TENANT:
+            raise TooManyWatch(
+                f"Your tenant watches {MOST_OF_A_TENANT} batches already, which is the most that "
+                "one server process allows: close a stream, or ask for the batch instead."
+            )
+        if self._tenants.total() >= MOST_IN_ALL:
+            raise TooManyWatch(
+                f"This server sends the events of {MOST_IN_ALL} streams already: try again later, "
+                "or ask for the batch instead."
+            )
+
+    async def _run(self) -> None:
+        while True:
+            await self._is_new.wait()
+            self._is_new.clear()
+            while self._watched:
+                await self._look_once()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(intervals.LOOK_SECONDS):
+                        await self._is_new.wait()
+                self._is_new.clear()
+
+    async def _look_once(self) -> None:
+        asked = dict(self._watched)
+        try:
+            found = await self._look(list(asked))
+        except BatchyardError as error:
+            logger.warning("watch.not_read %s", error)
+            return
+        except Exception:  # a defect must not leave all watchers without news for ever
+            logger.exception("watch.failed")
+            return
+        now = self._clock()
+        for batch_id, watched in asked.items():
+            live = found.get(batch_id)
+            if live is not None:
+                watched.show(live, now)
+            else:
+                watched.is_gone = True
+                watched.wake()
+
+
+def _runs(record: BatchRecord) -> bool:
+    return record.status is BatchStatus.IN_PROGRESS
+
+
+def _seen(live: LiveBatch, rate: float | None) -> Seen:
+    record = live.record
+    runs = _runs(record)
+    progress = BatchProgress(
+        batch_id=record.id,
+        status=record.status,
+        request_counts=record.counts,
+        tokens=live.tokens,
+        tokens_per_second=rate,
+        eta_at=record.eta_at,
+        is_paused=runs and record.paused_at is not None,
+        wait_reason=record.wait_reason if runs else None,
+    )
+    return Seen(record, progress, to_json(record.to_wire()), to_json(progress))
