@@ -37,6 +37,7 @@ from batchyard.lines import Limits
 from batchyard.logs.setup import Format, Level
 from batchyard.machine import Machine, this_machine
 from batchyard.notify.email import check_address
+from batchyard.prices import Price, Prices
 from batchyard.settings_sources import (
     PREFIX,
     Variables,
@@ -145,6 +146,15 @@ class LogSettings(_Part):
     """``text``: lines for people; ``json``: one JSON object per line, for a log store."""
     level: Level = "INFO"
     """Log events of this level and above: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
+
+
+class PriceSettings(_Part):
+    """The prices of one model, in the currency of the settings."""
+
+    input: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    cached: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    output: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    engine_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
 class SmtpSettings(_Part):
@@ -284,6 +294,13 @@ class Settings(BaseSettings):
     """A PEM file with the certificate authorities to trust: those of webhook receivers, of the mail
     server, of input and output URLs, of S3 and of running engines. It replaces the system's list,
     so append yours to a copy of that list if you need both. Unset: the system's authorities."""
+    prices: dict[str, PriceSettings] = Field(default_factory=dict)
+    """What batches cost, by model, ``*`` for all others, as JSON:
+    ``{"*": {"input": 0.1, "cached": 0.02, "output": 0.4, "engine_hour": 2.5}}``. The first three
+    are prices of a million tokens; ``cached`` is as ``input`` if it is not set. ``engine_hour`` is
+    the price of an hour of one engine, with all its GPUs. A batch's cost is fixed at its end."""
+    currency: str = Field(default="usd", pattern="^[A-Za-z]{3}$")
+    """The currency of ``prices``, as its ISO code of three letters."""
     limits: LimitSettings = LimitSettings()
     bodies: BodySettings = BodySettings()
     smtp: SmtpSettings = SmtpSettings()
@@ -350,6 +367,12 @@ class Settings(BaseSettings):
         over too early, that costs no inference.
         """
         return min(self.lease_seconds, _BATCH_LEASE_SECONDS)
+
+    @property
+    def price_table(self) -> Prices:
+        """What batches that end now cost."""
+        by_model = {name: Price(**each.model_dump()) for name, each in self.prices.items()}
+        return Prices(currency=self.currency.lower(), by_model=by_model)
 
     @property
     def address_guard(self) -> AddressGuard | None:

@@ -105,11 +105,19 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
+    """Money, as in OpenAI's costs: ``currency`` is its ISO code in lower case."""
+
+    value: float
+    currency: str
+
+
 class BatchUsage(msgspec.Struct, frozen=True):
     """Tokens of the successful lines; zeros until the batch ends.
 
     ``deduplicated_requests``, which OpenAI does not have, is absent unless the batch asked for it:
-    the lines that have another one's answer. Their tokens are counted once.
+    the lines that have another one's answer. Their tokens are counted once. ``cost``, which it does
+    not have either, is absent unless the operator has set prices, and until the batch ends.
     """
 
     input_tokens: int = 0
@@ -118,6 +126,7 @@ class BatchUsage(msgspec.Struct, frozen=True):
     output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int = 0
     deduplicated_requests: int | msgspec.UnsetType = msgspec.UNSET
+    cost: Amount | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenUsage(NamedTuple):

@@ -21,6 +21,7 @@ from prefect.exceptions import PrefectException
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
+from batchyard.prices import money
 from batchyard.services.places import places_of
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ async def _report(services: Services, batch: BatchRecord) -> str:
         ("Input tokens", f"{usage.input_tokens:,}"),
         ("– of these from cache", f"{usage.input_tokens_details.cached_tokens:,}"),
         ("Output tokens", f"{usage.output_tokens:,}"),
+        *_cost(batch),
         *_speed(batch),
     ]
     lines = [f"# {_headline(batch).capitalize()}", ""]
@@ -159,6 +161,12 @@ def _shared(batch: BatchRecord) -> list[tuple[str, str]]:
     if not batch.options.deduplicate:
         return []
     return [("Answered by an identical request", f"{batch.deduplicated_requests:,}")]
+
+
+def _cost(batch: BatchRecord) -> list[tuple[str, str]]:
+    if batch.cost is None or batch.currency is None:
+        return []
+    return [("Cost", money(batch.cost, batch.currency))]
 
 
 def _speed(batch: BatchRecord) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from batchyard.api import (
     health,
     served_models,
     uploads,
+    usage,
     webhook_endpoints,
 )
 from batchyard.api.batch_watch import BatchWatch
@@ -53,6 +54,7 @@ _ROUTERS = (
     served_models.router,
     webhook_endpoints.router,
     deliveries.router,
+    usage.router,
 )
 _PREFIX = "/v1"
 

@@ -13,6 +13,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from batchyard.api.errors import ApiError
 from batchyard.errors import KeyExpired
+from batchyard.store import act_as
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -68,13 +69,19 @@ Authenticated = Annotated[Caller, Depends(authenticated)]
 
 
 def allowed(request: Request, holder: Holder) -> Caller:
-    """The caller, if the key allows a request with this method. Raises 403."""
+    """The caller, if the key allows a request with this method. Raises 403.
+
+    What an operator does in this request is recorded in the audit log.
+    """
     if request.method not in READING and not holder.may_write:
         raise ApiError(
             403,
             "You have insufficient permissions for this operation: this API key is read-only.",
             code="insufficient_permissions",
         )
+    if holder.is_operator:
+        # Each request is a task of its own.
+        act_as(holder.key_id)
     return Caller(
         holder.tenant,
         request.app.state.services,

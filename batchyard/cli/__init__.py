@@ -18,6 +18,7 @@ import typer
 
 import batchyard
 from batchyard.cli import deliveries, keys, sealing_keys, storage, webhooks
+from batchyard.cli.audit import audit
 from batchyard.cli.cancel import cancel
 from batchyard.cli.deliver import deliver
 from batchyard.cli.doctor import doctor
@@ -34,6 +35,7 @@ from batchyard.cli.steer import pause, priority, unpause
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.cli.submit import submit
 from batchyard.cli.upkeep import expire_files, reconcile
+from batchyard.cli.usage import usage
 from batchyard.cli.watch import watch
 from batchyard.errors import BatchyardError
 
@@ -66,6 +68,8 @@ def make_app() -> typer.Typer:
     app.command(context_settings={"ignore_unknown_options": True})(priority)
     app.command()(retry)
     app.command()(quota)
+    app.command()(usage)
+    app.command()(audit)
     app.add_typer(keys.app, name="keys")
     app.add_typer(webhooks.app, name="webhooks")
     app.add_typer(deliveries.app, name="deliveries")

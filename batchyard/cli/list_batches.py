@@ -12,6 +12,7 @@ from rich.text import Text
 from batchyard.cli.batch_view import batch_object, error_words, status_words
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import make_table, user_text, write_table
+from batchyard.prices import money
 from batchyard.services.connections import connections
 from batchyard.time_words import relative
 from batchyard.wire import ended_at
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 _COLUMNS = ("id", "status", "model", "answered", "failed", "deadline", "done", "priority", "why")
-_RIGHT = frozenset({"answered", "failed", "priority"})
+_RIGHT = frozenset({"answered", "failed", "priority", "cost"})
 _NOTHING = "-"
 
 
@@ -68,7 +69,18 @@ async def _page(
 
 def table(batches: Iterable[BatchRecord], now: float) -> Table:
     """``now`` in Unix seconds; times are relative to it."""
-    return make_table(_COLUMNS, (_row(batch, now) for batch in batches), right=_RIGHT)
+    found = list(batches)
+    # Only where there are prices: without them the column would be empty for ever.
+    has_costs = any(batch.cost is not None for batch in found)
+    columns = (*_COLUMNS, "cost") if has_costs else _COLUMNS
+    rows = ((*_row(batch, now), *([_cost(batch)] if has_costs else [])) for batch in found)
+    return make_table(columns, rows, right=_RIGHT)
+
+
+def _cost(batch: BatchRecord) -> str:
+    if batch.cost is None or batch.currency is None:
+        return _NOTHING
+    return money(batch.cost, batch.currency)
 
 
 def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
+import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from batchyard.errors import OlderTables, StoreUnavailable
 from batchyard.services.services import open_services
 from batchyard.services.shared_database import check_shared_database
 from batchyard.settings import read_settings
+from batchyard.store import acting_as
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,7 +35,17 @@ async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Service
         why_not_offered=OfferedModels().why_not,
         checks_keys=checks_keys,
     ) as services:
-        yield services
+        with acting_as(_actor(services)):
+            yield services
+
+
+def _actor(services: Services) -> str:
+    """Who the audit log says does it: the user of the command, and the machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{services.settings.this_machine}"
 
 
 @asynccontextmanager

@@ -62,6 +62,7 @@ async def _adopt() -> str:
         if await services.store.sealing_proof.is_opened():
             return "The database already uses the key of this machine: there is nothing to do."
         await services.store.sealing_proof.adopt()
+        await services.store.audit.note("secrets.adopted", services.settings.this_machine.name)
     return (
         "The database now uses the key of this machine. Copy the key to every machine that uses "
         "this database, and restart all processes there."
@@ -100,6 +101,7 @@ async def _rotate(restarted: bool) -> str:
     # Opened once more: with the new key first.
     async with offline_services() as services:
         count = await rotation.seal_anew(services.store)
+        await services.store.audit.note("secrets.rotated", services.settings.this_machine.name)
     return (
         f"2 of 3: the new key encrypts, and {count:,} values were encrypted with it.\n"
         f"{_RESTART} once more, {_GO_ON}"

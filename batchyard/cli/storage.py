@@ -48,6 +48,7 @@ async def _accept(*, is_asked: bool) -> None:
         if is_asked:
             typer.confirm("Continue with this database?", abort=True)
         await accept_storage(services)
+        await services.store.audit.note("storage.accepted", services.settings.this_machine.name)
         typer.echo("Accepted.")
 
 

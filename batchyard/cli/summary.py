@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.cli.batch_view import error_words, status_words
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.prices import money
 from batchyard.printable import printable
 from batchyard.services.places import places_of
 from batchyard.storage.local import LocalStorage
@@ -97,6 +98,8 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
             f"({usage.input_tokens_details.cached_tokens:,} from cache), "
             f"{usage.output_tokens:,} out"
         )
+    if batch.cost is not None and batch.currency is not None:
+        lines.append(f"  cost      {money(batch.cost, batch.currency)}")
     wanted = await places_of(services, batch.id)
     undelivered = batch.undelivered or {}
     for name, kind, file_id, location in (

@@ -27,6 +27,7 @@ from batchyard.api.session import (
 )
 from batchyard.errors import KeyExpired
 from batchyard.page.html import render
+from batchyard.store import acting_as
 
 if TYPE_CHECKING:
     from batchyard.page.failed_logins import FailedLogins
@@ -77,6 +78,8 @@ async def log_in(request: Request) -> Response:
     if holder is None:
         return _refused(request, back, message)
     token = await services.store.sessions.open(holder.key_id)
+    with acting_as(holder.key_id):
+        await services.store.audit.note("login", holder.key_id, tenant=holder.tenant, by="key")
     response = RedirectResponse(back, status_code=303, headers={"cache-control": "no-store"})
     await _begin(request, response, token)
     return response
@@ -105,6 +108,10 @@ async def _log_in_with_code(request: Request, code: str) -> Response:
         if await session_holder(request) is not None:
             return RedirectResponse("/", status_code=303)  # the link was followed a second time
         return _refused(request, "/", _USED)
+    holder = await services.store.sessions.holder_of(token)
+    if holder is not None:
+        with acting_as(holder.key_id):
+            await services.store.audit.note("login", holder.key_id, tenant=holder.tenant, by="link")
     # No redirect: after a link on another site, a browser would not send the new cookie with it.
     response = render("login.html", continue_to="/")
     await _begin(request, response, token)

@@ -135,7 +135,9 @@ async def open_services(
     spool, keys = _open_home(settings)
     try:
         migrate = settings.database_url is None
-        async with open_store(settings.database, keys=keys, migrate=migrate) as store:
+        async with open_store(
+            settings.database, keys=keys, migrate=migrate, prices=settings.price_table
+        ) as store:
             if checks_keys and not await store.sealing_proof.is_opened():
                 raise _wrong_key(settings)
             services = Services(

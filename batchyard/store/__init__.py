@@ -6,6 +6,7 @@ Where an aggregate is large, ``rows`` has its tables and records, and the plain 
 """
 
 from batchyard.batch_options import DeliveryKind
+from batchyard.store.audit import AuditRecord, act_as, acting_as
 from batchyard.store.batch.batches import Batches
 from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchSnapshot
 from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
@@ -40,6 +41,7 @@ from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, Holder, NewKe
 from batchyard.store.tenant.idempotency import Idempotency, IdempotencyKey
 from batchyard.store.tenant.sessions import Sessions
 from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage
+from batchyard.store.tenant.usage import UsageRecord, UsageTotal
 from batchyard.store.upload.rows import NewPart, NewUpload, PartRecord, UploadRecord
 from batchyard.store.upload.uploads import Uploads
 from batchyard.store.webhook.endpoints import WebhookEndpoints
@@ -53,6 +55,7 @@ __all__ = [
     "ApiKeys",
     "Attempt",
     "AttemptRecord",
+    "AuditRecord",
     "BatchLease",
     "BatchLeases",
     "BatchLocations",
@@ -109,8 +112,12 @@ __all__ = [
     "Tenants",
     "UploadRecord",
     "Uploads",
+    "UsageRecord",
+    "UsageTotal",
     "WebhookEndpointRecord",
     "WebhookEndpoints",
+    "act_as",
+    "acting_as",
     "connection_limits",
     "new_sealing_key",
     "open_store",

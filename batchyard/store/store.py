@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard.prices import NO_PRICES, Prices
+from batchyard.store.audit import AuditLog
 from batchyard.store.batch.batches import Batches
 from batchyard.store.batch.leases import BatchLeases
 from batchyard.store.batch.schedule import BatchSchedule
@@ -26,6 +28,7 @@ from batchyard.store.tenant.cache_salts import CacheSalts
 from batchyard.store.tenant.idempotency import Idempotency
 from batchyard.store.tenant.sessions import Sessions
 from batchyard.store.tenant.tenants import Tenants
+from batchyard.store.tenant.usage import Usage
 from batchyard.store.upload.uploads import Uploads
 from batchyard.store.webhook.endpoints import WebhookEndpoints
 
@@ -51,6 +54,7 @@ class Store:
     rates: Rates
     tenants: Tenants
     cache_salts: CacheSalts
+    usage: Usage
     idempotency: Idempotency
     webhook_endpoints: WebhookEndpoints
     deliveries: Deliveries
@@ -58,6 +62,7 @@ class Store:
     sealing_proof: SealingProof
     figures: FiguresReader
     storage_mark: StorageMark
+    audit: AuditLog
 
 
 @asynccontextmanager
@@ -67,6 +72,7 @@ async def open_store(
     keys: Sequence[str] = (),
     migrate: bool = False,
     patience_seconds: float = PATIENCE_SECONDS,
+    prices: Prices = NO_PRICES,
 ) -> AsyncIterator[Store]:
     """The store at ``sqlite:///path`` or ``postgresql://user@host/name``.
 
@@ -74,7 +80,7 @@ async def open_store(
     :func:`~.sealed.new_sealing_key`.
     ``migrate`` brings the tables up to date first, however many processes start at once.
     ``patience_seconds`` is how long one call waits for a busy or absent database before
-    :class:`~batchyard.errors.StoreUnavailable`.
+    :class:`~batchyard.errors.StoreUnavailable`. ``prices``: what batches that end here cost.
 
     Raises :class:`~batchyard.errors.SettingsError` for a URL or key that cannot be used, and
     :class:`~batchyard.errors.OtherTables` where the tables are not this version's.
@@ -90,7 +96,7 @@ async def open_store(
             sessions=Sessions(database),
             files=Files(database),
             uploads=Uploads(database),
-            batches=Batches(database),
+            batches=Batches(database, prices),
             batch_leases=BatchLeases(database),
             batch_schedule=BatchSchedule(database),
             chunks=Chunks(database),
@@ -99,6 +105,7 @@ async def open_store(
             rates=Rates(database),
             tenants=Tenants(database),
             cache_salts=CacheSalts(database),
+            usage=Usage(database),
             idempotency=Idempotency(database),
             webhook_endpoints=WebhookEndpoints(database),
             deliveries=Deliveries(database),
@@ -106,6 +113,7 @@ async def open_store(
             sealing_proof=SealingProof(database),
             figures=FiguresReader(database),
             storage_mark=StorageMark(database),
+            audit=AuditLog(database),
         )
     finally:
         await database.close()

@@ -179,6 +179,22 @@ async def test_a_look_at_the_link_without_a_get_does_not_use_it(
     assert (await browser.get("/login", params={"code": code})).status_code == 200
 
 
+async def test_logins_are_in_the_audit_log_and_failed_ones_are_not(
+    browser: httpx.AsyncClient, services: Services, keys: tuple[str, str]
+) -> None:
+    key_id = (await services.store.api_keys.list("one"))[0].id
+    await log_in(browser, "sk-by-wrong")
+    await log_in(browser, keys[0])
+    browser.cookies.clear()
+    await browser.get("/login", params={"code": await services.store.sessions.make_code(key_id)})
+    found = await services.store.audit.newest(limit=10)
+    assert {(each.actor, each.action, each.details["by"]) for each in found} == {
+        (key_id, "login", "key"),
+        (key_id, "login", "link"),
+    }
+    assert len(found) == 2
+
+
 # -- a session ends ------------------------------------------------------------------------------
 
 

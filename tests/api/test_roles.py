@@ -83,6 +83,19 @@ async def test_a_key_past_its_end_is_refused_and_says_since_when(
     assert caught.value.response.headers["www-authenticate"] == "Bearer"
 
 
+async def test_what_an_operators_key_does_is_in_the_audit_log(api: Api, services: Services) -> None:
+    boss = await services.store.api_keys.create("one", "x", is_operator=True)
+    for key in (boss.secret, api.key):
+        client = api.openai(key)
+        file = client.files.create(file=LINE, purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        client.batches.cancel(batch.id)
+    found = await services.store.audit.newest(limit=10)
+    assert [(each.actor, each.action) for each in found] == [(boss.record.id, "batch.cancelled")]
+
+
 async def test_openais_routes_show_an_operators_key_its_own_tenant(
     api: Api, services: Services
 ) -> None:

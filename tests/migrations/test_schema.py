@@ -188,3 +188,16 @@ def _index(index) -> tuple[object, ...]:
     options = index.get("dialect_options", {})
     where = [str(value) for name, value in sorted(options.items()) if name.endswith("_where")]
     return (index["name"], tuple(index["column_names"]), bool(index["unique"]), *where)
+
+
+async def test_what_ended_before_there_were_accounts_is_counted_without_a_price(
+    empty_url: str,
+) -> None:
+    ended = _BATCH.replace("(id,", "(deduplicated_requests, completed_at, id,").replace(
+        "('b',", "(0, 2, 'b',"
+    )
+    await _migrated_to(empty_url, "0012", ended)
+    async with open_store(empty_url, migrate=True) as store:
+        (record,) = await store.usage.of_batch("b")
+    assert (record.tenant, record.model, record.ended_at) == ("t", "", 2)
+    assert (record.requests, record.cost) == (3, None)

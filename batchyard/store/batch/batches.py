@@ -20,7 +20,9 @@ from batchyard.lifecycle import (
     BatchStatus,
     check_transition,
 )
+from batchyard.prices import NO_PRICES
 from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.audit import note_action
 from batchyard.store.batch.moves import check_epoch, end_batch, move_batch
 from batchyard.store.batch.pages import LiveBatch, batch_not_found, load_batch, read_live, read_page
 from batchyard.store.batch.receivers import RECEIVERS, insert_receivers
@@ -45,8 +47,10 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.batch_error import BatchError
+    from batchyard.prices import Prices
     from batchyard.store.batch.rows import NewBatch
     from batchyard.store.chunk.rows import NewChunk
+    from batchyard.store.database import Database
     from batchyard.store.file.files import NewFile
     from batchyard.store.page import Page
     from batchyard.store.tenant.idempotency import IdempotencyKey
@@ -67,6 +71,10 @@ class Batches(Aggregate):
     get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise
     :class:`~batchyard.errors.RecordNotFound` where there is none, or it is not the ``tenant``'s.
     """
+
+    def __init__(self, database: Database, prices: Prices = NO_PRICES) -> None:
+        super().__init__(database)
+        self._prices = prices
 
     @writes
     async def create(
@@ -199,7 +207,9 @@ class Batches(Aggregate):
                     f"Cannot cancel a batch with status '{batch.status.value}'."
                 ) from None
             return batch
-        return await load_batch(connection, batch_id)
+        batch = await load_batch(connection, batch_id)
+        await note_action(connection, "batch.cancelled", batch_id, tenant=batch.tenant)
+        return batch
 
     @writes
     async def expire_overdue(self, connection: AsyncConnection) -> list[BatchRecord]:
@@ -221,7 +231,9 @@ class Batches(Aggregate):
                 await move_batch(connection, batch_id, {source}, target)
                 stopped.append(await load_batch(connection, batch_id))
             else:
-                stopped.append(await end_batch(connection, batch_id, BatchStatus.EXPIRED))
+                stopped.append(
+                    await end_batch(connection, batch_id, BatchStatus.EXPIRED, self._prices)
+                )
         return stopped
 
     @reads
@@ -340,6 +352,7 @@ class Batches(Aggregate):
             connection,
             batch_id,
             BatchStatus.FAILED,
+            self._prices,
             errors=tuple(errors),
             completed=so_far.completed,
             failed=so_far.failed,
@@ -400,6 +413,7 @@ class Batches(Aggregate):
             connection,
             batch_id,
             target,
+            self._prices,
             output_file_id=output and output.id,
             errors=None if errors is None else tuple(errors),
             error_file_id=error and error.id,

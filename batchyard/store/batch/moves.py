@@ -17,12 +17,14 @@ from batchyard.store.batch.status_changes import note_change
 from batchyard.store.clock import clock_seconds
 from batchyard.store.delivery.outbox import insert_deliveries
 from batchyard.store.leasing import released
+from batchyard.store.tenant.usage import count_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.prices import Prices
     from batchyard.store.batch.rows import BatchRecord
 
 
@@ -37,12 +39,22 @@ async def check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) ->
 
 
 async def end_batch(
-    connection: AsyncConnection, batch_id: str, target: BatchStatus, **values: Any
+    connection: AsyncConnection,
+    batch_id: str,
+    target: BatchStatus,
+    prices: Prices,
+    **values: Any,
 ) -> BatchRecord:
-    """The only way into a terminal status; creates its notifications in the same transaction."""
+    """The only way into a terminal status.
+
+    In the same transaction it creates the batch's notifications, and counts what it has used.
+    """
     sources = {status for status, targets in TRANSITIONS.items() if target in targets}
     await move_batch(connection, batch_id, sources, target, **released(), **values)
     ended = await load_batch(connection, batch_id)
+    if cost := await count_usage(connection, ended, prices):
+        await connection.execute(update(BATCHES).where(BATCHES.c.id == batch_id).values(cost))
+        ended = ended.model_copy(update=cost)
     ended_at = getattr(ended, str(target.timestamp_field))
     await insert_deliveries(connection, batch_id, f"batch.{target.value}", ended_at)
     return ended

@@ -16,10 +16,19 @@ from sqlmodel import Field, SQLModel
 from batchyard.batch_error import BatchError
 from batchyard.batch_options import DeliveryKind  # noqa: TC001 - SQLModel reads it at run time
 from batchyard.lifecycle import BatchStatus
+from batchyard.prices import BILLION
 from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
 from batchyard.store.leasing import LeaseColumns
 from batchyard.store.sealed import Sealed
-from batchyard.wire import Batch, BatchErrors, BatchUsage, RequestCounts, new_batch_id, new_file_id
+from batchyard.wire import (
+    Amount,
+    Batch,
+    BatchErrors,
+    BatchUsage,
+    RequestCounts,
+    new_batch_id,
+    new_file_id,
+)
 
 COMPLETION_WINDOW_SECONDS = 86_400
 
@@ -149,6 +158,9 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
     """Tokens of all its requests, prompts and answers; 0 until it is planned."""
     deduplicated_requests: int = Field(default=0, sa_type=BigInteger)
     """Requests with another one's answer; zero until the end."""
+    cost: int | None = Field(sa_type=BigInteger)
+    """In billionths of ``currency``, by the prices at its end; None: it has, or had, no price."""
+    currency: str | None
     undelivered: dict[str, str] | None = Field(sa_type=JsonText(dict[str, str]))
     """Why a result file is not where the user wanted it, by ``output`` and ``error``."""
 
@@ -199,9 +211,14 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
         return BatchErrors(self.errors)
 
     def _usage_to_wire(self) -> BatchUsage:
-        if not self.options.deduplicate:
-            return self.usage
-        return msgspec.structs.replace(self.usage, deduplicated_requests=self.deduplicated_requests)
+        usage = self.usage
+        if self.options.deduplicate:
+            count = self.deduplicated_requests
+            usage = msgspec.structs.replace(usage, deduplicated_requests=count)
+        if self.cost is not None and self.currency is not None:
+            cost = Amount(value=self.cost / BILLION, currency=self.currency)
+            usage = msgspec.structs.replace(usage, cost=cost)
+        return usage
 
 
 class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata` is the tables'

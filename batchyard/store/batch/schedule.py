@@ -10,6 +10,7 @@ from batchyard.errors import TransitionConflict
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import STOPPABLE, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.audit import note_action
 from batchyard.store.batch.pages import load_batch
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
@@ -46,16 +47,16 @@ class BatchSchedule(Aggregate):
         A second time changes nothing.
         """
         return await self._steer(
-            batch_id, paused_at=func.coalesce(BATCHES.c.paused_at, clock_seconds())
+            "batch.paused", batch_id, paused_at=func.coalesce(BATCHES.c.paused_at, clock_seconds())
         )
 
     async def resume(self, batch_id: str) -> BatchRecord:
         """Undo :meth:`pause`; a second time changes nothing."""
-        return await self._steer(batch_id, paused_at=None)
+        return await self._steer("batch.resumed", batch_id, paused_at=None)
 
     async def set_priority(self, batch_id: str, priority: int) -> BatchRecord:
         """Set its priority, from its next chunk on."""
-        return await self._steer(batch_id, priority=priority)
+        return await self._steer("batch.priority", batch_id, priority=priority)
 
     @reads
     async def open_work(self, connection: AsyncConnection) -> list[OpenWork]:
@@ -154,7 +155,7 @@ class BatchSchedule(Aggregate):
 
     @writes
     async def _steer(
-        self, connection: AsyncConnection, /, batch_id: str, **values: Any
+        self, connection: AsyncConnection, action: str, /, batch_id: str, **values: Any
     ) -> BatchRecord:
         steered = await connection.execute(
             update(BATCHES)
@@ -166,4 +167,8 @@ class BatchSchedule(Aggregate):
             raise TransitionConflict(
                 f"{batch_id} is {batch.status.value}: nothing is left to run of it."
             )
+        details = {"tenant": batch.tenant}
+        if "priority" in values:
+            details["priority"] = values["priority"]
+        await note_action(connection, action, batch_id, **details)
         return batch

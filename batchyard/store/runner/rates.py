@@ -41,6 +41,18 @@ class RateRow(Row, RateRecord, table=True):
 _RATES = RateRow.metadata.tables["rates"]
 
 
+async def newest_rate(connection: AsyncConnection, model: str) -> float | None:
+    """Tokens per second of one runner of the model, where that was measured last."""
+    statement = (
+        select(_RATES.c.tokens_per_second)
+        .where(_RATES.c.model == model, _RATES.c.tokens_per_second.is_not(None))
+        .order_by(_RATES.c.measured_at.desc())
+        .limit(1)
+    )
+    rate: float | None = (await connection.execute(statement)).scalar_one_or_none()
+    return rate
+
+
 class Rates(Aggregate):
     """The only writer of ``rates``."""
 

@@ -14,6 +14,7 @@ from sqlmodel import Field
 
 from batchyard.errors import KeyExpired, RecordNotFound, StoreUnavailable
 from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.audit import note_action
 from batchyard.store.clock import clock_seconds
 from batchyard.store.columns import Record, Row
 
@@ -30,6 +31,7 @@ _SECRET_BYTES: Final = 24
 _SHOWN: Final = 4
 """Characters of the secret that its prefix shows. 24 bits of 192: what is left is a secret."""
 _NOTE_SECONDS: Final = 60
+_RIGHTS: Final = ("is_operator", "may_write", "expires_at")
 
 
 class ApiKeyRecord(Record):
@@ -132,6 +134,8 @@ class ApiKeys(Aggregate):
             "expires_at": expires_at,
         }
         await connection.execute(insert(KEYS).values(created_at=clock_seconds(), **row))
+        shown = {name: row[name] for name in ("tenant", "name", *_RIGHTS)}
+        await note_action(connection, "key.created", row["id"], **shown)
         return NewKey(record=await _load(connection, row["id"]), secret=secret)
 
     async def holder_of(self, secret: str) -> Holder | None:
@@ -171,7 +175,9 @@ class ApiKeys(Aggregate):
         await connection.execute(
             update(KEYS).where(KEYS.c.id == key_id).values(revoked_at=revoked_at)
         )
-        return await _load(connection, key_id)
+        record = await _load(connection, key_id)
+        await note_action(connection, "key.revoked", key_id, tenant=record.tenant, name=record.name)
+        return record
 
     async def _note_use(self, key_id: str) -> None:
         # Of many requests in the same moment one writes, and the others do not wait for it.

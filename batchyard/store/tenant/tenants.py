@@ -11,6 +11,7 @@ from sqlmodel import Field
 from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.audit import note_action
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock, read_seconds
@@ -90,6 +91,7 @@ class Tenants(Aggregate):
         """Give the tenant limits of its own, in place of those that it had."""
         limits = quota.model_dump()
         await upsert(connection, TENANTS, {"name": name, **limits}, limits)
+        await note_action(connection, "tenant.quota", name, **limits)
 
     @reads
     async def usage(self, connection: AsyncConnection, name: str) -> TenantUsage:
@@ -109,6 +111,7 @@ class Tenants(Aggregate):
         """Send e-mails to this address from now on; None: send none."""
         row = {"notify_email": address}
         await upsert(connection, TENANTS, {"name": name, **row}, row)
+        await note_action(connection, "tenant.email", name)
 
     @writes
     async def rotate_webhook_secret(

@@ -1,0 +1,89 @@
+"""``batchyard usage``: what tenants used, and what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from batchyard.cli.offline import offline_services
+from batchyard.cli.table import make_table, user_text, write_table
+from batchyard.prices import BILLION, money
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from batchyard.store import UsageTotal
+
+_DAY_SECONDS: Final = 86_400
+_NUMBERS: Final = ("requests", "input", "cached", "output", "cost")
+
+
+def usage(
+    days: Annotated[
+        int, typer.Option(help="How many days in UTC, the current one included.", min=1, max=3660)
+    ] = 30,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    daily: Annotated[bool, typer.Option("--daily", help="A line for each day.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
+) -> None:
+    """Show what tenants used of each model, and what it cost, by the day on which batches ended."""
+    totals = asyncio.run(_totals(days, tenant))
+    if not daily:
+        totals = _summed(totals)
+    if as_json:
+        for each in totals:
+            typer.echo(msgspec.json.encode(_object(each, daily=daily)).decode())
+        return
+    columns = (*(("day",) if daily else ()), "tenant", "model", *_NUMBERS)
+    rows = (_row(each, daily=daily) for each in totals)
+    write_table(make_table(columns, rows, right=_NUMBERS))
+
+
+async def _totals(days: int, tenant: str | None) -> list[UsageTotal]:
+    async with offline_services() as services:
+        now = int(await services.store.database.now())
+        return await services.store.usage.totals(
+            start=(now // _DAY_SECONDS - days + 1) * _DAY_SECONDS,
+            end=now + 1,
+            width_seconds=_DAY_SECONDS,
+            groups=("tenant", "model"),
+            tenants=None if tenant is None else [tenant],
+        )
+
+
+def _summed(totals: list[UsageTotal]) -> list[UsageTotal]:
+    """All days as one."""
+    found: dict[tuple[str, str, str], UsageTotal] = {}
+    for each in totals:
+        key = (each.tenant or "", each.model or "", each.currency or "")
+        found[key] = found[key].plus(each) if key in found else each
+    return [found[key] for key in sorted(found)]
+
+
+def _object(total: UsageTotal, *, daily: bool) -> dict[str, object]:
+    values = asdict(total)
+    bucket, cost = values.pop("bucket"), values.pop("cost")
+    values["cost"] = None if total.currency is None else cost / BILLION
+    return {"day": _day(bucket), **values} if daily else values
+
+
+def _row(total: UsageTotal, *, daily: bool) -> tuple[str | Text, ...]:
+    return (
+        *((_day(total.bucket),) if daily else ()),
+        user_text(total.tenant or ""),
+        user_text(total.model or ""),
+        f"{total.requests:,}",
+        f"{total.input_tokens:,}",
+        f"{total.cached_tokens:,}",
+        f"{total.output_tokens:,}",
+        "" if total.currency is None else money(total.cost, total.currency),
+    )
+
+
+def _day(bucket: int) -> str:
+    return datetime.fromtimestamp(bucket * _DAY_SECONDS, UTC).strftime("%Y-%m-%d")

@@ -1,0 +1,66 @@
+"""What tokens and engine time cost: the operator's table of prices, and sums by it.
+
+Amounts are whole billionths of the currency's unit: sums of them are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ANY_MODEL: Final = "*"
+BILLION: Final = 1_000_000_000
+_MILLION: Final = 1_000_000
+_HOUR_SECONDS: Final = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Of a million tokens each, and of an hour of one engine; the sum of all of them is due.
+
+    ``cached``: of prompt tokens that were in the engine's cache; None: as ``input``.
+    """
+
+    input: float = 0.0
+    cached: float | None = None
+    output: float = 0.0
+    engine_hour: float = 0.0
+
+    def amount(
+        self, *, input_tokens: int, cached_tokens: int, output_tokens: int, engine_seconds: float
+    ) -> int:
+        """In billionths. The cached tokens are among the input tokens."""
+        cached = self.input if self.cached is None else self.cached
+        tokens = (
+            (input_tokens - cached_tokens) * self.input
+            + cached_tokens * cached
+            + output_tokens * self.output
+        )
+        return round(
+            (tokens / _MILLION + engine_seconds / _HOUR_SECONDS * self.engine_hour) * BILLION
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """By model; ``*`` is for all models that have none of their own. Empty: nothing has a price."""
+
+    currency: str = "usd"
+    by_model: Mapping[str, Price] = field(default_factory=dict)
+
+    def of(self, model: str) -> Price | None:
+        """None: there is no price for it."""
+        return self.by_model.get(model) or self.by_model.get(ANY_MODEL)
+
+
+NO_PRICES: Final = Prices()
+
+
+def money(billionths: int, currency: str) -> str:
+    """For people: ``1.25 USD``; small amounts with as many digits as they need."""
+    amount = billionths / BILLION
+    digits = 2 if amount == 0 or amount >= 1 else 6
+    return f"{amount:,.{digits}f} {currency.upper()}"

@@ -1,0 +1,103 @@
+"""``batchyard usage`` and ``batchyard audit``, and what a batch cost in ``show`` and ``list``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.wire import RequestCounts
+from tests.cli.conftest import Ended, with_store
+from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchyard.store import Store
+
+    Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def priced(alone: Run, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A batch that ended with a price; its id."""
+    monkeypatch.setenv("BATCHYARD_PRICES", '{"*": {"input": 1000, "cached": 0, "output": 2000}}')
+    monkeypatch.setenv("BATCHYARD_CURRENCY", "EUR")
+
+    async def work(store: Store) -> str:
+        batch = await begun_batch(store, tenant="search")
+        await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        counts = RequestCounts(10, 9, 1)
+        await finish(store, batch.id, BatchStatus.COMPLETED, counts=counts, usage=USAGE)
+        return batch.id
+
+    return with_store(work)
+
+
+def test_a_batch_shows_what_it_cost(alone: Run, priced: str) -> None:
+    assert "  cost      0.090000 EUR" in alone("show", priced).stdout
+    usage = json.loads(alone("show", priced, "--json").stdout)["usage"]
+    assert usage["cost"] == {"value": 0.09, "currency": "eur"}
+    head, row = alone("list", "--all").stdout.splitlines()
+    assert head.split()[-1] == "cost"
+    assert row.rstrip().endswith("0.090000 EUR")
+
+
+def test_without_prices_nothing_is_said_of_costs(alone: Run) -> None:
+    async def work(store: Store) -> str:
+        return (await begun_batch(store)).id
+
+    batch_id = with_store(work)
+    assert "cost" not in alone("show", batch_id).stdout
+    assert "cost" not in alone("list").stdout
+
+
+def test_usage_is_listed_by_tenant_and_model(alone: Run, priced: str) -> None:
+    head, row = alone("usage").stdout.splitlines()
+    assert head.split() == ["tenant", "model", "requests", "input", "cached", "output", "cost"]
+    assert row.split() == ["search", MODEL, "10", "70", "40", "30", "0.090000", "EUR"]
+    assert alone("usage", "--tenant", "other").stdout.splitlines()[1:] == []
+    assert alone("usage", "--daily").stdout.split()[0] == "day"
+    (line,) = alone("usage", "--daily", "--json").stdout.splitlines()
+    found = json.loads(line)
+    assert len(found.pop("day")) == 10
+    assert found == {
+        "tenant": "search",
+        "model": MODEL,
+        "currency": "eur",
+        "requests": 10,
+        "input_tokens": 70,
+        "cached_tokens": 40,
+        "output_tokens": 30,
+        "reasoning_tokens": 20,
+        "total_tokens": 100,
+        "cost": 0.09,
+    }
+
+
+def test_a_price_that_is_none_stops_the_start(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ('{"m": {"input": -1}}', '{"m": {"inputs": 1}}', '{"m": {"input": "Infinity"}}'):
+        monkeypatch.setenv("BATCHYARD_PRICES", wrong)
+        ended = alone("list")
+        assert ended.status == 1
+        assert "BATCHYARD_PRICES" in ended.stderr
+
+
+def test_commands_are_recorded_with_the_user_and_the_machine(alone: Run) -> None:
+    made = alone("keys", "create", "lap\x1btop", "--operator")
+    alone("quota", "search", "--active-batches", "5")
+    alone("keys", "list")
+    lines = [json.loads(line) for line in alone("audit", "--json").stdout.splitlines()]
+    assert {each["action"] for each in lines} == {"key.created", "tenant.quota"}
+    for each in lines:
+        user, _, machine = each["actor"].partition("@")
+        assert user
+        assert machine
+    shown = alone("audit", "--action", "key").stdout
+    assert "key.created" in shown
+    assert "tenant.quota" not in shown
+    assert made.stdout.strip() not in shown
+    assert "\x1b" not in shown
+    assert len(alone("audit", "--limit", "1", "--json").stdout.splitlines()) == 1

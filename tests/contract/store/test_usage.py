@@ -1,0 +1,228 @@
+"""Usage: counted once, when a batch ends, and kept whatever becomes of the batch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import delete
+
+from batchyard.batch_error import BatchError
+from batchyard.errors import TransitionConflict
+from batchyard.lifecycle import BatchStatus
+from batchyard.prices import BILLION, Price, Prices
+from batchyard.store import NewChunk, Store, UsageTotal, open_store
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chunk.rows import CHUNKS
+from batchyard.store.tenant.usage import _USAGE
+from batchyard.wire import RequestCounts
+from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish, new_batch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sqlalchemy import Table
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store import BatchRecord
+
+S = BatchStatus
+DAY = 86_400
+DONE = {"counts": RequestCounts(10, 9, 1), "usage": USAGE}
+PRICES = Prices(
+    currency="eur",
+    by_model={
+        MODEL: Price(input=100.0, cached=50.0, output=1000.0),
+        "timed": Price(engine_hour=3600.0),
+    },
+)
+COST = 30 * 100_000 + 40 * 50_000 + 30 * 1_000_000
+"""In billionths, of USAGE: 70 in of which 40 cached, 30 out."""
+
+
+@pytest.fixture
+async def priced(database_url: str, sealing_key: str) -> AsyncIterator[Store]:
+    async with open_store(database_url, keys=[sealing_key], prices=PRICES) as opened:
+        yield opened
+
+
+async def ended(store: Store, **changes: Any) -> BatchRecord:
+    batch = await begun_batch(store, **changes)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+    return await finish(store, batch.id, S.COMPLETED, **DONE)
+
+
+async def totals(store: Store, **options: Any) -> list[UsageTotal]:
+    period = {"start": 0, "end": 2**40, "width_seconds": DAY}
+    return await store.usage.totals(**{**period, **options})
+
+
+async def write(store: Store, table: Table, **columns: Any) -> None:
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(table.update().values(**columns))
+
+    await store.database.write(work)
+
+
+async def test_a_batch_is_counted_when_it_ends_with_what_its_files_have(store: Store) -> None:
+    batch = await begun_batch(store, tenant="a")
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+    assert await totals(store) == []
+    done = await finish(store, batch.id, S.COMPLETED, **DONE)
+    (record,) = await store.usage.of_batch(batch.id)
+    assert record.model_dump() == {
+        "batch_id": batch.id,
+        "model": MODEL,
+        "tenant": "a",
+        "endpoint": "/v1/chat/completions",
+        "ended_at": done.completed_at,
+        "requests": 10,
+        "input_tokens": 70,
+        "cached_tokens": 40,
+        "output_tokens": 30,
+        "reasoning_tokens": 20,
+        "total_tokens": 100,
+        "engine_seconds": None,
+        "cost": None,
+        "currency": None,
+    }
+    assert (done.cost, done.currency) == (None, None)
+
+
+async def test_of_two_who_end_a_batch_one_counts_it(store: Store) -> None:
+    batch = await begun_batch(store)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+    attempts = (finish(store, batch.id, S.COMPLETED, **DONE) for _ in range(2))
+    outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+    assert [isinstance(each, TransitionConflict) for each in outcomes].count(True) == 1
+    (total,) = await totals(store)
+    assert total.requests == 10
+
+
+@pytest.mark.parametrize("target", [S.CANCELLED, S.EXPIRED, S.FAILED])
+async def test_whatever_way_a_batch_ends_its_answers_are_counted(
+    store: Store, target: BatchStatus
+) -> None:
+    batch = await begun_batch(store)
+    stopped = S.CANCELLING if target is S.CANCELLED else S.FINALIZING
+    await store.batches.advance(batch.id, S.IN_PROGRESS, stopped)
+    await finish(store, batch.id, target, counts=RequestCounts(10, 3, 0), usage=USAGE)
+    (total,) = await totals(store)
+    assert (total.requests, total.total_tokens) == (3, 100)
+
+
+async def test_what_a_batch_that_fails_at_once_has_answered_is_counted(store: Store) -> None:
+    batch = await begun_batch(store)
+    await write(store, CHUNKS, completed=4, input_tokens=8, output_tokens=2, total_tokens=10)
+    await store.batches.fail(batch.id, [BatchError("server_error", "No.")])
+    (total,) = await totals(store)
+    assert (total.requests, total.input_tokens, total.output_tokens) == (4, 8, 2)
+
+
+async def test_a_batch_without_an_answer_is_not_counted(store: Store) -> None:
+    batch = await store.batches.create(new_batch())
+    await store.batches.fail(batch.id, [BatchError("invalid_request", "No.")])
+    batch = await begun_batch(store)
+    await store.batches.advance(batch.id, S.IN_PROGRESS, S.CANCELLING)
+    await finish(store, batch.id, S.CANCELLED)
+    assert await totals(store) == []
+
+
+async def test_each_model_of_a_mixed_batch_is_counted_for_itself(priced: Store) -> None:
+    batch = await priced.batches.create(new_batch())
+    await priced.batches.begin(
+        batch.id,
+        model=None,
+        total=20,
+        plan_key="p",
+        chunks=[
+            NewChunk(model=model, first_record=0, request_count=10, token_estimate=10)
+            for model in (MODEL, "other")
+        ],
+    )
+    await write(priced, CHUNKS, completed=9, failed=1, input_tokens=1000, total_tokens=1000)
+    await priced.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+    done = await finish(priced, batch.id, S.COMPLETED, **DONE)
+    found = {each.model: each for each in await priced.usage.of_batch(batch.id)}
+    assert {name: (each.requests, each.input_tokens) for name, each in found.items()} == {
+        MODEL: (10, 1000),
+        "other": (10, 1000),
+    }
+    assert (found[MODEL].cost, found["other"].cost) == (BILLION // 10, None)
+    assert (done.cost, done.currency) == (BILLION // 10, "eur")
+
+
+async def test_the_cost_is_fixed_at_the_end(
+    priced: Store, database_url: str, sealing_key: str
+) -> None:
+    batch = await ended(priced)
+    assert (batch.cost, batch.currency) == (COST, "eur")
+    dearer = Prices(currency="usd", by_model={"*": Price(input=9e9)})
+    async with open_store(database_url, keys=[sealing_key], prices=dearer) as later:
+        assert await later.batches.get(batch.id) == batch
+        (total,) = await totals(later)
+        assert (total.cost, total.currency) == (COST, "eur")
+
+
+async def test_engine_time_is_the_batchs_share_by_the_measured_speed(priced: Store) -> None:
+    assert (await ended(priced, model="timed")).cost == 0  # it was never measured
+    await priced.rates.record("timed", "gpu", tokens_per_second=7.0)
+    batch = await begun_batch(priced, model="timed")
+    await write(priced, CHUNKS, completed=5)  # half of what was estimated to be 70 tokens
+    await priced.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+    done = await finish(priced, batch.id, S.EXPIRED, counts=RequestCounts(10, 5, 0), usage=USAGE)
+    (record,) = await priced.usage.of_batch(batch.id)
+    assert record.engine_seconds == 5.0
+    assert done.cost == 5 * BILLION
+
+
+async def test_what_was_counted_stays_when_its_batch_is_deleted(store: Store) -> None:
+    batch = await ended(store)
+    before = await totals(store)
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(delete(CHUNKS))
+        await connection.execute(delete(BATCHES).where(BATCHES.c.id == batch.id))
+
+    await store.database.write(work)
+    assert await totals(store) == before
+
+
+async def test_totals_are_by_time_and_by_what_is_asked_for(priced: Store) -> None:
+    days = {("a", MODEL): 1, ("a", "free"): 1, ("b", MODEL): 2}
+    for (tenant, model), day in days.items():
+        for _ in range(2):
+            batch = await ended(priced, tenant=tenant, model=model)
+
+            async def move(
+                connection: AsyncConnection, batch_id: str = batch.id, at: int = day * DAY + 5
+            ) -> None:
+                await connection.execute(
+                    _USAGE.update().where(_USAGE.c.batch_id == batch_id).values(ended_at=at)
+                )
+
+            await priced.database.write(move)
+
+    async def seen(**options: Any) -> list[tuple[Any, ...]]:
+        return [
+            (each.bucket, each.tenant, each.model, each.requests, each.cost)
+            for each in await totals(priced, **options)
+        ]
+
+    assert sorted(await seen(), key=str) == [
+        (1, None, None, 20, 0),
+        (1, None, None, 20, 2 * COST),
+        (2, None, None, 20, 2 * COST),
+    ]
+    assert sorted(await seen(groups=["tenant", "model"]), key=str) == [
+        (1, "a", "free", 20, 0),
+        (1, "a", MODEL, 20, 2 * COST),
+        (2, "b", MODEL, 20, 2 * COST),
+    ]
+    assert await seen(tenants=["b"]) == [(2, None, None, 20, 2 * COST)]
+    assert await seen(tenants=[]) == []
+    assert await seen(models=["free"], groups=["model"]) == [(1, None, "free", 20, 0)]
+    assert await seen(start=DAY + 6, groups=["tenant"]) == [(2, "b", None, 20, 2 * COST)]
+    assert await seen(end=DAY + 5) == []
+    assert await seen(width_seconds=60, start=2 * DAY) == [(2880, None, None, 20, 2 * COST)]
