@@ -25,6 +25,7 @@ from batchyard.api import (
     files,
     served_models,
     uploads,
+    usage,
     webhook_endpoints,
 )
 from batchyard.api.app import create_app
@@ -156,6 +157,7 @@ def test_every_route_is_described() -> None:
             files,
             served_models,
             uploads,
+            usage,
             webhook_endpoints,
         )
         for route in module.router.routes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from batchyard.store.store import open_store
 from batchyard.store.tenant.usage import _USAGE
 from batchyard.wire import RequestCounts
 from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish
+from tests.pages import block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from tests.api.conftest import Api
 
+ACCOUNTS = "docs/how-to/accounts.md"
 S = BatchStatus
 DAY = 86_400
 START = 20_000 * DAY
@@ -160,6 +163,26 @@ async def test_a_batch_says_what_it_cost_where_it_had_a_price_and_only_there(
     assert batches.pop(counted)["usage"]["cost"] == {"value": 0.07, "currency": "usd"}
     (free,) = batches.values()
     assert "cost" not in free["usage"]
+
+
+async def test_the_program_of_the_page_prints_both(
+    api: Api,
+    counted: str,
+    boss: str,
+    services: Services,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def today(connection: AsyncConnection) -> None:
+        await connection.execute(_USAGE.update().values(ended_at=int(time.time()) - 60))
+
+    await services.store.database.write(today)
+    monkeypatch.setenv("OPENAI_BASE_URL", api.url)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    exec(block(ACCOUNTS, "sdk"), {"key": boss})  # noqa: S102 - the page's own program
+    said = capsys.readouterr().out
+    assert f" one {MODEL} 70 30" in said
+    assert " one 0.07 usd" in said
 
 
 @pytest.mark.parametrize(

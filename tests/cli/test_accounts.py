@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.lifecycle import BatchStatus
+from batchyard.prices import Price, Prices
+from batchyard.settings import read_settings
 from batchyard.wire import RequestCounts
 from tests.cli.conftest import Ended, with_store
 from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish
+from tests.pages import block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from batchyard.store import Store
 
     Run = Callable[..., Ended]
+
+
+ACCOUNTS = "docs/how-to/accounts.md"
 
 
 @pytest.fixture
@@ -75,6 +82,31 @@ def test_usage_is_listed_by_tenant_and_model(alone: Run, priced: str) -> None:
         "total_tokens": 100,
         "cost": 0.09,
     }
+
+
+def test_the_prices_of_the_page_are_settings(alone: Run, tmp_path: Path) -> None:
+    (tmp_path / "batchyard.toml").write_text(block(ACCOUNTS, "prices"))
+    prices = read_settings().price_table
+    assert prices == Prices(
+        currency="eur",
+        by_model={
+            "tiny-chat": Price(input=0.1, cached=0.02, output=0.4),
+            "*": Price(engine_hour=2.5),
+        },
+    )
+
+
+def test_the_page_shows_what_the_command_prints(alone: Run, priced: str) -> None:
+    command, *shown = block(ACCOUNTS, "usage").splitlines()
+    said = alone(*command.removeprefix("$ batchyard ").split()).stdout.splitlines()
+    assert [line.rstrip() for line in said] == shown
+
+
+def test_the_audit_log_is_listed_as_the_page_says(alone: Run) -> None:
+    alone("keys", "create", "laptop")
+    for line in block(ACCOUNTS, "audit").splitlines():
+        ended = alone(*line.removeprefix("batchyard ").split())
+        assert "key.created" in ended.stdout
 
 
 def test_a_price_that_is_none_stops_the_start(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
