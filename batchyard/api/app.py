@@ -31,7 +31,7 @@ from batchyard.api.openapi import DescribedApi
 from batchyard.api.route import operation_id
 from batchyard.api.session import send_to_login
 from batchyard.logs import event_logger
-from batchyard.page import login
+from batchyard.page import docs, login
 from batchyard.page.failed_logins import FailedLogins
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
@@ -82,8 +82,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         servers=[{"url": "/"}],
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would lose an upload's body
+        docs_url=None,  # ours loads nothing from other hosts
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         generate_unique_id_function=operation_id,
     )
     handle_errors(app)
@@ -93,6 +93,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     send_to_login(app)
     app.state.failed_logins = FailedLogins()
     app.include_router(login.router)
+    app.include_router(docs.router)
     app.add_middleware(RequestIds)
     app.add_middleware(LingeringClose)  # the outermost: it closes after answers of RequestIds too
     return app

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import runpy
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ from batchyard.api import (
 )
 from batchyard.api.app import create_app
 from batchyard.lifecycle import BatchStatus
+from batchyard.page import docs
 from tests.api.conftest import LINE, ROOT
 from tests.contract.store.samples import batch_in
 
@@ -185,6 +188,33 @@ def test_reading_it_needs_no_key(api: Api) -> None:
         root = api.url.removesuffix("/v1")
         assert client.get(f"{root}/openapi.json").json() == DOCUMENT
         assert "openapi.json" in client.get(f"{root}/docs").text
+
+
+def test_its_page_loads_nothing_from_another_host(api: Api) -> None:
+    root = api.url.removesuffix("/v1")
+    with api.http() as client:
+        client.headers.pop("authorization")
+        shown = client.get(f"{root}/docs")
+        assert shown.headers["content-security-policy"].startswith("default-src 'self'; ")
+        links = re.findall(r"(?:src|href|data-url)=\"([^\"]*)\"", shown.text)
+        assert len(links) >= 5
+        for link in links:
+            answer = client.get(f"{root}/{link}")
+            assert answer.status_code == 200, link
+            assert "//" not in link
+        # No script in the page itself, which the policy would not run.
+        assert re.findall(r"<script[^>]*>(.*?)</script>", shown.text, re.DOTALL) == ["", ""]
+        for name in ("LICENSE", "..%2f__init__.py", "x"):
+            assert client.get(f"{root}/docs/{name}").status_code == 404
+
+
+def test_what_others_wrote_is_as_they_published_it() -> None:
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in docs.FOLDER.iterdir()
+        if path.name != "start.js"
+    }
+    assert found == docs.VENDORED
 
 
 def test_the_document_in_docs_is_this_one(capsys: pytest.CaptureFixture[str]) -> None:
