@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import msgspec
 from batchyard import intervals
 from batchyard.errors import BatchyardError
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.logs import event_logger
 from batchyard.wire import RequestCounts, to_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
     from batchyard.store.batch.pages import LiveBatch
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 MOST_OF_A_TENANT: Final = 50
 MOST_IN_ALL: Final = 500
@@ -197,10 +197,10 @@ class BatchWatch:
         try:
             found = await self._look(list(asked))
         except BatchyardError as error:
-            logger.warning("watch.not_read %s", error)
+            log.warning("watch.not_read", error)
             return
-        except Exception:  # a defect must not leave all watchers without news for ever
-            logger.exception("watch.failed")
+        except Exception as error:  # noqa: BLE001 - a defect must not leave all watchers without news for ever
+            log.error("watch.failed", cause=error)
             return
         now = self._clock()
         for batch_id, watched in asked.items():

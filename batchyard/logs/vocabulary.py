@@ -66,6 +66,7 @@ EVENTS: Final = {
     "health.failed": "A check of /readyz failed.",
     "lease.not_renewed": "A lease could not be renewed; it is tried again until it expires.",
     "line.not_read": "A line of the input could not be read; it is an error line.",
+    "login.failed": "A browser sent a key that is unknown, revoked or expired.",
     "metrics.not_published": "A process could not write its metrics for the exporter.",
     "metrics.not_read": "The figures for /metrics could not be read.",
     "model.not_offered_now": "Nothing serves the model at the moment, but something did before.",
@@ -93,10 +94,14 @@ EVENTS: Final = {
     "storage.ahead": "The object store is newer than the database: a backup was restored.",
     "storage.not_marked": "The object store's mark could not be written.",
     "upload.bytes_left": "Parts of an upload could not be deleted; `expire-files` tries again.",
+    "watch.failed": "Watchers of batches could not be served, by a defect; the next look follows.",
+    "watch.not_read": "The database did not answer for those who watch batches; the next look "
+    "follows.",
 }
 
 FIELDS: Final = {
     "about": "the model, or what else the scheduler was busy with",
+    "address": "the network address of a client",
     "batch": "the id of the batch",
     "chunk": "the number of the chunk in its batch, from 0",
     "delivery": "the id of the notification",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from batchyard.api.session import (
     start_session,
 )
 from batchyard.errors import KeyExpired
+from batchyard.logs import event_logger
 from batchyard.page.html import render
 from batchyard.store import acting_as
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from batchyard.page.failed_logins import FailedLogins
     from batchyard.services.services import Services
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 router = APIRouter(include_in_schema=False)
 
@@ -129,7 +129,7 @@ async def _begin(request: Request, response: Response, token: str) -> None:
 
 def _refused(request: Request, back: str, message: str) -> Response:
     _failed_logins(request).note(_address(request))
-    logger.warning("login.failed from %s", _address(request))
+    log.warning("login.failed", address=_address(request))
     return _form(request, back, message, status=401)
 
 
