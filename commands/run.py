@@ -47,7 +47,7 @@ def run(
         typer.Option(
             *("--errors", "-e"),
             parser=parse_location,
-            metavar="<str>",
+            metavar="PLACE",
             help="Where failed lines go. Default: beside a local -o.",
         ),
     ] = None,

@@ -7,12 +7,13 @@ package does not import Prefect.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
 import traceback
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,12 +24,15 @@ from batchyard.cli.cancel import cancel
 from batchyard.cli.deliver import deliver
 from batchyard.cli.doctor import doctor
 from batchyard.cli.estimate import estimate
+from batchyard.cli.exit_status import ExitStatus, exit_status
 from batchyard.cli.list_batches import list_batches
+from batchyard.cli.metavars import name_values
 from batchyard.cli.migrate import migrate
 from batchyard.cli.notify_email import email
 from batchyard.cli.quota import quota
 from batchyard.cli.results import results
 from batchyard.cli.retry import retry
+from batchyard.cli.say import flush_output, say
 from batchyard.cli.serve import serve
 from batchyard.cli.show import show
 from batchyard.cli.steer import pause, priority, unpause
@@ -85,6 +89,13 @@ def make_app() -> typer.Typer:
     return app
 
 
+def make_command() -> Any:
+    """The same as Click has it, with kinds of values that people can read."""
+    command = typer.main.get_command(make_app())
+    name_values(command)
+    return command
+
+
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         typer.echo(f"batchyard {batchyard.__version__}")
@@ -103,17 +114,24 @@ def _whatever_the_command(
 
 
 def main() -> None:
-    """Run the command. A failure is one sentence on standard error and exit status 1."""
+    """Run the command. A failure is one sentence on standard error, and a status that says why."""
+    # It says that it tries again, and Python prints that where no handler is set.
+    logging.getLogger("stamina").addHandler(logging.NullHandler())
     try:
-        make_app()()
+        make_command()()
     except LeftUnfinished as unfinished:
         leave(unfinished)
     except BatchyardError as error:
-        sys.exit(f"batchyard: {error}")
+        say(f"batchyard: {error}", err=True)
+        sys.exit(exit_status(error))
+    except KeyboardInterrupt:
+        sys.exit(ExitStatus.INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - the last resort; the traceback is in the file
-        sys.exit(f"batchyard: {_unexpected(error)}")
+        say(f"batchyard: {_unexpected(error)}", err=True)
+        sys.exit(ExitStatus.FAILED)
     finally:
         exit_without_waiting_on_signals()
+        flush_output()
 
 
 def _unexpected(error: Exception) -> str:

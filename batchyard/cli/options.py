@@ -21,19 +21,19 @@ BATCH = typer.Argument(metavar="BATCH", help="A batch's id, for example batch_01
 INPUT_FILE = typer.Option(
     *("--input-file", "-i"),
     parser=parse_location,
-    metavar="<str>",
+    metavar="PLACE",
     help="The input: path, s3://bucket/key or http(s) URL.",
 )
 OUTPUT_FILE = typer.Option(
     *("--output-file", "-o"),
     parser=parse_location,
-    metavar="<str>",
+    metavar="PLACE",
     help="Where results go: path, s3://bucket/key or presigned PUT URL.",
 )
 ERRORS = typer.Option(
     *("--errors", "-e"),
     parser=parse_location,
-    metavar="<str>",
+    metavar="PLACE",
     help="Where failed lines go: path, s3://bucket/key or presigned PUT URL.",
 )
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any endpoint.")

@@ -1,4 +1,4 @@
-"""``batchyard results``: write the result files of a batch that has ended to any destination."""
+"""``batchyard results``: the result files of a batch that has ended, or its lines as they come."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchyard.cli import options
+from batchyard.cli.follow_results import STDOUT, follow_results
 from batchyard.cli.offline import offline_services
 from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file
 from batchyard.steps.create import check_destinations
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.storage.access import Location
     from batchyard.store import BatchRecord
-
-_STDOUT = "-"
 
 
 def results(
@@ -41,16 +40,30 @@ def results(
         str | None,
         typer.Option("--errors", "-e", help="Where the failed lines go, in the same way."),
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Write each line as soon as it is finished, until the batch has ended. A file on "
+            "this machine that has lines already is continued.",
+        ),
+    ] = False,
 ) -> None:
     """Write the output file, the error file or both of a batch that has ended.
 
     They are kept for 30 days, unless the batch has another lifetime. S3 credentials are boto3's.
+
+    With --follow the batch may still run: its lines come in the order of completion, each once,
+    and the exit status is that of `batchyard watch`.
     """
     if output is None and errors is None:
-        output = _STDOUT
+        output = STDOUT
     asked: dict[Kind, str | None] = {"output": output, "error": errors}
+    if follow:
+        follow_results(batch_id, {kind: place for kind, place in asked.items() if place})
     places = {
-        kind: None if place == _STDOUT else parse_location(place)
+        kind: None if place == STDOUT else parse_location(place)
         for kind, place in asked.items()
         if place is not None
     }

@@ -14,6 +14,12 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(text, file=unbroken(sys.stderr if err else sys.stdout))
 
 
+def flush_output() -> None:
+    """Write what is still in the buffers; at exit, Python would print a traceback for a failure."""
+    for stream in (sys.stdout, sys.stderr):
+        unbroken(stream).flush()
+
+
 def unbroken(stream: IO[str]) -> IO[str]:
     """The same stream, which drops text instead of failing once its reader is gone."""
     return cast("IO[str]", _Unbroken(stream))

@@ -197,5 +197,5 @@ def test_the_file_may_be_at_a_url(alone: Run, documents: bytes, background: Back
 
 def test_a_file_that_is_not_there_is_one_sentence(alone: Run) -> None:
     ended = alone("estimate", "nowhere.jsonl")
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (4, "")
     assert ended.stderr == "batchyard: nowhere.jsonl does not exist\n"

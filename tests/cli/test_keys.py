@@ -77,7 +77,7 @@ def test_a_revoked_key_opens_nothing(alone: Run) -> None:
 def test_a_key_that_nobody_made_cannot_be_revoked(alone: Run) -> None:
     ended = alone("keys", "revoke", "key_0")
     assert (ended.status, ended.stderr) == (
-        1,
+        4,
         "batchyard: No API key found with id 'key_0'.\n",
     )
 

@@ -288,7 +288,7 @@ def test_a_cancelled_batch_is_cancelling_at_once(alone: Run) -> None:
 
 def test_a_batch_that_has_ended_cannot_be_cancelled(alone: Run) -> None:
     ended = alone("cancel", completed())
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert ended.stderr == "batchyard: Cannot cancel a batch with status 'completed'.\n"
 
 
@@ -343,7 +343,7 @@ def test_a_priority_is_any_whole_number(alone: Run, value: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "status", "said"),
-    [("high", 2, "Invalid value for 'N'"), (str(2**31), 1, "must be between -1000000 and 1000000")],
+    [("high", 2, "Invalid value for 'N'"), (str(2**31), 3, "must be between -1000000 and 1000000")],
 )
 def test_any_other_priority_is_refused(alone: Run, value: str, status: int, said: str) -> None:
     ended = alone("priority", begun(), value)
@@ -356,7 +356,7 @@ def test_a_batch_that_has_ended_cannot_be_steered(alone: Run, words: list[str]) 
     batch_id = completed()
     value = ["1"] if words == ["priority"] else []
     ended = alone(*words, batch_id, *value)
-    assert ended.status == 1
+    assert ended.status == 3
     assert ended.stderr == f"batchyard: {batch_id} is completed: nothing is left to run of it.\n"
 
 
@@ -369,7 +369,7 @@ def test_a_batch_that_does_not_exist_is_one_clear_line(
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     value = ["1"] if command == "priority" else []
     ended = alone(command, "batch_0", *value)
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (4, "")
     assert ended.stderr == "batchyard: No batch found with id 'batch_0'.\n"
 
 

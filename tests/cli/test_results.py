@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard import intervals
+from batchyard.batch_error import BatchError
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.results import answered
+from batchyard.services.keys import segment_key
+from batchyard.services.segments import encode_entry, put_bytes
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import NewBatch
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.services.services import Services
+    from batchyard.store import BatchRecord, Store
 
     Run = Callable[..., Ended]
 
@@ -97,7 +106,7 @@ def test_what_cannot_be_written_is_an_error_without_its_secret(
 def test_a_batch_that_still_runs_has_no_results(alone: Run) -> None:
     batch = with_store(lambda store: store.batches.create(NewBatch(endpoint="/v1/embeddings")))
     ended = alone("results", batch.id)
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert f"{batch.id} is validating: its results are made when it ends" in ended.stderr
 
 
@@ -116,7 +125,7 @@ def test_a_file_that_there_is_not_is_a_clear_error(
     message: str,
 ) -> None:
     ended = alone("results", ran(*texts), *words)
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert message in ended.stderr
 
 
@@ -133,5 +142,109 @@ def test_a_file_that_was_deleted_is_a_clear_error(alone: Run, ran: Callable[...,
 
 def test_both_files_in_one_place_are_refused(alone: Run, ran: Callable[..., str]) -> None:
     ended = alone("results", ran("one", "refused"), "-o", "same", "--errors", "same")
-    assert ended.status == 1
+    assert ended.status == 3
     assert "the same place" in ended.stderr
+
+
+# -- --follow ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(alone: Run, tmp_path: Path) -> str:
+    """The id of a batch of three requests, the second of which is finished."""
+
+    async def work(services: Services) -> str:
+        yard = Yard(services, tmp_path, StubEngine())
+        batch_id = await yard.prepared([chat_line(f"id-{n}") for n in range(3)])
+        line = answered("id-1", "req_1", 200, b"{}")
+        await put_bytes(services.storage, segment_key(batch_id, 0, 0, 0), [encode_entry(1, line)])
+        return batch_id
+
+    return with_services(work)
+
+
+def finish(batch_id: str, tmp_path: Path) -> None:
+    async def work(services: Services) -> None:
+        yard = Yard(services, tmp_path, StubEngine())
+        yard.use(StubEngine())
+        await yard.finish(batch_id)
+
+    with_services(work)
+
+
+def test_lines_are_followed_until_the_batch_has_ended(
+    alone: Run, running: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intervals, "LOOK_SECONDS", 0.05)
+    out = tmp_path / "out.jsonl"
+
+    def finish_when_there_is_a_line() -> None:
+        while not out.exists() or not out.read_bytes():
+            time.sleep(0.01)
+        finish(running, tmp_path)
+
+    later = threading.Thread(target=finish_when_there_is_a_line)
+    later.start()
+    ended = alone("results", running, "--follow", "-o", "out.jsonl")
+    later.join()
+    assert (ended.status, ended.stdout, ended.stderr) == (0, "", "")
+    assert ids(out.read_text()) == ["id-1", "id-0", "id-2"]
+
+
+def test_a_file_is_continued_after_its_last_whole_line(
+    alone: Run, running: str, tmp_path: Path
+) -> None:
+    """As it is after a crash of the command, or of its machine."""
+    finish(running, tmp_path)
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(b'{"custom_id": "id-2"}\n{"custom_id": "id')
+    assert alone("results", running, "--follow", "-o", "out.jsonl").status == 0
+    assert ids(out.read_text()) == ["id-2", "id-0", "id-1"]
+    assert alone("results", running, "--follow", "-o", "out.jsonl").status == 0
+    assert len(ids(out.read_text())) == 3
+
+
+def test_failed_lines_are_followed_to_a_place_of_their_own(
+    alone: Run, ran: Callable[..., str], tmp_path: Path
+) -> None:
+    ended = alone("results", ran("one", "refused"), "-f", "-o", "-", "--errors", "bad.jsonl")
+    assert (ended.status, ids(ended.stdout)) == (0, ["id-0"])
+    assert ids((tmp_path / "bad.jsonl").read_text()) == ["id-1"]
+
+
+def test_following_ends_with_1_if_the_batch_is_not_completed(alone: Run) -> None:
+    async def work(store: Store) -> BatchRecord:
+        batch = await store.batches.create(NewBatch(endpoint="/v1/embeddings"))
+        return await store.batches.fail(batch.id, [BatchError("empty_file", "No lines.")])
+
+    assert alone("results", with_store(work).id, "--follow").status == 1
+
+
+def test_ctrl_c_ends_the_following_and_not_the_batch(
+    alone: Run, running: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT))
+    later.start()
+    ended = alone("results", running, "--follow")
+    later.join()
+    assert (ended.status, ids(ended.stdout)) == (130, ["id-1"])
+    assert ended.stderr == "batchyard: The batch continues.\n"
+
+
+def test_a_file_with_other_lines_is_not_continued(alone: Run, running: str, tmp_path: Path) -> None:
+    out = tmp_path / "notes.txt"
+    out.write_text("buy milk\n")
+    ended = alone("results", running, "--follow", "-o", "notes.txt")
+    assert (ended.status, out.read_text()) == (3, "buy milk\n")
+    assert "name another file" in ended.stderr
+
+
+def test_only_a_file_or_standard_output_can_be_followed_into(alone: Run, running: str) -> None:
+    ended = alone("results", running, "--follow", "-o", "https://host.example/new?sig=canary")
+    assert ended.status == 3
+    assert "cannot be written line by line" in ended.stderr
+    assert "canary" not in ended.stderr
+
+
+def test_one_place_for_two_kinds_of_lines_is_a_wrong_command_line(alone: Run, running: str) -> None:
+    assert alone("results", running, "--follow", "-o", "same", "--errors", "same").status == 2

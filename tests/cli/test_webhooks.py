@@ -94,7 +94,7 @@ def test_an_endpoint_may_hear_of_some_ends_alone(alone: Run) -> None:
 )
 def test_what_is_no_endpoint_is_refused(alone: Run, words: tuple[str, ...], message: str) -> None:
     ended = alone("webhooks", "create", *words)
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert ended.stderr.startswith(f"batchyard: {message}")
     assert endpoints() == []
 
@@ -203,7 +203,7 @@ def test_a_receiver_that_refuses_a_sample_event_fails_the_command(
 def test_a_receiver_that_is_not_there_is_a_clear_error(alone: Run, receiver: Receiver) -> None:
     made = endpoint_id(alone("webhooks", "create", "http://127.0.0.1:9/in?token=abc"))
     ended = alone("webhooks", "test", made)
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert ended.stderr.startswith("batchyard: The event did not arrive: ")
     assert "token" not in ended.stderr
 
@@ -244,14 +244,14 @@ def test_a_delivery_is_replayed_once(alone: Run) -> None:
     ended = alone("deliveries", "replay", failed)
     assert (ended.status, ended.stdout, ended.stderr) == (0, "pending\n", "")
     again = alone("deliveries", "replay", failed)
-    assert (again.status, again.stdout) == (1, "")
+    assert (again.status, again.stdout) == (3, "")
     assert again.stderr.count("\n") == 1
 
 
 def test_a_delivery_that_nobody_made_is_a_clear_error(alone: Run) -> None:
     for command in ("show", "replay"):
         ended = alone("deliveries", command, "wh_0")
-        assert (ended.status, ended.stdout) == (1, "")
+        assert (ended.status, ended.stdout) == (4, "")
         assert "wh_0" in ended.stderr
 
 

@@ -1,0 +1,137 @@
+"""Exit statuses: which error has which, and how commands end whose output nobody reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard import errors
+from batchyard.cli.exit_status import MEANINGS, ExitStatus, exit_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.cli.conftest import Ended
+
+    Run = Callable[..., Ended]
+
+EXPECTED = {
+    "BatchyardError": 1,
+    "SettingsError": 1,
+    "WrongSealingKey": 1,
+    "RequestRefused": 3,
+    "QuotaExceeded": 3,
+    "BatchLimitExceeded": 3,
+    "BatchRateExceeded": 3,
+    "WindowUnattainable": 3,
+    "InputRefused": 3,
+    "UnexpectedError": 1,
+    "IllegalTransition": 3,
+    "StoreError": 1,
+    "RecordNotFound": 4,
+    "TransitionConflict": 3,
+    "IdempotencyConflict": 3,
+    "OtherTables": 1,
+    "OlderTables": 5,
+    "TablesInUse": 1,
+    "OtherState": 1,
+    "LeaseLost": 1,
+    "StoreUnavailable": 5,
+    "StorageError": 1,
+    "ObjectNotFound": 4,
+    "ObjectChanged": 1,
+    "AccessDenied": 3,
+    "LocationRefused": 3,
+    "ObjectTooLarge": 3,
+    "BrokenLine": 1,
+    "StorageFull": 1,
+    "StorageUnavailable": 5,
+    "DispatchFailed": 5,
+    "EngineError": 1,
+    "EngineStartFailed": 1,
+    "ModelNotFound": 4,
+    "EngineLost": 1,
+}
+
+
+def below(error: type[errors.BatchyardError]) -> Iterator[type[errors.BatchyardError]]:
+    if error.__module__ == errors.__name__:
+        yield error
+    for each in error.__subclasses__():
+        yield from below(each)
+
+
+def test_every_error_of_the_tree_has_its_status() -> None:
+    """A new class has to be given one here."""
+    found = {
+        each.__name__: exit_status(each.__new__(each)) for each in below(errors.BatchyardError)
+    }
+    assert found == EXPECTED
+
+
+def test_every_status_has_a_meaning() -> None:
+    assert list(MEANINGS) == list(ExitStatus)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "status"),
+    [
+        (["show", "batch_0"], {}, 4),
+        (["show"], {}, 2),
+        (["priority", "batch_0", "99999999"], {}, 3),
+        (["show", "batch_0"], {"BATCHYARD_DATABASE_URL": "sqlite+aiosqlite:///not-migrated.db"}, 5),
+        (["show", "batch_0"], {"BATCHYARD_CHUNK_REQUESTS": "0"}, 1),
+    ],
+)
+def test_a_command_ends_with_the_status_of_its_error(
+    alone: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    variables: dict[str, str],
+    status: int,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ended = alone(*words)
+    assert (ended.status, ended.stdout) == (status, "")
+    assert ended.stderr
+
+
+@pytest.mark.parametrize("words", [["list", "--all"], ["--help"], ["show", "batch_0"]])
+def test_a_reader_that_is_gone_is_no_traceback(home_with_tables: Path, words: list[str]) -> None:
+    """As of ``batchyard list | head -1``: neither while it writes nor when Python exits."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = os.environ | {"BATCHYARD_HOME": str(home_with_tables)}
+    done = subprocess.run(
+        [sys.executable, "-m", "batchyard.cli", *words],
+        env=environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    assert "defect" not in done.stderr
+
+
+def test_a_terminal_that_is_gone_is_no_other_status(home_with_tables: Path) -> None:
+    """Nothing of the command can be read then."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "batchyard.cli", "show", "batch_0"],
+        env=os.environ | {"BATCHYARD_HOME": str(home_with_tables)},
+        stdout=writing,
+        stderr=writing,
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode == 4
