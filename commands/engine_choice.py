@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from batchyard.cli.engine_words import served_names
 from batchyard.engine.vllm_options import EngineOptions
-from batchyard.errors import RequestRefused
+from batchyard.errors import ObjectNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,28 +49,29 @@ class EngineChoice:
     ) -> EngineChoice:
         """The engine for these options.
 
-        Raises :class:`~batchyard.errors.RequestRefused` for options that contradict each other.
+        Raises ``typer.BadParameter`` for options that contradict each other, and
+        :class:`~batchyard.errors.ObjectNotFound` for a folder that does not exist.
         """
         if url is None and (seats is not None or exclusive):
-            raise _refused(
-                "--engine-seats and --exclusive are for a server that runs already: give its "
-                "--engine-url, or leave them out.",
-                "engine options",
+            raise typer.BadParameter(
+                "They are for a server that runs already: give its --engine-url, or leave them "
+                "out.",
+                param_hint="--engine-seats and --exclusive",
             )
         if url is not None and options:
-            raise _refused(
-                f"{shlex.join(options)} would have no effect: the server at --engine-url runs "
-                "already. Leave one of the two out.",
-                "engine options",
+            raise typer.BadParameter(
+                f"{shlex.join(options)} would have no effect: the server runs already. Leave one "
+                "of the two out.",
+                param_hint="--engine-url",
             )
         if url is not None:
             return cls((model,) if model else (), "", (), url, seats, exclusive)
         model = model or EngineOptions(options).value("model")
         if not model:
-            raise _refused("Say which model to load: --model.", "model")
+            raise typer.BadParameter("Say which model to load.", param_hint="--model")
         if model.startswith(("/", ".", "~")) and not Path(model).exists():
-            raise _refused(
-                f"--model {model} does not exist: give a folder, or a name on the hub.", "model"
+            raise ObjectNotFound(
+                f"--model {model} does not exist: give a folder, or a name on the hub."
             )
         return cls(served_names(model, options), model, tuple(options), None, client_rules)
 
@@ -99,7 +102,3 @@ class EngineChoice:
             log_path=engine_log(settings, block_name(name)),
             media_domains=settings.bodies.media_domains if self.client_rules else None,
         )
-
-
-def _refused(message: str, param: str) -> RequestRefused:
-    return RequestRefused(message, param=param, code="invalid_value")

@@ -15,7 +15,7 @@ from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.progress import ProgressDisplay
 from batchyard.cli.say import say
 from batchyard.cli.stoppable import run_stoppable
-from batchyard.errors import RequestRefused
+from batchyard.errors import ObjectNotFound, RequestRefused
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
@@ -130,9 +130,7 @@ def run(
 def check_is_there(place: Location) -> None:
     """Refuse a path without a file, before a Prefect server is started for it."""
     if isinstance(place, LocalFile) and not place.path.exists():
-        raise RequestRefused(
-            f"{place.path.absolute()} does not exist", param="input_file", code="object_not_found"
-        )
+        raise ObjectNotFound(f"{place.path.absolute()} does not exist")
 
 
 def errors_beside(output: Location) -> Location | None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 import batchyard
-from batchyard.cli import deliveries, keys, sealing_keys, storage, webhooks
+from batchyard.cli import deliveries, keys, sealing_keys, storage, tenants, webhooks
 from batchyard.cli.audit import audit
 from batchyard.cli.cancel import cancel
 from batchyard.cli.deliver import deliver
@@ -26,9 +26,12 @@ from batchyard.cli.doctor import doctor
 from batchyard.cli.estimate import estimate
 from batchyard.cli.exit_status import ExitStatus, exit_status
 from batchyard.cli.list_batches import list_batches
+from batchyard.cli.logs import logs
 from batchyard.cli.metavars import name_values
 from batchyard.cli.migrate import migrate
+from batchyard.cli.models import models
 from batchyard.cli.notify_email import email
+from batchyard.cli.panels import arrange
 from batchyard.cli.quota import quota
 from batchyard.cli.results import results
 from batchyard.cli.retry import retry
@@ -62,23 +65,26 @@ def make_app() -> typer.Typer:
     app.command("list")(list_batches)
     app.command()(show)
     app.command()(watch)
+    app.command()(logs)
+    app.command()(models)
     app.command()(results)
     app.command()(cancel)
     app.command()(pause)
     app.command()(unpause)
-    # Its earlier name, which still works: `run --resume` means something else.
+    # Earlier names, which still work in this release.
     app.command("resume", hidden=True)(unpause)
+    app.command("quota", hidden=True)(quota)
+    app.command("email", hidden=True)(email)
     # Otherwise a negative number would be taken for an option.
     app.command(context_settings={"ignore_unknown_options": True})(priority)
     app.command()(retry)
-    app.command()(quota)
     app.command()(usage)
     app.command()(audit)
+    app.add_typer(tenants.app, name="tenants")
     app.add_typer(keys.app, name="keys")
     app.add_typer(webhooks.app, name="webhooks")
     app.add_typer(deliveries.app, name="deliveries")
     app.command()(deliver)
-    app.command()(email)
     app.add_typer(sealing_keys.app, name="secrets")
     app.add_typer(storage.app, name="storage")
     app.command()(serve)
@@ -90,8 +96,9 @@ def make_app() -> typer.Typer:
 
 
 def make_command() -> Any:
-    """The same as Click has it, with kinds of values that people can read."""
+    """The same as Click has it, arranged for people."""
     command = typer.main.get_command(make_app())
+    arrange(command)
     name_values(command)
     return command
 

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from batchyard import intervals
 from batchyard.cli import options
+from batchyard.cli.as_json import OBJECT, print_object
+from batchyard.cli.batch_view import batch_object
 from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
 from batchyard.lifecycle import TERMINAL
+
+if TYPE_CHECKING:
+    from batchyard.store import BatchRecord
 
 
 def cancel(
     batch_id: Annotated[str, options.BATCH],
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch has ended.")] = False,
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Cancel a batch, and print its status. Finished lines keep their results."""
-    asyncio.run(_cancel(batch_id, wait))
+    batch = asyncio.run(_cancel(batch_id, wait))
+    if as_json:
+        print_object(batch_object(batch))
+    else:
+        typer.echo(batch.status.value)
 
 
-async def _cancel(batch_id: str, wait: bool) -> None:
+async def _cancel(batch_id: str, wait: bool) -> BatchRecord:
     async with offline_services() as services:
         batch = await services.store.batches.cancel(batch_id)
         if batch.status not in TERMINAL:
@@ -31,4 +41,4 @@ async def _cancel(batch_id: str, wait: bool) -> None:
         while wait and batch.status not in TERMINAL:
             await asyncio.sleep(intervals.LOOK_SECONDS)
             batch = await services.store.batches.get(batch_id)
-    typer.echo(batch.status.value)
+    return batch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
+from batchyard.cli.as_json import LINES, OBJECT, print_lines, print_object
 from batchyard.cli.ensure_runner import ensure_runner_if_prefect_is_set
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
@@ -39,14 +39,13 @@ def list_deliveries(
     limit: Annotated[
         int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
     ] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
+    as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """List deliveries with their status, newest first."""
     page, now = asyncio.run(_page(tenant, batch, endpoint, status, limit))
     shown = [delivery_object(each) for each in page]
     if as_json:
-        for each in shown:
-            typer.echo(msgspec.json.encode(each).decode())
+        print_lines(shown)
     else:
         print_table(_COLUMNS, _rows(shown, now))
     if page.has_more:
@@ -57,13 +56,17 @@ def list_deliveries(
 def show(delivery_id: Annotated[str, _ID]) -> None:
     """Print a delivery as JSON, with all attempts and their results."""
     found = asyncio.run(_get(delivery_id))
-    typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    print_object(found)
 
 
 @app.command()
-def replay(delivery_id: Annotated[str, _ID]) -> None:
+def replay(delivery_id: Annotated[str, _ID], as_json: Annotated[bool, OBJECT] = False) -> None:
     """Send a delivery again with the same id, now and then on the retry schedule."""
-    asyncio.run(_replay(delivery_id))
+    found = asyncio.run(_replay(delivery_id))
+    if as_json:
+        print_object(delivery_object(found))
+    else:
+        typer.echo(found.status.value)
 
 
 async def _page(
@@ -88,11 +91,11 @@ async def _get(delivery_id: str) -> DeliveryWithAttempts:
         return delivery_with_attempts(found, await deliveries.attempts(delivery_id))
 
 
-async def _replay(delivery_id: str) -> None:
+async def _replay(delivery_id: str) -> DeliveryRecord:
     async with offline_services() as services:
         found = await services.store.deliveries.replay(delivery_id)
         await ensure_runner_if_prefect_is_set(services, found.id)
-    typer.echo(found.status.value)
+    return found
 
 
 def _rows(deliveries: Iterable[Delivery], now: float) -> Iterator[tuple[str | Text, ...]]:

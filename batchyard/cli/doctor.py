@@ -9,13 +9,14 @@ import resource
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
 
+from batchyard.cli.as_json import LINES, print_lines
 from batchyard.cli.say import say
 from batchyard.dispatch import RUN_BATCHES, RUN_CHUNKS, PrefectApi
 from batchyard.engine.vllm_version import vllm_version
@@ -74,21 +75,25 @@ class Finding:
 
 def doctor(
     role: Annotated[Role, typer.Argument(help="What this machine is for.")] = Role.ALL,
+    as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """Check from here what this machine needs, and say what to do about what does not work.
 
     Settings, disk, database, key, object store, Prefect, engine and limits. The exit status is 1 if
     something does not work.
     """
-    findings = asyncio.run(_found(role))
+    findings = asyncio.run(_found(role, as_json))
     if any(finding.level is Level.FAILED for finding in findings):
         raise typer.Exit(1)
 
 
-async def _found(role: Role) -> list[Finding]:
+async def _found(role: Role, as_json: bool) -> list[Finding]:
     findings = []
     async for finding in _check(role):
-        say(f"{finding.level.value:<8} {finding.what:<9} {finding.text}")
+        if as_json:
+            print_lines([asdict(finding)])
+        else:
+            say(f"{finding.level.value:<8} {finding.what:<9} {finding.text}")
         findings.append(finding)
     return findings
 

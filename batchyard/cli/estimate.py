@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from batchyard.cli import options
+from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.errors import StoreError
 from batchyard.settings import read_settings
 from batchyard.storage.location import parse_location
@@ -42,7 +42,7 @@ def estimate(
     bytes_per_token: Annotated[
         float, typer.Option(min=0.1, help="How many bytes of these prompts make one token.")
     ] = 4.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Validate and plan a file and print what to expect, without submitting it.
 
@@ -62,7 +62,7 @@ def estimate(
     )
     found, rate, why_not = asyncio.run(_estimate(parse_location(input_file), assumptions))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(_object(found, rate)), indent=2))
+        print_object(_object(found, rate))
     else:
         typer.echo("\n".join([*_lines(found, rate, why_not, assumptions), *_errors(found)]))
     if found.errors:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from batchyard.cli.as_json import LINES, OBJECT, print_lines, print_object
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
 from batchyard.steps.create import WINDOW_PATTERN, WINDOW_SECONDS
@@ -54,26 +55,39 @@ def create(
             "(d), or at the end of a day in UTC, for example 2027-03-31.",
         ),
     ] = None,
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Create a key and print it. Only its hash is stored, so it cannot be shown again."""
     made = asyncio.run(_create(tenant, name, expires_in, operator=operator, read_only=read_only))
-    typer.echo(made.secret)
+    if as_json:
+        print_object({"key": made.secret, **key_object(made.record)})
+    else:
+        typer.echo(made.secret)
     typer.echo(f"batchyard: {made.record.id} is shown only this once: keep it.", err=True)
 
 
 @app.command("list")
 def list_keys(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """List keys, oldest first, including revoked ones."""
     keys, now = asyncio.run(_list(tenant))
-    print_table(_COLUMNS, _rows(keys, now))
+    if as_json:
+        print_lines(map(key_object, keys))
+    else:
+        print_table(_COLUMNS, _rows(keys, now))
 
 
 @app.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the key.")]) -> None:
     """Revoke a key, at once and permanently."""
     asyncio.run(_revoke(key_id))
+
+
+def key_object(key: ApiKeyRecord) -> dict[str, Any]:
+    """A key for programs, without its secret. Times are Unix seconds."""
+    return key.model_dump()
 
 
 async def _create(

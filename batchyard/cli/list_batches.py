@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
-import msgspec
 import typer
+from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
+from batchyard import intervals
+from batchyard.cli.as_json import print_lines
 from batchyard.cli.batch_view import batch_object, error_words, status_words
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import make_table, user_text, write_table
+from batchyard.errors import StoreUnavailable
+from batchyard.lifecycle import STOPPABLE, BatchStatus
 from batchyard.prices import money
 from batchyard.services.connections import connections
 from batchyard.time_words import relative
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from rich.table import Table
 
     from batchyard.store import BatchRecord
 
+    _Show: TypeAlias = Callable[[list[BatchRecord], float], None]
+
 _COLUMNS = ("id", "status", "model", "answered", "failed", "deadline", "done", "priority", "why")
 _RIGHT = frozenset({"answered", "failed", "priority", "cost"})
 _NOTHING = "-"
+_STYLES = {
+    BatchStatus.IN_PROGRESS: "cyan",
+    BatchStatus.COMPLETED: "green",
+    BatchStatus.FAILED: "red",
+    BatchStatus.EXPIRED: "red",
+    BatchStatus.CANCELLING: "dim",
+    BatchStatus.CANCELLED: "dim",
+}
 
 
 def list_batches(
@@ -37,14 +54,25 @@ def list_batches(
     limit: Annotated[
         int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
     ] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Keep the list up to date until Ctrl-C."),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print a JSON object per line; with --watch, each batch again when it changes.",
+        ),
+    ] = False,
 ) -> None:
     """List unfinished batches with their progress and expected end."""
+    if watch:
+        asyncio.run(_watch(tenant, not everything, limit, as_json=as_json))
     batches, now, database = asyncio.run(_page(tenant, not everything, limit + 1))
     shown = batches[:limit]
     if as_json:
-        for batch in shown:
-            typer.echo(msgspec.json.encode(batch_object(batch)).decode())
+        print_lines(map(batch_object, shown))
     else:
         write_table(table(shown, now))
     if not shown:
@@ -53,6 +81,56 @@ def list_batches(
         typer.echo(f"batchyard: There are no {kind} in {database}.{hint}", err=True)
     if len(batches) > limit:
         typer.echo(f"batchyard: There are more than {limit:,}: give a larger --limit.", err=True)
+
+
+async def _watch(tenant: str | None, unfinished: bool, limit: int, *, as_json: bool) -> NoReturn:
+    """In a pipe, a table for each change; on a terminal, one that changes."""
+    console = Console(highlight=False) if sys.stdout.isatty() else None
+    async with offline_services() as services:
+        show = _changed_objects() if as_json else _changed_tables()
+        with contextlib.ExitStack() as stack:
+            if console is not None and not as_json:
+                live = stack.enter_context(Live(console=console, auto_refresh=False, screen=True))
+                show = _redrawn(live)
+            while True:
+                # While the database is away, nothing new is known.
+                with contextlib.suppress(StoreUnavailable):
+                    batches = await services.store.batches.page(
+                        tenant=tenant, unfinished=unfinished, limit=limit
+                    )
+                    show(batches, await services.store.database.now())
+                await asyncio.sleep(intervals.LOOK_SECONDS)
+
+
+def _redrawn(live: Live) -> _Show:
+    return lambda batches, now: live.update(table(batches, now), refresh=True)
+
+
+def _changed_tables() -> _Show:
+    shown: list[dict[str, Any]] | None = None
+
+    def show(batches: list[BatchRecord], now: float) -> None:
+        nonlocal shown
+        objects = [batch_object(batch) for batch in batches]
+        if objects != shown:
+            write_table(table(batches, now))
+            sys.stdout.flush()
+        shown = objects
+
+    return show
+
+
+def _changed_objects() -> _Show:
+    shown: dict[str, dict[str, Any]] = {}
+
+    def show(batches: list[BatchRecord], _: float) -> None:
+        nonlocal shown
+        objects = {batch.id: batch_object(batch) for batch in batches}
+        print_lines(each for name, each in objects.items() if shown.get(name) != each)
+        sys.stdout.flush()
+        shown = objects
+
+    return show
 
 
 async def _page(
@@ -87,7 +165,7 @@ def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
     counts = batch.counts
     return (
         batch.id,
-        status_words(batch),
+        Text(status_words(batch), style=_style(batch)),
         user_text(batch.model or ", ".join(batch.options.models) or _NOTHING),
         f"{counts.completed + counts.failed:,}/{counts.total:,}" if counts.total else _NOTHING,
         f"{counts.failed:,}",
@@ -96,6 +174,13 @@ def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
         str(batch.priority),
         user_text(_why(batch)),
     )
+
+
+def _style(batch: BatchRecord) -> str:
+    """Colours are for terminals only, and not where NO_COLOR is set: rich sees to both."""
+    if batch.status in STOPPABLE and (batch.paused_at or batch.wait_reason):
+        return "yellow"
+    return _STYLES.get(batch.status, "")
 
 
 def _why(batch: BatchRecord) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.cli.say import say
 from batchyard.errors import StoreUnavailable, TablesInUse
 from batchyard.services.connections import connections
@@ -28,6 +29,7 @@ def migrate(
         bool,
         typer.Option(help="Do not look whether older processes are at work. They stop working."),
     ] = False,
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Bring the database's tables up to this version, and return when that is done.
 
@@ -36,11 +38,16 @@ def migrate(
     tables, it waits until they have ended, and then fails.
     """
     settings = read_settings()
-    say(f"Database: {connections(settings)['Database']}")
+    database = connections(settings)["Database"]
+    if not as_json:
+        say(f"Database: {database}")
     settings.home_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     unused_for = None if although_used else settings.lease_seconds
     revision = asyncio.run(_migrate(settings.database, wait, unused_for))
-    say(f"Tables: now revision {revision}" if revision else "Tables: up to date")
+    if as_json:
+        print_object({"database": database, "new_revision": revision})
+    else:
+        say(f"Tables: now revision {revision}" if revision else "Tables: up to date")
 
 
 async def _migrate(url: str, wait_seconds: float, unused_for_seconds: float | None) -> str | None:

@@ -1,4 +1,4 @@
-"""``batchyard email``: the address for a tenant's batches that have no address of their own."""
+"""``batchyard tenants email``: the address for batches of a tenant that have none of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from batchyard.cli import options
+from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.cli.offline import offline_services
 from batchyard.notify.email import check_address
 
@@ -19,6 +20,7 @@ def email(
     ] = None,
     tenant: Annotated[str, options.TENANT] = "default",
     remove: Annotated[bool, typer.Option("--remove", help="Remove the address.")] = False,
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Set or show the e-mail address of a tenant.
 
@@ -33,17 +35,21 @@ def email(
             raise typer.BadParameter(
                 "This must be one e-mail address.", param_hint="ADDRESS"
             ) from None
-    asyncio.run(_email(tenant, address, is_change=remove or address is not None))
+    found = asyncio.run(_email(tenant, address, is_change=remove or address is not None))
+    if as_json:
+        print_object({"tenant": tenant, "notify_email": found})
+    else:
+        typer.echo(found or "none")
 
 
-async def _email(tenant: str, address: str | None, *, is_change: bool) -> None:
+async def _email(tenant: str, address: str | None, *, is_change: bool) -> str | None:
     async with offline_services() as services:
         tenants = services.store.tenants
         if is_change:
             await tenants.set_notify_email(tenant, address)
-        typer.echo(await tenants.notify_email(tenant) or "none")
         if address is not None and services.settings.smtp.host is None:
             typer.echo(
                 "batchyard: No e-mail is sent until BATCHYARD_SMTP__HOST names a mail server.",
                 err=True,
             )
+        return await tenants.notify_email(tenant)

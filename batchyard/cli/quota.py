@@ -1,4 +1,4 @@
-"""``batchyard quota``: what a tenant has enqueued, and its limits."""
+"""``batchyard tenants quota``: what a tenant has enqueued, and its limits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.cli.offline import offline_services
 from batchyard.steps.create import default_quota
 
@@ -24,6 +25,7 @@ def quota(
     active_batches: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     requests: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     tokens: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Set limits of a tenant, and show its usage and limits."""
     given = {
@@ -34,7 +36,7 @@ def quota(
     changes = {
         name: _limit(option, text) for name, (option, text) in given.items() if text is not None
     }
-    asyncio.run(_quota(tenant, changes))
+    asyncio.run(_quota(tenant, changes, as_json))
 
 
 def _limit(option: str, text: str) -> int | None:
@@ -46,7 +48,7 @@ def _limit(option: str, text: str) -> int | None:
     return int(text)
 
 
-async def _quota(tenant: str, changes: dict[str, Any]) -> None:
+async def _quota(tenant: str, changes: dict[str, Any], as_json: bool) -> None:
     async with offline_services() as services:
         tenants = services.store.tenants
         own = await tenants.quota(tenant)
@@ -55,6 +57,9 @@ async def _quota(tenant: str, changes: dict[str, Any]) -> None:
             await tenants.set_quota(tenant, own)
         usage = asdict(await tenants.usage(tenant))
         limits = own.over(default_quota(services)).model_dump()
+    if as_json:
+        print_object({"tenant": tenant, "used": usage, "limits": limits})
+        return
     typer.echo(f"{'tenant ' + tenant:<20}{'used':>16}{'limit':>16}")
     for name, used in usage.items():
         limit = _limit_words(own, name, limits[f"max_{name}"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-import msgspec
 import typer
 
 from batchyard.cli import options
+from batchyard.cli.as_json import print_object
 from batchyard.cli.batch_view import batch_object
 from batchyard.cli.offline import offline_services
 from batchyard.cli.summary import describe
@@ -22,13 +22,13 @@ def show(
     ] = False,
 ) -> None:
     """Show a batch: its status, why it waits, its requests, its files, and what went wrong."""
-    typer.echo(asyncio.run(_show(batch_id, as_json)))
+    asyncio.run(_show(batch_id, as_json))
 
 
-async def _show(batch_id: str, as_json: bool) -> str:
+async def _show(batch_id: str, as_json: bool) -> None:
     async with offline_services() as services:
         batch = await services.store.batches.get(batch_id)
-        if not as_json:
-            return await describe(services, batch)
-    encoded = msgspec.json.encode(batch_object(batch))
-    return msgspec.json.format(encoded, indent=2).decode()
+        if as_json:
+            print_object(batch_object(batch))
+        else:
+            typer.echo(await describe(services, batch))

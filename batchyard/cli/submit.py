@@ -12,6 +12,7 @@ from batchyard.cli import options
 from batchyard.cli.ensure_runner import ensure_runner
 from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.offline import offline_services
+from batchyard.cli.show import show
 from batchyard.cli.watch import watch
 from batchyard.dispatch import PrefectApi
 from batchyard.services.shared_database import check_shared_database
@@ -43,6 +44,9 @@ def submit(
             "the command.",
         ),
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the Batch object, with --wait as it ends.")
+    ] = False,
     **of_batch: Any,
 ) -> None:
     """Create a batch for the workers, print its id, and return at once.
@@ -61,17 +65,19 @@ def submit(
         tenant=tenant,
         **as_fields(of_batch),
     )
-    batch_id = asyncio.run(_submit(request))
+    batch_id = asyncio.run(_submit(request, is_quiet=as_json))
     if wait:
-        watch(batch_id)
+        watch(batch_id, as_json=as_json)
+    elif as_json:
+        show(batch_id, as_json=True)
 
 
-async def _submit(request: BatchRequest) -> str:
+async def _submit(request: BatchRequest, *, is_quiet: bool) -> str:
     async with PrefectApi.from_environment() as api, offline_services() as services:
         check_shared_database(services.settings)
         check_paths(services.settings, output=request.output, errors=request.error)
         batch_id = await create_batch(services, request)
         # Before anything else can fail: a user who has the id does not submit again.
-        typer.echo(batch_id)
+        typer.echo(batch_id, err=is_quiet)
         await ensure_runner(api, services, batch_id)
     return batch_id

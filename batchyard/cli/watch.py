@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from batchyard import intervals
 from batchyard.cli import options
+from batchyard.cli.as_json import OBJECT, print_object
+from batchyard.cli.batch_view import batch_object
+from batchyard.cli.exit_status import ExitStatus
 from batchyard.cli.offline import offline_services
 from batchyard.cli.progress import ProgressDisplay
 from batchyard.cli.say import say
@@ -28,32 +31,38 @@ _PHASES = {
     BatchStatus.FINALIZING: "publishing",
     BatchStatus.CANCELLING: "cancelling",
 }
-_INTERRUPTED = 130
 
 
-def watch(batch_id: Annotated[str, options.BATCH]) -> None:
+def watch(
+    batch_id: Annotated[str, options.BATCH], as_json: Annotated[bool, OBJECT] = False
+) -> None:
     """Show the progress of a batch until it has ended, and then how it ended.
 
     The exit status is 0 if the batch is completed, else 1. Ctrl-C ends only the command: the batch
     continues.
     """
     try:
-        ended = asyncio.run(_watch(batch_id))
+        ended = asyncio.run(_watch(batch_id, as_json))
     except KeyboardInterrupt:
         say(
             f"batchyard: The batch continues. To see it again: batchyard watch {batch_id}", err=True
         )
-        sys.exit(_INTERRUPTED)
-    sys.exit(0 if ended is BatchStatus.COMPLETED else 1)
+        sys.exit(ExitStatus.INTERRUPTED)
+    sys.exit(ExitStatus.DONE if ended is BatchStatus.COMPLETED else ExitStatus.FAILED)
 
 
-async def _watch(batch_id: str) -> BatchStatus:
+async def _watch(batch_id: str, as_json: bool) -> BatchStatus:
     async with offline_services() as services:
-        return await follow(services, batch_id)
+        batch = await follow(services, batch_id)
+        if as_json:
+            print_object(batch_object(batch))
+        else:
+            say(await summarise(services, batch))
+        return batch.status
 
 
-async def follow(services: Services, batch_id: str) -> BatchStatus:
-    """Show the progress on standard error, and at the end the summary on standard output.
+async def follow(services: Services, batch_id: str) -> BatchRecord:
+    """Show the progress on standard error, until the batch has ended.
 
     Raises :class:`~batchyard.errors.RecordNotFound`.
     """
@@ -68,8 +77,7 @@ async def follow(services: Services, batch_id: str) -> BatchStatus:
                     batch, now = await _look(services, batch_id)
             if batch.status is not BatchStatus.COMPLETED:
                 display.fail()
-    say(await summarise(services, batch))
-    return batch.status
+    return batch
 
 
 async def _look(services: Services, batch_id: str) -> tuple[BatchRecord, float]:

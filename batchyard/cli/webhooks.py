@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from batchyard.cli import options
+from batchyard.cli.as_json import LINES, OBJECT, print_lines, print_object
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
 from batchyard.delivery.webhooks import send_test
@@ -52,10 +52,11 @@ def create(
         ),
     ] = None,
     tenant: Annotated[str, options.TENANT] = "default",
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Notify a URL when a tenant's batches end, and print the signing secret."""
     made = asyncio.run(_create(tenant, name, url, event or EVENT_TYPES))
-    _show_secret(made.secret, made.record.id)
+    _show_secret(made.secret, made.record.id, _object(made.record) if as_json else None)
 
 
 @app.command("list")
@@ -64,10 +65,14 @@ def list_endpoints(
     limit: Annotated[
         int, typer.Option(help="How many to list, newest first.", min=1, max=10_000)
     ] = 50,
+    as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """List endpoints, newest first, including disabled ones and the reason."""
     endpoints, now, has_more = asyncio.run(_list(tenant, limit))
-    print_table(_COLUMNS, _rows(endpoints, now))
+    if as_json:
+        print_lines(map(_object, endpoints))
+    else:
+        print_table(_COLUMNS, _rows(endpoints, now))
     if has_more:
         typer.echo(f"batchyard: There are more than {limit:,}: give a larger --limit.", err=True)
 
@@ -75,7 +80,7 @@ def list_endpoints(
 @app.command()
 def show(endpoint_id: Annotated[str, _ID]) -> None:
     """Print an endpoint as JSON, with its URL but not the URL's query."""
-    _print(asyncio.run(_get(endpoint_id)))
+    print_object(_object(asyncio.run(_get(endpoint_id))))
 
 
 @app.command()
@@ -89,7 +94,7 @@ def update(
     ] = None,
 ) -> None:
     """Change an endpoint, and enable it again if it was disabled."""
-    _print(asyncio.run(_update(endpoint_id, url, name, event)))
+    print_object(_object(asyncio.run(_update(endpoint_id, url, name, event))))
 
 
 @app.command()
@@ -99,23 +104,31 @@ def delete(endpoint_id: Annotated[str, _ID]) -> None:
 
 
 @app.command()
-def rotate(endpoint_id: Annotated[str, _ID], keep_old: Annotated[bool, _KEEP_OLD] = False) -> None:
+def rotate(
+    endpoint_id: Annotated[str, _ID],
+    keep_old: Annotated[bool, _KEEP_OLD] = False,
+    as_json: Annotated[bool, OBJECT] = False,
+) -> None:
     """Make a new signing secret for an endpoint and print it."""
     made = asyncio.run(_rotate(endpoint_id, keep_old))
-    _show_secret(made.secret, made.record.id)
+    _show_secret(made.secret, made.record.id, _object(made.record) if as_json else None)
 
 
 @app.command("test")
 def try_endpoint(
     endpoint_id: Annotated[str, _ID],
     event: Annotated[str, typer.Option(help="The type of the event.")] = "batch.completed",
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Send a signed sample event now, once, and print the status of the answer.
 
     The exit status is 1 if there was no answer, or another than 2xx.
     """
     status_code = asyncio.run(_try(endpoint_id, event))
-    typer.echo(status_code)
+    if as_json:
+        print_object({"id": endpoint_id, "status_code": status_code})
+    else:
+        typer.echo(status_code)
     if status_code not in _SUCCESS:
         raise typer.Exit(1)
 
@@ -124,9 +137,12 @@ def try_endpoint(
 def secret(
     tenant: Annotated[str, options.TENANT] = "default",
     keep_old: Annotated[bool, _KEEP_OLD] = False,
+    as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Make a new secret for the webhook URLs of a tenant's batches, and print it."""
-    _show_secret(asyncio.run(_secret(tenant, keep_old)), f"The secret of tenant {tenant}")
+    value = asyncio.run(_secret(tenant, keep_old))
+    about = {"tenant": tenant} if as_json else None
+    _show_secret(value, f"The secret of tenant {tenant}", about)
 
 
 async def _create(
@@ -195,13 +211,17 @@ def _check(services: Services, name: str | None, url: str | None) -> None:
         check_webhook_url(url, services.settings, param="url")
 
 
-def _show_secret(value: str, whose: str) -> None:
-    typer.echo(value)
+def _show_secret(value: str, whose: str, about: dict[str, Any] | None) -> None:
+    """``about``: what a program is told besides; None: people get the secret only."""
+    if about is None:
+        typer.echo(value)
+    else:
+        print_object({**about, "signing_secret": value})
     typer.echo(f"batchyard: {whose} is shown only this once: keep it.", err=True)
 
 
-def _print(endpoint: WebhookEndpointRecord) -> None:
-    told: dict[str, Any] = {
+def _object(endpoint: WebhookEndpointRecord) -> dict[str, Any]:
+    return {
         "id": endpoint.id,
         "tenant": endpoint.tenant,
         "name": endpoint.name,
@@ -213,7 +233,6 @@ def _print(endpoint: WebhookEndpointRecord) -> None:
         "disabled_at": endpoint.disabled_at,
         "disabled_reason": endpoint.disabled_reason,
     }
-    typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
 
 
 def _rows(

@@ -7,6 +7,7 @@ Prefect's client would cost the API and the command line the 1.5 s that its impo
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import secrets
 from dataclasses import dataclass
@@ -82,6 +83,16 @@ class OfferedModel:
 
     name: str
     created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of Prefect's log of a flow run; ``at`` in Unix seconds."""
+
+    at: float
+    level: str
+    logger: str
+    message: str
 
 
 def checked_api_url(url: str | None) -> str:
@@ -272,6 +283,23 @@ class PrefectApi:
             return []
         return await self._filter({"flow_runs": {"id": {"any_": sorted(flow_run_ids)}}})
 
+    async def named(self, name: str) -> list[FlowRun]:
+        """The flow runs with this name."""
+        return await self._filter({"flow_runs": {"name": {"any_": [name]}}})
+
+    async def logs(self, flow_run_ids: Collection[str], limit: int) -> list[LogLine]:
+        """The newest ``limit`` lines of these flow runs and their tasks, the oldest first."""
+        lines: list[LogLine] = []
+        wanted = {"flow_run_id": {"any_": sorted(flow_run_ids)}}
+        while flow_run_ids and len(lines) < limit:
+            size = min(_PAGE, limit - len(lines))
+            body = {"logs": wanted, "sort": "TIMESTAMP_DESC", "limit": size, "offset": len(lines)}
+            page = (await self._call("POST", "/logs/filter", body)).json
+            lines += [_log_line(found) for found in page]
+            if len(page) < size:
+                break
+        return lines[::-1]
+
     async def has_pool(self, pool: str) -> bool:
         """Whether there is a work pool of that name."""
         try:
@@ -393,6 +421,15 @@ def _scheduled(now: datetime | None, after_seconds: float) -> dict[str, Any]:
 def _date(headers: Mapping[str, str]) -> datetime | None:
     date = headers.get("Date")
     return parsedate_to_datetime(date) if date else None
+
+
+def _log_line(found: Mapping[str, Any]) -> LogLine:
+    return LogLine(
+        at=datetime.fromisoformat(found["timestamp"]).timestamp(),
+        level=logging.getLevelName(int(found["level"])),
+        logger=str(found["name"]),
+        message=str(found["message"]),
+    )
 
 
 def _flow_run(found: Mapping[str, Any], at: datetime | None) -> FlowRun:

@@ -57,6 +57,7 @@ async def retry_batch(
     window = completion_window or batch.completion_window
     window_seconds = parse_window(window)
     places = await _destinations(services, batch, output, error)
+    receivers = (await services.store.batches.locations(batch.id)).receivers
     source, errors = await _files_of(services, batch)
     file = await _copy_lines(services, batch, source, errors)
     await services.store.files.create(file)
@@ -67,7 +68,7 @@ async def retry_batch(
         input_file_id=file.id,
         metadata=batch.metadata,
         options=batch.options,
-        locations=places.to_text(),
+        locations=places.to_text(receivers),
         priority=batch.priority,
         tenant=batch.tenant,
         output_lifetime_seconds=batch.output_lifetime_seconds,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, Double, func, select
+from sqlalchemy import BigInteger, Double, func, select, union
 from sqlmodel import Field
 
 from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
-from batchyard.lifecycle import STOPPABLE, UNFINISHED
+from batchyard.lifecycle import STOPPABLE, TERMINAL, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
 from batchyard.store.batch.rows import BATCHES
@@ -17,6 +17,7 @@ from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import Record, Row
 from batchyard.store.sealed import Sealed
+from batchyard.store.tenant.api_keys import ApiKeyRow
 from batchyard.store.upsert import upsert
 from batchyard.store.webhook.signing_secrets import SecretColumns, secrets_in
 from batchyard.wire import new_signing_secret
@@ -62,6 +63,7 @@ _SECRETS = SecretColumns(
     TENANTS.c.old_webhook_secret,
     TENANTS.c.old_webhook_secret_expires_at,
 )
+_KEYS = ApiKeyRow.metadata.tables["api_keys"]
 _HOUR_SECONDS = 3600
 
 
@@ -76,6 +78,19 @@ class TenantUsage:
     active_batches: int
     enqueued_requests: int
     enqueued_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantTotals:
+    """What all batches of a tenant that have ended come to, as far as they are kept."""
+
+    batches: int = 0
+    completed_requests: int = 0
+    failed_requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Input tokens that were read from the engine's cache."""
+    output_tokens: int = 0
 
 
 class Tenants(Aggregate):
@@ -97,6 +112,34 @@ class Tenants(Aggregate):
     async def usage(self, connection: AsyncConnection, name: str) -> TenantUsage:
         """What of its quotas the tenant uses now; all zeros for an unknown tenant."""
         return await _usage(connection, name)
+
+    @reads
+    async def names(self, connection: AsyncConnection) -> list[str]:
+        """Every tenant that has a batch, a key or settings of its own."""
+        statement = union(select(TENANTS.c.name), select(BATCHES.c.tenant), select(_KEYS.c.tenant))
+        return sorted((await connection.execute(statement)).scalars())
+
+    @reads
+    async def totals(self, connection: AsyncConnection) -> dict[str, TenantTotals]:
+        """By tenant; those that have no ended batch are left out."""
+        sums = {
+            "batches": func.count(),
+            "completed_requests": func.sum(BATCHES.c.completed),
+            "failed_requests": func.sum(BATCHES.c.failed),
+            "input_tokens": func.sum(BATCHES.c.input_tokens),
+            "cached_tokens": func.sum(BATCHES.c.cached_tokens),
+            "output_tokens": func.sum(BATCHES.c.output_tokens),
+        }
+        rows = await connection.execute(
+            select(BATCHES.c.tenant, *sums.values())
+            .where(BATCHES.c.status.in_(TERMINAL))
+            .group_by(BATCHES.c.tenant)
+        )
+        # PostgreSQL adds 64-bit integers up to a Decimal.
+        return {
+            tenant: TenantTotals(**dict(zip(sums, map(int, numbers), strict=True)))
+            for tenant, *numbers in rows
+        }
 
     @reads
     async def notify_email(self, connection: AsyncConnection, name: str) -> str | None:
