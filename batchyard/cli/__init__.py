@@ -24,7 +24,7 @@ from batchyard.cli.cancel import cancel
 from batchyard.cli.deliver import deliver
 from batchyard.cli.doctor import doctor
 from batchyard.cli.estimate import estimate
-from batchyard.cli.exit_status import ExitStatus, exit_status
+from batchyard.cli.exit_status import ExitStatus, exit_status, in_a_line
 from batchyard.cli.list_batches import list_batches
 from batchyard.cli.logs import logs
 from batchyard.cli.metavars import name_values
@@ -53,6 +53,7 @@ def make_app() -> typer.Typer:
     """The command with every subcommand that is installed."""
     app = typer.Typer(
         help="Your own OpenAI Batch API, on your own GPUs.",
+        epilog=in_a_line(),
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,

@@ -63,3 +63,9 @@ def exit_status(error: BaseException) -> ExitStatus:
     """The exit status of a command that this error has ended."""
     found = (OF_ERRORS[each] for each in type(error).__mro__ if each in OF_ERRORS)
     return next(found, ExitStatus.FAILED)
+
+
+def in_a_line() -> str:
+    """All of them, for the help."""
+    words = (f"{each.value} {each.name.lower().replace('_', ' ')}" for each in ExitStatus)
+    return f"Exit status: {', '.join(words)}."

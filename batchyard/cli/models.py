@@ -111,7 +111,13 @@ async def _found() -> tuple[list[_Model], str]:
                     tokens_per_second=rates.get((name, pool)),
                     why_none=None
                     if any(each.ready_at for each in its_runners)
-                    else _why_none(is_configured, its_runners, requests, waits.get(name)),
+                    else _why_none(
+                        is_configured,
+                        its_runners,
+                        requests,
+                        waits.get(name),
+                        no_room_in=pool if configured.slots.get(pool, 1) == 0 else None,
+                    ),
                 )
             )
         return found, configured.why_not
@@ -129,14 +135,21 @@ def _engines(runners: Sequence[RunnerRecord]) -> dict[str, int]:
 
 
 def _why_none(
-    is_configured: bool | None, runners: Sequence[RunnerRecord], requests: int, wait: str | None
+    is_configured: bool | None,
+    runners: Sequence[RunnerRecord],
+    requests: int,
+    wait: str | None,
+    *,
+    no_room_in: str | None,
 ) -> str:
     if runners:
-        return "An engine loads it."
+        return "An engine is loading it, or is about to end."
     if wait is not None:
         return wait
     if is_configured is False:
         return "No engine block in Prefect names it: `batchyard deploy` makes one."
+    if no_room_in is not None:
+        return f"The work pool {no_room_in} does not exist, or its limit is 0."
     if requests == 0:
         return "No batch needs it."
     return "An engine will be started for it."

@@ -39,7 +39,7 @@ ERRORS = typer.Option(
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any endpoint.")
 COMPLETION_WINDOW = typer.Option(help="Time limit: a number and m, h or d, at most 30d.")
 METADATA = typer.Option(help="key=value; you may repeat this option.")
-TENANT = typer.Option(help="Tenant name.")
+TENANT = typer.Option(help="The tenant's name.")
 CLIENT_RULES = typer.Option(
     "--client-rules/--no-client-rules",
     help="Refuse the fields and media URLs that clients of the API may not send.",

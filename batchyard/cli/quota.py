@@ -21,7 +21,7 @@ _HELP = "A number, or none for the default of the settings."
 
 
 def quota(
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Tenant name.")],
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")],
     active_batches: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     requests: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     tokens: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,

@@ -87,7 +87,7 @@ def show(endpoint_id: Annotated[str, _ID]) -> None:
 def update(
     endpoint_id: Annotated[str, _ID],
     url: Annotated[str | None, typer.Option(help=_URL)] = None,
-    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Another name for people.")] = None,
     event: Annotated[
         list[str] | None,
         typer.Option(help="An event type that replaces the earlier ones; may be repeated."),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from batchyard import intervals
 from batchyard.batch_error import BatchError
@@ -20,8 +24,10 @@ from tests.cli.conftest import Ended, with_store
 from tests.contract.store.samples import begun_batch, finish, new_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from rich.table import Table
 
     from batchyard.store import BatchRecord, Store
 
@@ -168,6 +174,75 @@ def test_a_model_cannot_write_to_the_terminal(alone: Run) -> None:
     batch = with_store(lambda store: begun_batch(store, model="[red]a\x1b[2J\nb"))
     (column,) = [each for each in table([batch], 0.0).columns if each.header == "model"]
     assert [str(cell) for cell in column.cells] == ["[red]a�[2J�b"]
+
+
+@pytest.fixture
+def watching(alone: Run) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts ``batchyard list --watch`` in a process of its own, with the home of ``alone``."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "batchyard.cli", "list", "--watch", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, text=True, **pipes))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def lines_from(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline() for _ in range(count)]
+
+
+def pause(batch_id: str) -> None:
+    with_store(lambda store: store.batch_schedule.pause(batch_id))
+
+
+def test_in_a_pipe_a_watched_list_is_a_table_for_each_change(
+    watching: Callable[..., subprocess.Popen[str]],
+) -> None:
+    batch_id = begun()
+    process = watching()
+    before = lines_from(process, 2)
+    pause(batch_id)
+    after = lines_from(process, 2)
+    assert [cells(line)[1] for line in (*before, *after)] == [
+        *("status", "in_progress", "status", "in_progress, paused")
+    ]
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == ("", "")
+    assert process.returncode == 130
+
+
+def test_with_json_a_watched_batch_is_printed_again_when_it_changes(
+    watching: Callable[..., subprocess.Popen[str]],
+) -> None:
+    begun()
+    batch_id = begun()
+    process = watching("--json")
+    assert len({json.loads(line)["id"] for line in lines_from(process, 2)}) == 2
+    pause(batch_id)
+    (line,) = lines_from(process, 1)
+    assert json.loads(line)["id"] == batch_id
+    assert json.loads(line)["batchyard"]["paused_at"] is not None
+
+
+def shown_on_a_terminal(table: Table, **variables: str) -> str:
+    file = io.StringIO()
+    Console(file=file, force_terminal=True, width=200, _environ=variables).print(table)
+    return file.getvalue()
+
+
+def test_statuses_have_colours_on_a_terminal_only_unless_no_color_is_set(alone: Run) -> None:
+    batch_id = completed()
+    batch = with_store(lambda store: store.batches.get(batch_id))
+    assert "\x1b[32mcompleted" in shown_on_a_terminal(table([batch], 0.0))
+    assert "\x1b[32m" not in shown_on_a_terminal(table([batch], 0.0), NO_COLOR="1")
+    assert "\x1b" not in alone("list", "--all").stdout
 
 
 # -- show ----------------------------------------------------------------------------------------

@@ -26,7 +26,15 @@ from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.retry import retry_batch
 from batchyard.storage.local_file import LocalFile
-from batchyard.store import BatchOptions, NewBatch, NewChunk, NewFile, Quota
+from batchyard.store import (
+    BatchLocations,
+    BatchOptions,
+    DeliveryKind,
+    NewBatch,
+    NewChunk,
+    NewFile,
+    Quota,
+)
 from batchyard.wire import BatchUsage, RequestCounts, new_batch_id
 from tests.steps.conftest import CHAT, Yard, chat_line
 
@@ -249,6 +257,21 @@ async def test_the_new_batch_is_asked_for_like_the_old_one(yard: Yard) -> None:
     file = await yard.services.store.files.get(second.input_file_id)
     assert (file.filename, file.purpose) == (f"{first.id}_retry.jsonl", "batch")
     assert (file.tenant, file.storage_key) == ("red", file_key(file.id))
+
+
+async def test_a_retry_notifies_whom_the_first_batch_notified(yard: Yard) -> None:
+    receivers = {DeliveryKind.WEBHOOK: "https://example.com/hook?token=canary"}
+    first = await ended(
+        yard,
+        as_input(lines(2)),
+        error=unanswered_lines(["id-1"]),
+        notify_email="me@example.com",
+        locations=BatchLocations(receivers=receivers),
+    )
+    batches = yard.services.store.batches
+    second = await batches.get(await retry_batch(yard.services, first.id))
+    assert second.notify_email == "me@example.com"
+    assert (await batches.locations(second.id)).receivers == receivers
 
 
 async def test_window_and_places_are_those_of_the_retry(yard: Yard, tmp_path: Path) -> None:

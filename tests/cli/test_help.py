@@ -1,0 +1,105 @@
+"""Help is for people: every command and option says in a sentence what it is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperArgument, TyperOption
+
+from batchyard.cli import make_command
+from batchyard.cli.metavars import commands_below
+from batchyard.cli.panels import PANELS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.cli.conftest import Ended
+
+    Run = Callable[..., Ended]
+
+COMMANDS = dict(commands_below(make_command()))
+VISIBLE = {path: command for path, command in COMMANDS.items() if not command.hidden}
+ALIASES = {"resume": "unpause", "quota": "tenants quota", "email": "tenants email"}
+"""Earlier names, for a release."""
+WITHOUT_JSON = {
+    "run": "its answers are a file, and its other options are vLLM's",
+    "results": "its lines are JSON already",
+    "deliveries show": "it prints JSON already",
+    "webhooks show": "it prints JSON already",
+    "webhooks update": "it prints JSON already",
+    "keys revoke": "it prints nothing",
+    "webhooks delete": "it prints nothing",
+    "up": "it runs until Ctrl-C",
+    "serve": "it runs until Ctrl-C",
+    "worker": "it runs until Ctrl-C",
+    "execute": "it becomes another program",
+    "deploy": "it says what it does while it does it",
+    "engine install": "it says what it does while it does it",
+    "engine tiny-models": "it says what it does while it does it",
+    "secrets rotate": "it tells a person what to do next",
+    "secrets adopt": "it tells a person what to do next",
+    "storage accept": "it asks a person",
+}
+
+
+def parameters() -> Iterator[tuple[str, Any]]:
+    for path, command in VISIBLE.items():
+        context = command.context_class(command, **command.context_settings)
+        yield from ((path, parameter) for parameter in command.get_params(context))
+
+
+def test_a_command_says_what_it_does() -> None:
+    for path, command in VISIBLE.items():
+        first = command.help.strip().splitlines()[0]
+        assert len(first.split()) >= 3, f"{path}: {first}"
+        assert first.endswith((".", ":")), f"{path}: {first}"
+
+
+def test_an_option_says_what_it_is_for() -> None:
+    for path, parameter in parameters():
+        words = (parameter.help or "").split()
+        assert len(words) >= 3, f"{path} {parameter.name}: {parameter.help}"
+
+
+def test_no_help_has_the_name_of_a_python_type() -> None:
+    for path, parameter in parameters():
+        command = VISIBLE[path]
+        shown = parameter.display_type_rich(command.context_class(command)) or ""
+        is_choice = parameter.type_descriptor.is_choice
+        assert is_choice or "<" not in shown, f"{path} {parameter.name}: {shown}"
+
+
+def test_every_command_has_its_panel_and_each_panel_its_commands() -> None:
+    named = [name for names in PANELS.values() for name in names]
+    assert sorted(named) == sorted(path for path in VISIBLE if path and " " not in path)
+    assert len(PANELS) == 4
+
+
+def test_the_help_has_the_panels_in_the_order_of_a_days_work(alone: Run) -> None:
+    shown = alone("--help").stdout
+    places = [shown.index(f"─ {panel} ─") for panel in PANELS]
+    assert places == sorted(places)
+    assert "Exit status: 0 done, 1 failed, 2 wrong command line, 3 refused" in shown
+
+
+def test_every_command_that_prints_for_people_prints_json_too() -> None:
+    with_json = {
+        path
+        for path, command in VISIBLE.items()
+        if any(isinstance(each, TyperOption) and "--json" in each.opts for each in command.params)
+    }
+    leaves = {path for path, command in VISIBLE.items() if not hasattr(command, "commands")}
+    assert leaves - with_json == WITHOUT_JSON.keys()
+
+
+def test_earlier_names_are_hidden_and_do_the_same() -> None:
+    hidden = {path: command for path, command in COMMANDS.items() if command.hidden}
+    assert hidden.keys() == ALIASES.keys()
+    for old, new in ALIASES.items():
+        assert hidden[old].callback.__code__ is VISIBLE[new].callback.__code__
+
+
+def test_arguments_are_in_capitals() -> None:
+    for path, parameter in parameters():
+        if isinstance(parameter, TyperArgument):
+            assert parameter.display_name_raw.isupper(), f"{path} {parameter.display_name_raw}"
