@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from batchyard.cli import make_app
+from batchyard.cli import make_command
+from batchyard.cli.exit_status import MEANINGS, ExitStatus
 from reference.markdown import from_docstring, table
 
 if TYPE_CHECKING:
@@ -18,9 +17,15 @@ _INTRODUCTION: Final = """\
 Every command prints its help with `--help`. All of them read the [settings](settings.md). \
 `batchyard --install-completion` completes commands and options in your shell.
 
-The exit status is 0 if it is done, 1 if it failed or was refused (one sentence on standard error \
-says why), 2 if the command line is wrong, and 130 or 143 after Ctrl-C or SIGTERM.
-"""
+With `--json` a command prints JSON for programs: one object, or an object per line where there \
+may be several. `batchyard resume`, `quota` and `email` are earlier names of `unpause`, \
+`tenants quota` and `tenants email`; they work in this release.
+
+## Exit status
+
+One sentence on standard error says why a command was not done.
+
+{statuses}"""
 _MORE: Final = {
     "run": "run-one-batch.md",
     "up": "use-the-api.md",
@@ -29,27 +34,30 @@ _MORE: Final = {
     "estimate": "estimate-a-batch.md",
     "webhooks": "receive-webhooks.md",
     "deliveries": "receive-webhooks.md#retries-and-replay",
-    "email": "receive-webhooks.md",
+    "tenants email": "receive-webhooks.md",
+    "tenants quota": "operate-batches.md#quotas",
     "secrets": "operate-batches.md#change-the-key-that-encrypts-secrets",
     "engine": "install.md#the-engines-environment",
     "migrate": "install.md#the-database",
     "deploy": "install.md#prefects-server",
     "worker": "install.md#workers",
     "doctor": "install.md#check-a-machine",
-    "quota": "operate-batches.md#quotas",
     "retry": "operate-batches.md#retry",
     "reconcile": "operate-batches.md#the-reconciler",
     "submit": "operate-batches.md",
     "list": "operate-batches.md#watch",
-    "results": "run-one-batch.md#input-and-output",
+    "logs": "operate-batches.md#watch",
+    "models": "operate-batches.md#watch",
+    "results": "operate-batches.md#follow-the-answers",
 }
 """Where a how-to has examples of a command."""
 
 
 def page() -> str:
     """The whole page."""
-    root = typer.main.get_command(make_app())
-    parts = [_INTRODUCTION]
+    root = make_command()
+    statuses = table(("", ""), ((str(each.value), MEANINGS[each]) for each in ExitStatus))
+    parts = [_INTRODUCTION.format(statuses=statuses)]
     for command, context in _commands(root, root.context_class(root, info_name="batchyard")):
         parts.append(_entry(command, context))
     return "\n".join(parts)
@@ -87,16 +95,5 @@ def _entry(command: Any, context: Any) -> str:
 
 
 def _names(shown: str) -> str:
-    """The names and the kind of value, as code; Python's names of types become words."""
-    for python, word in (
-        ("<list[str]>", "TEXT"),
-        ("<str>", "TEXT"),
-        ("<int>", "N"),
-        ("<int range>", "N"),
-        ("<float range>", "NUMBER"),
-        ("N N", "N"),
-        ("<path>", "PATH"),
-        ("<Path>", "PATH"),
-    ):
-        shown = shown.replace(python, word)
-    return f"`{shown.replace('|', ' or ')}`"
+    """The names and the kind of value, as code."""
+    return f"`{shown.replace('|', ' or ').strip()}`"

@@ -26,10 +26,10 @@ from batchyard.cli.doctor import doctor
 from batchyard.cli.estimate import estimate
 from batchyard.cli.exit_status import ExitStatus, exit_status, in_a_line
 from batchyard.cli.list_batches import list_batches
+from batchyard.cli.list_models import models
 from batchyard.cli.logs import logs
 from batchyard.cli.metavars import name_values
 from batchyard.cli.migrate import migrate
-from batchyard.cli.models import models
 from batchyard.cli.notify_email import email
 from batchyard.cli.panels import arrange
 from batchyard.cli.quota import quota
@@ -123,6 +123,9 @@ def _whatever_the_command(
 
 def main() -> None:
     """Run the command. A failure is one sentence on standard error, and a status that says why."""
+    # On a terminal Prefect's client prints a notice about the use that it reports. vLLM reports its
+    # own use as well, and obeys the same variable.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
     # It says that it tries again, and Python prints that where no handler is set.
     logging.getLogger("stamina").addHandler(logging.NullHandler())
     try:

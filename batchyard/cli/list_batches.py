@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("id", "status", "model", "answered", "failed", "deadline", "done", "priority", "why")
 _RIGHT = frozenset({"answered", "failed", "priority", "cost"})
 _NOTHING = "-"
+_ID_WIDTH = len("batch_") + 32
 _STYLES = {
     BatchStatus.IN_PROGRESS: "cyan",
     BatchStatus.COMPLETED: "green",
@@ -152,7 +153,10 @@ def table(batches: Iterable[BatchRecord], now: float) -> Table:
     has_costs = any(batch.cost is not None for batch in found)
     columns = (*_COLUMNS, "cost") if has_costs else _COLUMNS
     rows = ((*_row(batch, now), *([_cost(batch)] if has_costs else [])) for batch in found)
-    return make_table(columns, rows, right=_RIGHT)
+    made = make_table(columns, rows, right=_RIGHT)
+    # A watched list is as wide as its terminal. Without an id, a line would be of no use.
+    made.columns[0].min_width = _ID_WIDTH
+    return made
 
 
 def _cost(batch: BatchRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -120,6 +121,30 @@ def test_a_reader_that_is_gone_is_no_traceback(home_with_tables: Path, words: li
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
     assert "defect" not in done.stderr
+
+
+def test_no_notice_of_other_programs_is_shown_on_a_terminal(tmp_path: Path) -> None:
+    """Prefect's is shown to users who are new to it, as its client is imported."""
+    environment = {name: each for name, each in os.environ.items() if name in {"PATH", "HOME"}}
+    environment |= {
+        "BATCHYARD_HOME": str(tmp_path),
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_API_URL": "http://127.0.0.1:9/api",
+    }
+    terminal, other_end = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "batchyard.cli", "deploy", "--wait", "0"],
+        env=environment,
+        stdout=other_end,
+        stderr=other_end,
+        check=False,
+    )
+    os.close(other_end)
+    shown = os.read(terminal, 65_536).decode()
+    os.close(terminal)
+    assert done.returncode == 5, shown
+    assert "anonymous" not in shown
+    assert shown.startswith("Prefect: ")
 
 
 def test_a_terminal_that_is_gone_is_no_other_status(home_with_tables: Path) -> None:

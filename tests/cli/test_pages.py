@@ -94,6 +94,12 @@ def test_results_go_to_a_place_and_to_standard_output(
     assert json.loads(said)["custom_id"] == "good"
 
 
+def test_answers_are_followed_into_files(alone: Run, half_done: str, tmp_path: Path) -> None:
+    assert run_block(alone, OPERATE, "follow", {"BATCH": half_done}) == ""
+    for name, custom_id in (("answers.jsonl", "good"), ("failed.jsonl", "bad")):
+        assert json.loads((tmp_path / name).read_text())["custom_id"] == custom_id
+
+
 def test_the_columns_of_the_list_are_those_of_the_page(alone: Run) -> None:
     head = output_of(OPERATE, "list").splitlines()[0]
     assert alone("list", "--all").stdout.splitlines()[0].split() == head.split()

@@ -230,7 +230,7 @@ async def test_a_tenants_address_hears_of_batches_that_name_none(
         (mail,) = await mails_to(mail_server, address)
         assert batch_id in texts_of(mail)[0]
     finally:
-        bash("batchyard email --remove", folder, yard.operator_environment())
+        bash("batchyard tenants email --remove", folder, yard.operator_environment())
 
 
 @pytest.mark.parametrize("host", ["[::1]", "10.1.2.3", "169.254.169.254"])
