@@ -7,6 +7,7 @@ package does not import Prefect.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -47,6 +48,8 @@ from batchyard.cli.watch import watch
 from batchyard.errors import BatchyardError
 
 COMMANDS = "batchyard.commands"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+"""Only of standard output: what else is written raises an error of our own."""
 
 
 def make_app() -> typer.Typer:
@@ -129,20 +132,40 @@ def main() -> None:
     # It says that it tries again, and Python prints that where no handler is set.
     logging.getLogger("stamina").addHandler(logging.NullHandler())
     try:
+        status = _status()
+        lost = flush_output()
+        if lost is not None and not status:
+            say(_lost_output(lost), err=True)
+            status = ExitStatus.FAILED
+    finally:
+        exit_without_waiting_on_signals()
+    sys.exit(status)
+
+
+def _status() -> Any:
+    """Run the command; what :func:`sys.exit` is to be called with."""
+    try:
         make_command()()
     except LeftUnfinished as unfinished:
         leave(unfinished)
+    except SystemExit as ended:
+        return ended.code
     except BatchyardError as error:
         say(f"batchyard: {error}", err=True)
-        sys.exit(exit_status(error))
+        return exit_status(error)
     except KeyboardInterrupt:
-        sys.exit(ExitStatus.INTERRUPTED)
+        return ExitStatus.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort; the traceback is in the file
-        say(f"batchyard: {_unexpected(error)}", err=True)
-        sys.exit(ExitStatus.FAILED)
-    finally:
-        exit_without_waiting_on_signals()
-        flush_output()
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            say(_lost_output(error), err=True)
+        else:
+            say(f"batchyard: {_unexpected(error)}", err=True)
+        return ExitStatus.FAILED
+    return ExitStatus.DONE
+
+
+def _lost_output(error: OSError) -> str:
+    return f"batchyard: The output could not be written: {error.strerror}."
 
 
 def _unexpected(error: Exception) -> str:

@@ -15,7 +15,7 @@ import typer
 from batchyard import intervals
 from batchyard.cli.exit_status import ExitStatus
 from batchyard.cli.offline import offline_services
-from batchyard.cli.say import say
+from batchyard.cli.say import say, unbroken
 from batchyard.errors import LocationRefused, StorageUnavailable, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import Outcome
@@ -113,11 +113,7 @@ class _Lines:
         """Append whole lines, so that a reader sees them at once."""
         if not lines:
             return
-        is_file = self.stream is not sys.stdout.buffer
-        # A reader of standard output that is gone ends the command without a message.
-        with os_errors_as_ours(self.name) if is_file else contextlib.nullcontext():
-            self.stream.write(b"".join(lines))
-            self.stream.flush()
+        write_to(self.stream, b"".join(lines), self.name)
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +121,24 @@ class _Lines:
     def __exit__(self, *_: object) -> None:
         if self.stream is not sys.stdout.buffer:
             self.stream.close()
+
+
+def write_to(stream: BinaryIO, data: bytes, name: str = "standard output") -> None:
+    """Write all of it, so that a reader has it at once.
+
+    Raises ``BrokenPipeError``, which ends a command without a message, where the reader is gone,
+    and otherwise :class:`~batchyard.errors.StorageError`.
+    """
+    try:
+        stream.write(data)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        # Python would try again at exit to write what is still in the buffer.
+        unbroken(stream).flush()
+        with os_errors_as_ours(name):
+            raise
 
 
 def _had(stream: BinaryIO, path: Path) -> tuple[str, ...]:

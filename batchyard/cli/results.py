@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchyard.cli import options
-from batchyard.cli.follow_results import STDOUT, follow_results
+from batchyard.cli.follow_results import STDOUT, follow_results, write_to
 from batchyard.cli.offline import offline_services
 from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file
 from batchyard.steps.create import check_destinations
@@ -96,5 +96,4 @@ async def _results(batch_id: str, asked: Mapping[Kind, Location | None]) -> int:
 async def _print(services: Services, batch: BatchRecord, kind: Kind) -> None:
     file = await kept_file(services, batch, kind)
     async for part in services.storage.get(file.storage_key):
-        await in_thread(sys.stdout.buffer.write, part)
-    sys.stdout.buffer.flush()
+        await in_thread(write_to, sys.stdout.buffer, part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import IO, Any, cast
+from typing import IO, Any, AnyStr, cast
 
 import typer
 
@@ -14,19 +14,28 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(text, file=unbroken(sys.stderr if err else sys.stdout))
 
 
-def flush_output() -> None:
-    """Write what is still in the buffers; at exit, Python would print a traceback for a failure."""
+def flush_output() -> OSError | None:
+    """Write what is still in the buffers: at exit, Python would print a traceback for a failure.
+
+    Returns why standard output lacks something, unless its reader is gone.
+    """
+    failure = None
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        failure = None if isinstance(error, BrokenPipeError) else error
     for stream in (sys.stdout, sys.stderr):
         unbroken(stream).flush()
+    return failure
 
 
-def unbroken(stream: IO[str]) -> IO[str]:
+def unbroken(stream: IO[AnyStr]) -> IO[AnyStr]:
     """The same stream, which drops text instead of failing once its reader is gone."""
-    return cast("IO[str]", _Unbroken(stream))
+    return cast("IO[AnyStr]", _Unbroken(stream))
 
 
 class _Unbroken:
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[Any]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:

@@ -123,6 +123,25 @@ def test_a_reader_that_is_gone_is_no_traceback(home_with_tables: Path, words: li
     assert "defect" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [["list", "--all"], ["tenants", "list"]])
+def test_output_for_which_there_is_no_room_is_a_failure(
+    home_with_tables: Path, words: list[str]
+) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(
+            [sys.executable, "-m", "batchyard.cli", *words],
+            env=os.environ | {"BATCHYARD_HOME": str(home_with_tables)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    message = "batchyard: The output could not be written: No space left on device.\n"
+    assert done.stderr.endswith(message)
+    assert "Traceback" not in done.stderr
+
+
 def test_no_notice_of_other_programs_is_shown_on_a_terminal(tmp_path: Path) -> None:
     """Prefect's is shown to users who are new to it, as its client is imported."""
     environment = {name: each for name, each in os.environ.items() if name in {"PATH", "HOME"}}

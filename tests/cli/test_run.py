@@ -312,7 +312,7 @@ def test_a_resumed_batch_keeps_its_model(terminal: Terminal, here: Run, engine_u
     )
     words = ("run", "--resume", ended.batch_id, "--model", "other", "--engine-url", engine_url)
     again = here(*words)
-    assert again.status == 1
+    assert again.status == 3
     assert f"{ended.batch_id} is for stub-model: give the same --model" in again.stderr
 
 

@@ -129,7 +129,7 @@ def test_a_quota_that_is_used_up_is_a_clear_refusal(here: Run, prefect: SmallPre
     here("quota", "search", "--active-batches", "1")
     assert here(*SUBMIT, "--tenant", "search").status == 0
     ended = here(*SUBMIT, "--tenant", "search")
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert ended.stderr == (
         "batchyard: Tenant 'search' may have 1 active batches; it has 1, and this batch would "
         "add 1. Wait until earlier batches are done, or cancel one, or have the quota raised.\n"
@@ -145,7 +145,7 @@ def test_a_window_that_cannot_be_kept_is_a_clear_refusal(
     with_store(lambda store: store.rates.record("m", "gpu", **measured))
     monkeypatch.setenv("BATCHYARD_ADMISSION", "refuse")
     ended = here(*SUBMIT, "--model", "m", "--completion-window", "1m")
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert "its completion window of 1m ends in 0 h 1 min" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
@@ -176,7 +176,7 @@ def test_that_identical_requests_run_once_is_kept_with_the_batch(here: Run) -> N
 )
 def test_whom_nobody_can_tell_is_refused(here: Run, words: tuple[str, str], message: str) -> None:
     ended = here(*SUBMIT, *words)
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert ended.stderr.startswith(f"batchyard: {message}")
     assert all_batches() == []
 
@@ -268,7 +268,7 @@ def custom_ids(file_id: str) -> list[Any]:
 def test_what_still_runs_cannot_be_retried(here: Run, prefect: SmallPrefect) -> None:
     batch = with_store(begun_batch)
     ended = here("retry", batch.id)
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert "wait until it has ended, or cancel it, and retry then" in ended.stderr
     assert woken(prefect) == 0
 
@@ -291,7 +291,7 @@ def test_a_path_is_no_place_for_results_where_there_may_be_several_machines(
     monkeypatch.setenv("BATCHYARD_STORAGE", "s3://bucket/yard")
     monkeypatch.setenv("BATCHYARD_MACHINE", "gpu-7")
     ended = here("submit", "-i", "s3://inbox/in.jsonl", *words)
-    assert (ended.status, ended.stdout) == (1, "")
+    assert (ended.status, ended.stdout) == (3, "")
     assert "may be run on another machine than gpu-7" in ended.stderr
     assert "batchyard results" in ended.stderr
     assert all_batches() == []
