@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from batchyard.printable import printable
 from batchyard.services.places import places_of
 from batchyard.storage.local import LocalStorage
 from batchyard.time_words import duration, relative
+from batchyard.web.url import shown
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 
 _ERRORS_SHOWN = 20
 _HINTS = {
-    "model_not_found": "Lines must name the model as it is served: give the name that they have "
-    "with --served-model-name, or change the lines.",
+    "model_not_found": "Lines must name the model as it is served: change them, or give the name "
+    "that they have, with --served-model-name for an engine that `batchyard run` starts, and with "
+    "--model for a server at --engine-url.",
     "invalid_json_line": "The input must be JSONL: one JSON object per line, each a request.",
 }
 
@@ -61,11 +64,18 @@ def _open_lines(batch: BatchRecord, now: float) -> list[str]:
         else "",
         "waits": batch.wait_reason or "",
         "done": f"{relative(max(0.0, batch.eta_at - now))}, by forecast" if batch.eta_at else "",
-        "flow run": batch.flow_run_id or "",
+        "flow run": _flow_run(batch.flow_run_id) if batch.flow_run_id else "",
     }
     if batch.eta_at is not None and batch.eta_at > batch.expires_at:
         about["done"] += ": after its window"
     return _aligned(about)
+
+
+def _flow_run(flow_run_id: str) -> str:
+    """Its page in Prefect's UI; only its id where no server is named: then it has no UI."""
+    api = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    ui = os.environ.get("PREFECT_UI_URL", api.removesuffix("/api")).rstrip("/")
+    return f"{shown(ui)}/runs/flow-run/{flow_run_id}" if ui else flow_run_id
 
 
 def _aligned(about: Mapping[str, str]) -> list[str]:
@@ -110,7 +120,7 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
             place = await _place(services, file_id, None if kind in undelivered else location)
             lines.append(f"  {name:<9} {place}")
     if batch.flow_run_id is not None:
-        lines.append(f"  flow run  {batch.flow_run_id}")
+        lines.append(f"  flow run  {_flow_run(batch.flow_run_id)}")
     return "\n".join([*lines, *_errors(batch)])
 
 

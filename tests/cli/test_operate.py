@@ -274,6 +274,27 @@ def test_a_batch_in_progress_is_shown_in_a_few_lines(alone: Run) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({}, "f1"),
+        ({"PREFECT_API_URL": "http://p:4200/api"}, "http://p:4200/runs/flow-run/f1"),
+        (
+            {"PREFECT_API_URL": "http://p:4200/api", "PREFECT_UI_URL": "https://ui.example/"},
+            "https://ui.example/runs/flow-run/f1",
+        ),
+    ],
+)
+def test_the_flow_run_is_a_link_where_prefect_has_a_ui(
+    alone: Run, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
+) -> None:
+    batch_id = begun()
+    with_store(lambda store: store.batches.set_flow_run(batch_id, "f1"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert f"  flow run  {place}\n" in alone("show", batch_id).stdout
+
+
 def test_a_batch_that_has_ended_is_shown_with_its_counts_and_its_end(alone: Run) -> None:
     batch_id = completed()
     shown = alone("show", batch_id).stdout
