@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn, Self
 import msgspec
 import typer
 
-from batchyard import intervals
 from batchyard.cli.exit_status import ExitStatus
 from batchyard.cli.offline import offline_services
 from batchyard.cli.say import say, unbroken
@@ -66,7 +65,8 @@ async def _follow(batch_id: str, files: list[_Lines]) -> BatchStatus:
                     await in_thread(file.write, lines)
             if results.batch is not None:
                 return results.batch.status
-            await asyncio.sleep(intervals.LOOK_SECONDS)
+            # Runners do not write more often, and each look lists all segments of the batch.
+            await asyncio.sleep(services.settings.flush_seconds)
 
 
 async def _readable(results: LiveResults) -> AsyncIterator[list[FinishedLine]]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard import intervals
 from batchyard.batch_error import BatchError
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.results import answered
@@ -175,7 +174,7 @@ def finish(batch_id: str, tmp_path: Path) -> None:
 def test_lines_are_followed_until_the_batch_has_ended(
     alone: Run, running: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intervals, "LOOK_SECONDS", 0.05)
+    monkeypatch.setenv("BATCHYARD_FLUSH_SECONDS", "0.05")
     out = tmp_path / "out.jsonl"
 
     def finish_when_there_is_a_line() -> None:
