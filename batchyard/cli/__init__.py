@@ -43,7 +43,6 @@ from batchyard.cli.steer import pause, priority, unpause
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.cli.submit import submit
 from batchyard.cli.upkeep import expire_files, reconcile
-from batchyard.cli.usage import usage
 from batchyard.cli.watch import watch
 from batchyard.errors import BatchyardError
 
@@ -82,7 +81,6 @@ def make_app() -> typer.Typer:
     # Otherwise a negative number would be taken for an option.
     app.command(context_settings={"ignore_unknown_options": True})(priority)
     app.command()(retry)
-    app.command()(usage)
     app.command()(audit)
     app.add_typer(tenants.app, name="tenants")
     app.add_typer(keys.app, name="keys")

@@ -6,9 +6,9 @@ import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
+from batchyard.cli.as_json import LINES, print_lines
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
 
@@ -33,13 +33,12 @@ def audit(
     limit: Annotated[
         int, typer.Option(help="How many to list, newest first.", min=1, max=100_000)
     ] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
+    as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """List what operators did: keys, quotas, logins, batches that they cancelled or paused."""
     records = asyncio.run(_newest(limit, action))
     if as_json:
-        for record in records:
-            typer.echo(msgspec.json.encode(record.model_dump()).decode())
+        print_lines(record.model_dump() for record in records)
     else:
         print_table(_COLUMNS, _rows(records))
 

@@ -13,7 +13,7 @@ PANELS: Final = {
     ),
     "Administer": (
         *("up", "serve", "worker", "execute", "engine", "deploy", "migrate"),
-        *("tenants", "keys", "webhooks", "secrets", "storage"),
+        *("tenants", "keys", "audit", "webhooks", "secrets", "storage"),
     ),
 }
 

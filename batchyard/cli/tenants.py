@@ -13,8 +13,8 @@ from batchyard.cli.notify_email import email
 from batchyard.cli.offline import offline_services
 from batchyard.cli.quota import quota
 from batchyard.cli.table import make_table, user_text, write_table
+from batchyard.cli.usage import usage
 from batchyard.steps.create import default_quota
-from batchyard.store import TenantTotals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from batchyard.store import Quota, TenantUsage
 
 _COLUMNS = ("tenant", "active batches", "enqueued requests", "enqueued tokens", "keys", "e-mail")
-_USAGE = ("batches", "completed", "failed", "input tokens", "from cache", "output tokens")
-_NOTHING = "-"
 
 app = typer.Typer(
     help="List tenants, and set and show their limits, addresses and use.", no_args_is_help=True
 )
 app.command("quota")(quota)
 app.command("email")(email)
+app.command("usage")(usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +57,6 @@ def list_tenants(as_json: Annotated[bool, LINES] = False) -> None:
     write_table(make_table(_COLUMNS, rows, right=_COLUMNS[1:5]))
 
 
-@app.command()
-def usage(
-    tenant: Annotated[
-        str | None, typer.Argument(metavar="TENANT", help="Only this tenant. Default: all.")
-    ] = None,
-    as_json: Annotated[bool, LINES] = False,
-) -> None:
-    """Show requests and tokens of ended batches for each tenant, as far as they are kept."""
-    totals = asyncio.run(_totals(tenant))
-    if as_json:
-        print_lines({"tenant": name, **asdict(each)} for name, each in totals.items())
-        return
-    rows: list[Sequence[str | Text]] = [
-        (user_text(name), *(f"{number:,}" for number in asdict(each).values()))
-        for name, each in totals.items()
-    ]
-    write_table(make_table(("tenant", *_USAGE), rows, right=_USAGE))
-
-
 async def _tenants() -> list[_Tenant]:
     async with offline_services() as services:
         store = services.store
@@ -92,13 +72,6 @@ async def _tenants() -> list[_Tenant]:
             )
             for name in await store.tenants.names()
         ]
-
-
-async def _totals(tenant: str | None) -> dict[str, TenantTotals]:
-    async with offline_services() as services:
-        totals = await services.store.tenants.totals()
-        names = await services.store.tenants.names() if tenant is None else [tenant]
-        return {name: totals.get(name, TenantTotals()) for name in names}
 
 
 def _used(tenant: _Tenant) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""``batchyard usage``: what tenants used, and what it cost."""
+"""``batchyard tenants usage``: what tenants used, and what it cost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 import typer
 
+from batchyard.cli.as_json import LINES, print_lines
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import make_table, user_text, write_table
 from batchyard.prices import BILLION, money
@@ -24,20 +24,21 @@ _NUMBERS: Final = ("requests", "input", "cached", "output", "cost")
 
 
 def usage(
+    tenant: Annotated[
+        str | None, typer.Argument(metavar="TENANT", help="Only this tenant. Default: all.")
+    ] = None,
     days: Annotated[
         int, typer.Option(help="How many days in UTC, the current one included.", min=1, max=3660)
     ] = 30,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
     daily: Annotated[bool, typer.Option("--daily", help="A line for each day.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
+    as_json: Annotated[bool, LINES] = False,
 ) -> None:
     """Show what tenants used of each model, and what it cost, by the day on which batches ended."""
     totals = asyncio.run(_totals(days, tenant))
     if not daily:
         totals = _summed(totals)
     if as_json:
-        for each in totals:
-            typer.echo(msgspec.json.encode(_object(each, daily=daily)).decode())
+        print_lines(_object(each, daily=daily) for each in totals)
         return
     columns = (*(("day",) if daily else ()), "tenant", "model", *_NUMBERS)
     rows = (_row(each, daily=daily) for each in totals)

@@ -8,7 +8,6 @@ run, and everything where the segments are deleted already.
 from __future__ import annotations
 
 import hashlib
-import logging
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from batchyard.errors import ObjectNotFound
 from batchyard.lifecycle import TERMINAL
+from batchyard.logs import event_logger
 from batchyard.results import Outcome
 from batchyard.services.keys import segments_prefix
 from batchyard.services.segments import decode_entries, read_object
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
-logger = logging.getLogger(__name__)
+log = event_logger(__name__)
 
 _RECENT: Final = 65_536
 
@@ -156,7 +156,7 @@ def _lines_of(key: str, segment: bytes) -> Iterator[FinishedLine]:
                 yield _finished(entry.outcome, line)
     except (struct.error, ValueError):
         # What comes after the damage is an error line of the batch's file.
-        logger.warning("segment.damaged key=%s", key)
+        log.warning("segment.damaged", key=key)
 
 
 async def _parts(blocks: AsyncIterable[bytes]) -> AsyncIterator[list[bytes]]:

@@ -40,7 +40,7 @@ from batchyard.store.store import Store, open_store
 from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, Holder, NewKey
 from batchyard.store.tenant.idempotency import Idempotency, IdempotencyKey
 from batchyard.store.tenant.sessions import Sessions
-from batchyard.store.tenant.tenants import Quota, Tenants, TenantTotals, TenantUsage
+from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage
 from batchyard.store.tenant.usage import UsageRecord, UsageTotal
 from batchyard.store.upload.rows import NewPart, NewUpload, PartRecord, UploadRecord
 from batchyard.store.upload.uploads import Uploads
@@ -108,7 +108,6 @@ __all__ = [
     "StatusChanges",
     "StorageMark",
     "Store",
-    "TenantTotals",
     "TenantUsage",
     "Tenants",
     "UploadRecord",

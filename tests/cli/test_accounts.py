@@ -1,4 +1,4 @@
-"""``batchyard usage`` and ``batchyard audit``, and what a batch cost in ``show`` and ``list``."""
+"""``tenants usage`` and ``audit``, and what a batch cost in ``show`` and ``list``."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_without_prices_nothing_is_said_of_costs(alone: Run) -> None:
 
 
 def test_usage_is_listed_by_tenant_and_model(alone: Run, priced: str) -> None:
-    head, row = alone("usage").stdout.splitlines()
+    head, row = alone("tenants", "usage").stdout.splitlines()
     assert head.split() == ["tenant", "model", "requests", "input", "cached", "output", "cost"]
     assert row.split() == ["search", MODEL, "10", "70", "40", "30", "0.090000", "EUR"]
-    assert alone("usage", "--tenant", "other").stdout.splitlines()[1:] == []
-    assert alone("usage", "--daily").stdout.split()[0] == "day"
-    (line,) = alone("usage", "--daily", "--json").stdout.splitlines()
+    assert alone("tenants", "usage", "other").stdout.splitlines()[1:] == []
+    assert alone("tenants", "usage", "--daily").stdout.split()[0] == "day"
+    (line,) = alone("tenants", "usage", "--daily", "--json").stdout.splitlines()
     found = json.loads(line)
     assert len(found.pop("day")) == 10
     assert found == {

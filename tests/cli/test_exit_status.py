@@ -41,6 +41,7 @@ EXPECTED = {
     "OlderTables": 5,
     "TablesInUse": 1,
     "OtherState": 1,
+    "KeyExpired": 1,
     "LeaseLost": 1,
     "StoreUnavailable": 5,
     "StorageError": 1,

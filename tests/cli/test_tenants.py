@@ -70,24 +70,6 @@ def test_a_revoked_key_is_not_counted(alone: Run) -> None:
     assert (red["tenant"], red["keys"]) == ("red", 0)
 
 
-def test_what_ended_batches_have_used_is_added_up_for_each_tenant(alone: Run) -> None:
-    with_store(some_use)
-    used = {
-        "batches": 1,
-        "completed_requests": 9,
-        "failed_requests": 1,
-        "input_tokens": 70,
-        "cached_tokens": 40,
-        "output_tokens": 30,
-    }
-    red, search = objects(alone("tenants", "usage", "--json"))
-    assert red == {"tenant": "red", **used}
-    assert search == {"tenant": "search", **dict.fromkeys(used, 0)}
-    assert objects(alone("tenants", "usage", "red", "--json")) == [red]
-    line = alone("tenants", "usage", "red").stdout.splitlines()[1]
-    assert line.split() == ["red", "1", "9", "1", "70", "40", "30"]
-
-
 def test_the_earlier_names_of_quota_and_email_still_work(alone: Run) -> None:
     assert alone("quota", "red").stdout == alone("tenants", "quota", "red").stdout
     assert alone("email").stdout == alone("tenants", "email").stdout == "none\n"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_EVENTS = {
     "batchyard/logs/__init__.py",
+    "batchyard/cli/__init__.py",  # keeps a library's messages off the terminal
     "batchyard/cli/progress.py",  # shows the product's warnings on the terminal
     "commands/foreground.py",  # keeps libraries' warnings off the terminal
     "flows/worker.py",  # sets the level
@@ -116,12 +117,13 @@ setup_logging()
 event_logger("batchyard.x").warning("chunk.lost", "a long sentence " * 20, batch="b")
 logging.getLogger("prefect.x").error("[bold]done[/bold]")
 """
+    without_prefect = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | prefect_variables("json"),
+        env=without_prefect | prefect_variables("json"),
     )
     said = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(each.get("event"), each.get("batch")) for each in said] == [

@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Double, func, select, union
 from sqlmodel import Field
 
 from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
-from batchyard.lifecycle import STOPPABLE, TERMINAL, UNFINISHED
+from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
 from batchyard.store.batch.rows import BATCHES
@@ -80,19 +80,6 @@ class TenantUsage:
     enqueued_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantTotals:
-    """What all batches of a tenant that have ended come to, as far as they are kept."""
-
-    batches: int = 0
-    completed_requests: int = 0
-    failed_requests: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    """Input tokens that were read from the engine's cache."""
-    output_tokens: int = 0
-
-
 class Tenants(Aggregate):
     """Quotas, their use, addresses. The functions below run in other aggregates' transactions."""
 
@@ -118,28 +105,6 @@ class Tenants(Aggregate):
         """Every tenant that has a batch, a key or settings of its own."""
         statement = union(select(TENANTS.c.name), select(BATCHES.c.tenant), select(_KEYS.c.tenant))
         return sorted((await connection.execute(statement)).scalars())
-
-    @reads
-    async def totals(self, connection: AsyncConnection) -> dict[str, TenantTotals]:
-        """By tenant; those that have no ended batch are left out."""
-        sums = {
-            "batches": func.count(),
-            "completed_requests": func.sum(BATCHES.c.completed),
-            "failed_requests": func.sum(BATCHES.c.failed),
-            "input_tokens": func.sum(BATCHES.c.input_tokens),
-            "cached_tokens": func.sum(BATCHES.c.cached_tokens),
-            "output_tokens": func.sum(BATCHES.c.output_tokens),
-        }
-        rows = await connection.execute(
-            select(BATCHES.c.tenant, *sums.values())
-            .where(BATCHES.c.status.in_(TERMINAL))
-            .group_by(BATCHES.c.tenant)
-        )
-        # PostgreSQL adds 64-bit integers up to a Decimal.
-        return {
-            tenant: TenantTotals(**dict(zip(sums, map(int, numbers), strict=True)))
-            for tenant, *numbers in rows
-        }
 
     @reads
     async def notify_email(self, connection: AsyncConnection, name: str) -> str | None:

@@ -10,11 +10,11 @@ from sqlalchemy import select
 
 from batchyard.errors import BatchLimitExceeded, QuotaExceeded
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import BatchOptions, Quota, TenantTotals, TenantUsage, open_store
+from batchyard.store import BatchOptions, Quota, TenantUsage, open_store
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.tenant.tenants import TENANTS, hold_quota, served
-from batchyard.wire import BatchUsage, RequestCounts
-from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish, new_batch
+from batchyard.wire import BatchUsage
+from tests.contract.store.samples import MODEL, begun_batch, finish, new_batch
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -219,24 +219,3 @@ async def test_a_tenant_is_one_that_has_a_batch_a_key_or_settings(store: Store) 
     await store.api_keys.create("with-a-key", "laptop")
     await store.tenants.set_notify_email("with-an-address", "me@example.com")
     assert await store.tenants.names() == ["with-a-batch", "with-a-key", "with-an-address"]
-
-
-async def test_what_ended_batches_have_used_is_added_up(store: Store) -> None:
-    assert await store.tenants.totals() == {}
-    for _ in range(2):
-        batch = await begun_batch(store, tenant="red")
-        await store.batches.advance(batch.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
-        counts = RequestCounts(10, 9, 1)
-        await finish(store, batch.id, BatchStatus.COMPLETED, counts=counts, usage=USAGE)
-    await begun_batch(store, tenant="red")
-    await begun_batch(store, tenant="blue")
-    assert await store.tenants.totals() == {
-        "red": TenantTotals(
-            batches=2,
-            completed_requests=18,
-            failed_requests=2,
-            input_tokens=140,
-            cached_tokens=80,
-            output_tokens=60,
-        )
-    }
