@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from sqlalchemy import update
+
 from batchyard.control.reconcile import reconcile
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.clock import clock_seconds
 from tests.faults.site import lines
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from batchyard.store import BatchRecord
-    from tests.faults.site import Site
+    from tests.faults.site import Asked, Site
 
 PROMPT_SECONDS = 2.0
 """The longest from the end of the window to the end of the batch."""
@@ -21,6 +27,16 @@ PROMPT_SECONDS = 2.0
 async def seconds_late(site: Site, batch: BatchRecord) -> float:
     """By the database's clock, how long ago its window ended."""
     return await site.services.store.database.now() - batch.expires_at
+
+
+async def end_window(site: Site, asked: Asked) -> None:
+    """A window that really ends may do so before a busy machine has done what comes first."""
+
+    async def work(connection: AsyncConnection) -> None:
+        batch = update(BATCHES).where(BATCHES.c.id == asked.id)
+        await connection.execute(batch.values(expires_at=clock_seconds()))
+
+    await site.services.store.database.write(work)
 
 
 def half_slow(body: bytes) -> float:
@@ -45,13 +61,46 @@ async def test_an_overdue_batch_keeps_its_finished_lines_and_leaves_the_engine(
 
 
 async def test_a_paused_batch_expires_as_any_other(site: Site) -> None:
-    async with site.working(StubEngine()):
-        asked = await site.create(lines(5), window_seconds=2)
+    engine = StubEngine(max_num_seqs=16, latency=half_slow)
+    async with site.working(engine):
+        asked = await site.create(lines(30))
+        await site.answered(asked, 19)
         await site.services.store.batch_schedule.pause(asked.id)
+        await end_window(site, asked)
         batch = await site.ended(asked)
         assert batch.status is BatchStatus.EXPIRED
         assert await seconds_late(site, batch) < PROMPT_SECONDS
-        assert (await site.check(asked)).counts.completed == 0
+        assert (await site.check(asked)).counts.completed == 19
+        assert engine.running == 0
+
+
+async def test_a_batch_that_is_paused_at_once_is_planned_and_expires_with_nothing_run(
+    site: Site,
+) -> None:
+    asked = await site.create(lines(5))
+    await site.services.store.batch_schedule.pause(asked.id)
+    engine = StubEngine()
+    async with site.working(engine):
+        await site.until(asked, lambda batch: batch.status is BatchStatus.IN_PROGRESS)
+        other = await site.create(lines(5, "other"))
+        await site.ended(other)
+        await end_window(site, asked)
+        batch = await site.ended(asked)
+        assert batch.status is BatchStatus.EXPIRED
+        assert await seconds_late(site, batch) < PROMPT_SECONDS
+    assert (await site.check(asked)).counts.completed == 0
+    assert engine.executed == 5
+
+
+async def test_a_paused_batch_whose_window_ends_before_it_is_planned_has_no_files(
+    site: Site,
+) -> None:
+    asked = await site.create(lines(5))
+    await site.services.store.batch_schedule.pause(asked.id)
+    await end_window(site, asked)
+    async with site.working(StubEngine()):
+        assert (await site.ended(asked)).status is BatchStatus.EXPIRED
+    await site.check(asked, is_planned=False)
 
 
 async def test_a_window_that_ends_while_nobody_lives_is_seen_by_the_reconciler(
