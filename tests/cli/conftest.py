@@ -27,6 +27,7 @@ from batchyard.engine.stub import StubEngine
 from commands.own_prefect import Access, OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.services.prefect_tables import put_tables
+from tests.services.up import Yard, running_yard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -72,6 +73,16 @@ def prefect_access(prefect_home: Path) -> Iterator[Access]:
 @pytest.fixture(scope="package")
 def prefect_settings(prefect_access: Access) -> dict[Setting, str]:
     return {PREFECT_API_URL: prefect_access.url, PREFECT_API_AUTH_STRING: prefect_access.login}
+
+
+@pytest.fixture(scope="package")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    """`batchyard up` in a home in which nothing has run, for the modules named test_up….
+
+    It serves until test_up_starts_and_ends.py, the last of them, has ended it.
+    """
+    with running_yard(tmp_path_factory.mktemp("yard"), first=True) as running:
+        yield running
 
 
 @dataclass(frozen=True, slots=True)

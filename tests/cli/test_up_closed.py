@@ -14,19 +14,13 @@ import httpx
 import pytest
 import websockets
 
-from tests.services.up import Yard, running_yard
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.services.up import Yard
+
 EVIL = "https://evil.example"
 SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with running_yard(tmp_path_factory.mktemp("yard")) as running:
-        yield running
 
 
 @pytest.fixture
