@@ -7,7 +7,6 @@ upgrade, after a change of the file, and after the loss of Prefect's database.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path  # noqa: TC003 - typer reads the annotation
 from typing import TYPE_CHECKING, Annotated
@@ -103,8 +102,7 @@ async def _deploy(
             else:
                 say(f"block {block} is not in the file; --prune deletes it")
         deployments = wanted_deployments(wanted.gpu_pools, pools | wanted.pool_of_model)
-        environment = os.environ | {"PREFECT_API_URL": url}
-        for name in await deploy_unmet(client, deployments, environment):
+        for name in await deploy_unmet(client, deployments):
             changed(f"deployment {name} written")
             if name == RECONCILE:
                 # It keeps running by itself. Its schedule might start it in a quarter of an hour.

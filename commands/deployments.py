@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib.util
+import io
 import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +80,7 @@ def wanted_deployments(gpu_pools: Sequence[str], pool_of_model: Mapping[str, str
     return made
 
 
-async def deploy_unmet(
-    client: PrefectClient, wanted: Sequence[Wanted], environment: Mapping[str, str]
-) -> list[str]:
+async def deploy_unmet(client: PrefectClient, wanted: Sequence[Wanted]) -> list[str]:
     """Make those that are missing or different; their names.
 
     Raises :class:`~batchyard.errors.DispatchFailed` with what `prefect deploy` has said.
@@ -93,7 +91,7 @@ async def deploy_unmet(
             file = Path(folder) / "prefect.yaml"
             entries = [dict(each.entry) for each in unmet]
             file.write_text(yaml.safe_dump({"pull": [], "deployments": entries}))
-            _prefect_deploy(file, environment)
+            await _prefect_deploy(file)
     return [each.name for each in unmet]
 
 
@@ -104,21 +102,20 @@ async def _is_met(client: PrefectClient, wanted: Wanted) -> bool:
         return False
 
 
-def _prefect_deploy(file: Path, environment: Mapping[str, str]) -> None:
-    words = ("--no-prompt", "deploy", "--all", "--prefect-file", str(file))
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", *words],
-        cwd=file.parent,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        said = done.stdout[-_SAID_AT_MOST:]
-        raise DispatchFailed(f"`prefect deploy` failed with exit code {done.returncode}:\n{said}")
+async def _prefect_deploy(file: Path) -> None:
+    """`prefect deploy --all` in this process, as another one would import Prefect again."""
+    from prefect.cli.deploy import deploy_app  # noqa: PLC0415 - a tenth of a second
+
+    said = io.StringIO()  # no terminal, so it asks nothing
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            await deploy_app.run_async(["--all", "--prefect-file", str(file)])
+    except SystemExit as end:
+        if end.code:
+            raise DispatchFailed(
+                f"`prefect deploy` failed with exit code {end.code}:\n"
+                f"{said.getvalue()[-_SAID_AT_MOST:]}"
+            ) from None
 
 
 def _version(entry: Mapping[str, Any]) -> str:

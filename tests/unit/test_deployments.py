@@ -1,0 +1,36 @@
+"""What `batchyard deploy` says when Prefect refuses a deployment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prefect.exceptions import ObjectNotFound
+
+from batchyard.errors import DispatchFailed
+from commands.deployments import Wanted, deploy_unmet
+
+
+class EmptyServer:
+    """It has no deployment."""
+
+    async def read_deployment_by_name(self, name: str) -> Any:
+        raise ObjectNotFound(LookupError(name))
+
+
+def wanted(module: str) -> Wanted:
+    pool = {"name": "control", "job_variables": {}}
+    return Wanted({"name": "default", "entrypoint": f"{module}.a_flow", "work_pool": pool})
+
+
+async def test_what_prefect_says_of_a_refused_deployment_is_in_the_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """And nowhere else: what Prefect prints for people is not ours."""
+    server: Any = EmptyServer()
+    with pytest.raises(DispatchFailed) as failure:
+        await deploy_unmet(server, [wanted("flows.no_such_module")])
+    message = str(failure.value)
+    assert message.startswith("`prefect deploy` failed with exit code 1:\n")
+    assert "No module named 'flows.no_such_module'" in message
+    assert capfd.readouterr().out == ""
