@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.engine.base import EngineRequest
+from batchyard.engine.base import BatchTraits, EngineRequest
 from batchyard.engine.vllm import VllmEngine
 from tests.contract.engine.conftest import ENGINE_PYTHON, SMALL_CACHE, TINY_EMBED
 
@@ -25,18 +25,28 @@ if TYPE_CHECKING:
 MODEL = "tiny-embed"
 
 
+EMBEDDINGS = "/v1/embeddings"
+LONG_INPUT = " ".join(f"secret {number}" for number in range(25))
+ASKED: list[tuple[str, dict[str, object], str | None]] = [
+    (EMBEDDINGS, {"input": ["a", "b c"]}, None),
+    (EMBEDDINGS, {"input": ["a", "b c"], "encoding_format": "base64"}, None),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, None),
+    ("/score", {"queries": "a", "documents": ["b", "c"]}, None),
+    ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, None),
+    ("/rerank", {"query": "a", "documents": ["b", "c"]}, None),
+    ("/v2/rerank", {"query": "a", "documents": ["b", "c"], "top_n": 1}, None),
+    (EMBEDDINGS, {"input": LONG_INPUT}, None),
+    (EMBEDDINGS, {"input": LONG_INPUT}, "salt-canary"),
+    (EMBEDDINGS, {"input": {"a": 1}}, "salt-canary"),
+]
+"""URL, body and cache salt; a request's tag is its place here."""
+
+
 async def requests() -> AsyncIterator[EngineRequest]:
-    asked: list[tuple[str, dict[str, object]]] = [
-        ("/v1/embeddings", {"input": ["a", "b c"]}),
-        ("/v1/embeddings", {"input": ["a", "b c"], "encoding_format": "base64"}),
-        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}),
-        ("/score", {"queries": "a", "documents": ["b", "c"]}),
-        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
-        ("/rerank", {"query": "a", "documents": ["b", "c"]}),
-        ("/v2/rerank", {"query": "a", "documents": ["b", "c"], "top_n": 1}),
-    ]
-    for tag, (url, body) in enumerate(asked):
-        yield EngineRequest(tag, url, json.dumps({"model": MODEL, **body}).encode(), f"r{tag}")
+    for tag, (url, body, salt) in enumerate(ASKED):
+        content = json.dumps({"model": MODEL, **body}).encode()
+        traits = BatchTraits(cache_salt=salt)
+        yield EngineRequest(tag, url, content, f"r{tag}", of_batch=traits)
     await asyncio.Event().wait()
 
 

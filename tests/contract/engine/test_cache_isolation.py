@@ -8,22 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.base import BatchTraits, EngineRequest
-from batchyard.engine.vllm import VllmEngine
 from tests.contract.engine.conftest import (
     CHAT,
-    ENGINE_PYTHON,
     MODEL,
-    QUICK_START,
-    SMALL_CACHE,
-    TINY_EMBED,
     chat_body,
     request,
-    require_vllm,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
+
+    from batchyard.engine.vllm import VllmEngine
 
 pytestmark = [pytest.mark.vllm]
 in_session_loop = pytest.mark.asyncio(loop_scope="session")
@@ -106,38 +101,3 @@ async def test_a_tenant_cannot_choose_the_salt_of_another(session_vllm: VllmEngi
     assert await cached_tokens(session_vllm, body, url, salt="alice") == 0
     assert await cached_tokens(session_vllm, with_salt, url, salt="bob") == 0
     assert await cached_tokens(session_vllm, with_salt, url, salt="bob") >= 128
-
-
-async def test_embeddings_tell_nothing_and_take_the_salt(tmp_path: Path) -> None:
-    """Their usage has no ``cached_tokens``; the answer is the same with and without a salt, and
-    a refusal does not quote it."""
-    require_vllm()
-    engine = VllmEngine(
-        "tiny-embed",
-        QUICK_START[:1],
-        weights=str(TINY_EMBED),
-        python=ENGINE_PYTHON,
-        environment=SMALL_CACHE,
-        log_path=tmp_path / "engine.log",
-    )
-    await engine.start()
-    try:
-        body = json.dumps({"model": "tiny-embed", "input": WORDS[:300]}).encode()
-        salted, plain = [
-            await answer_to(engine, body, "/v1/embeddings", salt=salt) for salt in ("alice", None)
-        ]
-        wrong = EngineRequest(
-            1,
-            "/v1/embeddings",
-            b'{"model": "tiny-embed", "input": {"a": 1}}',
-            "wrong-1",
-            of_batch=BatchTraits(cache_salt="salt-canary"),
-        )
-        refused = [one async for one in engine.stream(one_request(wrong), timeout_seconds=60)]
-    finally:
-        await engine.stop()
-    assert not salted["usage"].get("prompt_tokens_details")
-    assert salted["usage"] == plain["usage"]
-    assert salted["data"] == plain["data"]
-    assert refused[0].status == 400
-    assert b"canary" not in refused[0].body

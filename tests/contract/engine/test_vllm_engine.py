@@ -12,8 +12,9 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
@@ -36,6 +37,7 @@ from tests.contract.engine.conftest import (
     vllm_engine,
     vllm_running,
 )
+from tests.contract.engine.engine_owner import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -127,6 +129,24 @@ def serving_owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
     owner = Owner(tmp_path_factory.mktemp("owner"))
     yield owner
     owner.kill()
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What the owner's engine has said: status and body by tag, see ``ASKED`` there."""
+
+    routes: list[str]
+    answers: dict[int, tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def embedded(serving_owner: Owner) -> Embedded:
+    lines = serving_owner.read_until("answer ", count=len(ASKED))
+    words = [line.split(" ", 3) for line in lines if line.startswith("answer ")]
+    (routes,) = (line.split()[1:] for line in lines if line.startswith("routes "))
+    return Embedded(
+        routes, {int(tag): (int(status), json.loads(body)) for _, tag, status, body in words}
+    )
 
 
 @in_session_loop
@@ -270,22 +290,33 @@ def test_killing_the_owner_of_a_loading_engine_leaves_no_process(tmp_path: Path)
     assert gone_within(owner.session, 5)
 
 
-def test_an_embedding_model_is_served(serving_owner: Owner) -> None:
+def test_an_embedding_model_is_served(embedded: Embedded) -> None:
     """Embeddings as floats and as base64, scores and ranks, through the same stream."""
-    lines = serving_owner.read_until("answer ", count=7)
-    words = [line.split(" ", 3) for line in lines if line.startswith("answer ")]
-    bodies = {int(tag): json.loads(body) for _, tag, status, body in words if status == "200"}
-    (routes,) = (line.split()[1:] for line in lines if line.startswith("routes "))
+    bodies = {tag: body for tag, (status, body) in embedded.answers.items() if status == 200}
 
     floats = bodies[0]["data"][1]["embedding"]
     packed = base64.b64decode(bodies[1]["data"][1]["embedding"])
     assert struct.unpack(f"<{len(floats)}f", packed) == pytest.approx(floats, abs=1e-6)
     assert len(bodies[2]["data"]) == len(bodies[3]["data"]) == 2
     assert [len(bodies[tag]["results"]) for tag in (4, 5, 6)] == [2, 2, 1]
-    assert {"/v1/embeddings", "/v1/score", "/rerank", "/v2/rerank"} <= set(routes)
+    assert {"/v1/embeddings", "/v1/score", "/rerank", "/v2/rerank"} <= set(embedded.routes)
     for body in bodies.values():
         # What the tokens of a batch are counted from.
         assert body["usage"]["prompt_tokens"] > 0
+
+
+def test_embeddings_tell_nothing_and_take_the_salt(embedded: Embedded) -> None:
+    """Their usage has no ``cached_tokens``; the answer is the same with and without a salt, and
+    neither an answer nor a refusal quotes it."""
+    (status, plain), (salted_status, salted), (refused, error) = (
+        embedded.answers[tag] for tag in (7, 8, 9)
+    )
+
+    assert (status, salted_status, refused) == (200, 200, 400)
+    assert not salted["usage"].get("prompt_tokens_details")
+    assert salted["usage"] == plain["usage"]
+    assert salted["data"] == plain["data"]
+    assert "canary" not in json.dumps([salted, error])
 
 
 def test_killing_the_owner_of_a_serving_engine_leaves_no_process(serving_owner: Owner) -> None:
