@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import openai
 from cryptography.fernet import Fernet
+from prefect.events.worker import EventsWorker
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import TransitionConflict
@@ -26,6 +28,7 @@ from batchyard.lifecycle import TERMINAL
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.store import PATIENCE_SECONDS, upgrade
+from blocks import RemoteEngineBlock
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.deployed.conftest import executed_again, until
 from tests.faults.site import Asked, Site
@@ -46,6 +49,7 @@ CONTROLS = ("control-1", "control-2")
 DATABASE = "batchyard"
 
 _START_SECONDS = 60.0
+_DRAIN_SECONDS = 10.0
 
 
 @dataclass
@@ -232,6 +236,9 @@ def running_fleet(root: Path, s3: S3Credentials, **settings: str) -> Iterator[Fl
         fleet = Fleet(root, postgres, prefect, nginx, receiver, ports, common | settings)
         fleet.start_missing()
         yield fleet
+        # What has told this server of the blocks that were saved here tells it for as long as it
+        # lives.
+        EventsWorker.drain_all(timeout=_DRAIN_SECONDS)
 
 
 @contextlib.asynccontextmanager
@@ -241,12 +248,15 @@ async def user_of(fleet: Fleet, folder: Path, model: str) -> AsyncIterator[User]
     engine = StubEngine(model, max_num_seqs=4, latency=0.05)
     await engine.start()
     async with open_services(settings) as services, serve(engine) as url:
-        block = (
-            f"RemoteEngineBlock(model={model!r}, base_url={url!r}, api_key={API_KEY!r}, "
-            f"max_num_seqs={engine.max_num_seqs}, exclusive=True).save({model!r})"
+        block = RemoteEngineBlock(
+            model=model,
+            base_url=url,
+            api_key=API_KEY,
+            max_num_seqs=engine.max_num_seqs,
+            exclusive=True,
         )
-        save = ("python", "-c", f"from blocks import *; {block}")
-        await asyncio.to_thread(fleet.prefect.run, *save)
+        with temporary_settings({PREFECT_API_URL: fleet.prefect.api_url}):
+            await block.save(model)
         key = (await services.store.api_keys.create(model, model)).secret
         user = User(fleet, services, engine, key, folder)
         await asyncio.to_thread(_add_endpoint, user)
