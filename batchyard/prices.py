@@ -51,6 +51,11 @@ class Prices:
     currency: str = "usd"
     by_model: Mapping[str, Price] = field(default_factory=dict)
 
+    @property
+    def has_hours(self) -> bool:
+        """Whether any model has a price for time."""
+        return any(price.engine_hour for price in self.by_model.values())
+
     def of(self, model: str) -> Price | None:
         """None: there is no price for it."""
         return self.by_model.get(model) or self.by_model.get(ANY_MODEL)

@@ -16,9 +16,21 @@ if TYPE_CHECKING:
 def test_it_says_where_everything_is(yard: Yard) -> None:
     said = yard.said()
     assert f"The API:       {yard.url}\n" in said
+    assert f"The page:      {yard.url.removesuffix('/v1')}/login?code=" in said
     assert f"Its key:       {yard.key}\n" in said
     assert f"Logs:          {yard.home}/logs\n" in said
     assert yard.environment["PREFECT_API_URL"] in said
+
+
+def test_the_link_that_it_prints_logs_in_one_browser_as_an_operator(yard: Yard) -> None:
+    line = next(each for each in yard.said().splitlines() if each.startswith("The page:"))
+    link = line.split()[2]
+    assert yard.key not in link
+    with httpx.Client() as browser, httpx.Client() as other:
+        assert browser.get(link).status_code == 200
+        assert browser.get(link).status_code == 303  # to the page: there is a session
+        assert other.get(link).status_code == 401
+    assert link.partition("code=")[2] not in (yard.home / "logs" / "api.log").read_text()
 
 
 def test_the_key_that_it_prints_opens_the_api(yard: Yard) -> None:

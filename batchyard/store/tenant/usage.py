@@ -140,7 +140,9 @@ async def count_usage(
     """Count a batch that ends in this transaction: the columns of its row that say what it cost."""
     if not batch.completed + batch.failed:
         return {}
-    shares = await _shares(connection, batch)
+    shares: dict[str, dict[str, Any]] = {}
+    if batch.model is None or prices.has_hours:
+        shares = await _shares(connection, batch)
     if batch.model is not None:
         # The files have the last word on tokens: of a line that ran twice they have one answer.
         final = {"requests": batch.completed + batch.failed}
