@@ -74,6 +74,18 @@ def _output(command: Sequence[str], *, cwd: Path, **variables: str) -> str:
     return done.stdout
 
 
+def test_the_pages_of_the_api_are_in_the_wheel(installed: Installed) -> None:
+    """Templates, and the files of Swagger UI, which are no Python."""
+    program = (
+        "from batchyard.page import docs; from batchyard.page.html import render; "
+        "print(json.dumps([len(render('docs.html').body), "
+        "sorted(path.name for path in docs.FOLDER.iterdir())]))"
+    )
+    size, names = installed.ask(program)  # type: ignore[misc]  # it prints a list
+    assert size > 300
+    assert {"swagger-ui-bundle.js", "swagger-ui.css", "start.js", "LICENSE"} <= set(names)
+
+
 def test_the_commands_are_the_wheels(installed: Installed) -> None:
     """Nothing is imported from the checkout, whatever the environment borrows."""
     modules = ("batchyard", "blocks", "commands", "flows", "tasks")
