@@ -13,6 +13,7 @@ import uvicorn
 from batchyard.cli import header_deadline
 from batchyard.cli.header_deadline import HeaderDeadlineProtocol
 from batchyard.cli.serve import _serve, listening
+from batchyard.settings import LogSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +116,6 @@ def test_the_api_is_served_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
     configs: list[uvicorn.Config] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, **_: configs.append(self.config))
     with listening("127.0.0.1", 0) as listener:
-        _serve(listener, 1)
+        _serve(listener, 1, LogSettings())
     assert configs[0].http is HeaderDeadlineProtocol
     assert header_deadline.HEADER_SECONDS <= 60
