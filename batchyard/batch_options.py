@@ -51,7 +51,8 @@ class BatchOption:
     body: str
     """The description in the OpenAPI document."""
     form: str | None = None
-    """The help in Prefect's form. None: it is not there, because Prefect records parameters."""
+    """The help in Prefect's form. None: it is not there. Prefect records parameters, so the form
+    takes no URL with a query or a password."""
     told_by: DeliveryKind | None = None
     """The channel over which it names a receiver, by a URL."""
 
@@ -62,6 +63,8 @@ OPTIONS: Final = (
         value=Value.URL,
         command="An https URL that is notified when the batch ends.",
         body="An https URL that gets an event when the batch ends.",
+        form="An https URL that gets an event when the batch ends. Prefect records it: a URL with "
+        "a query or a password belongs to `batchyard webhooks create` or `batchyard submit`.",
         told_by=DeliveryKind.WEBHOOK,
     ),
     BatchOption(
@@ -69,6 +72,7 @@ OPTIONS: Final = (
         value=Value.ADDRESS,
         command="An address that gets an e-mail when the batch ends.",
         body="The address of an e-mail when the batch ends, if the server sends any.",
+        form="An address that gets an e-mail when the batch ends, if a mail server is set up.",
     ),
     BatchOption(
         name="deduplicate",

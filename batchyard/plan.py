@@ -51,6 +51,10 @@ RECORD = np.dtype(
 _RECORD = struct.Struct("<QIIIIII")
 BYTES_PER_TOKEN = 4
 """What prompts are taken for: English text has about as many."""
+_MOST_CHUNKS = 256
+"""Before the last ones are parted; of a very large batch more, see :data:`_MOST_REQUESTS`."""
+_MOST_REQUESTS = 4096
+"""How far a chunk grows: tenants take turns chunk by chunk, and many engines share a batch."""
 _PARTS_OF_A_CHUNK = 4
 _LEAST_CHUNKS_TO_PART = 8
 """The last quarter of so many chunks is handed out in parts, so that engines that share a batch end
@@ -81,6 +85,8 @@ class PlanSummary:
     """Of ``requests``: those that another one's answer serves."""
     prompt_tokens: int
     output_tokens: int
+    shared_tokens: int
+    """Of ``prompt_tokens``: those that the request before, in prefix order, begins with as well."""
     chunks: tuple[PlannedChunk, ...]
 
 
@@ -128,15 +134,17 @@ class Planner:
 
     def write(self, file: IO[bytes]) -> PlanSummary:
         """Write every record in the order of execution and cut the chunks."""
-        cutter = _ChunkCutter(self._count, self._tokens, self._chunk_requests)
+        cutter = _ChunkCutter(
+            self._count, self._tokens, requests_of_a_chunk(self._count, self._chunk_requests)
+        )
         records = self._in_prefix_order()
         if self._sorts_by_prefix and self._count <= _LONGEST_FIRST_REQUESTS:
             records = _with_a_short_end(b"".join(records))
         elif self._deduplicates and not self._sorts_by_prefix:
             records = self._in_input_order(records)
-        copies = prompt_total = output_total = 0
+        copies = prompt_total = output_total = shared_total = 0
         for packed in records:
-            _, _, _, prompt_tokens, output_tokens, _, _ = _RECORD.unpack(packed)
+            _, _, _, prompt_tokens, output_tokens, shared_bytes, _ = _RECORD.unpack(packed)
             file.write(packed)
             if not prompt_tokens:
                 copies += 1
@@ -144,12 +152,14 @@ class Planner:
                 continue
             prompt_total += prompt_tokens
             output_total += output_tokens
+            shared_total += shared_bytes // BYTES_PER_TOKEN
             cutter.add(prompt_tokens, output_tokens)
         return PlanSummary(
             requests=self._count,
             copies=copies,
             prompt_tokens=prompt_total,
             output_tokens=output_total,
+            shared_tokens=shared_total,
             chunks=cutter.finish(),
         )
 
@@ -175,6 +185,15 @@ class Planner:
                 place = ordinal.to_bytes(4)
             sorter.add(place, packed)
         return (packed for _, packed in sorter.drain())
+
+
+def requests_of_a_chunk(requests: int, wanted: int) -> int:
+    """About how many a chunk holds, of a batch with so many: ``wanted``, or more if it is large.
+
+    Each chunk is a row, a lease and a task run in Prefect. A crash repeats nothing more for a
+    larger one, because finished lines are durable every few seconds.
+    """
+    return max(wanted, min(_MOST_REQUESTS, requests // _MOST_CHUNKS))
 
 
 def read_records(data: bytes) -> npt.NDArray[Any]:

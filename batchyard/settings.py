@@ -9,6 +9,7 @@ run (engine options, S3 credentials), is in Prefect blocks instead; `batchyard d
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from pathlib import Path
@@ -221,6 +222,9 @@ class Settings(BaseSettings):
     """What ``GET /metrics`` of the API asks for, as ``Authorization: Bearer …``; unset: nothing.
 
     Set it where users reach the API without a proxy that keeps ``/metrics`` from them."""
+    public_url: str | None = None
+    """The address at which people open the API in a browser, for example
+    ``https://batches.example.org``; unset: nothing links to a batch's page."""
     engine_python: Path | None = None
     """The Python of the environment that has vLLM; unset: the one that `batchyard engine install`
     has chosen, or ``.venv-engine`` beside the project."""
@@ -230,7 +234,8 @@ class Settings(BaseSettings):
     order: Literal["prefix", "input"] = "prefix"
     """The order in which requests run; results are always in input order."""
     chunk_requests: int = Field(default=1024, ge=1)
-    """About how many requests one chunk holds."""
+    """About how many requests one chunk holds. In a batch of more than 262,144 lines it holds more,
+    up to 4096."""
     lease_seconds: float = Field(default=60.0, gt=0)
     """How long a lease on a chunk or an engine slot lasts without renewal. A lease on a batch
     lasts as long, but 30 seconds at most."""
@@ -332,6 +337,16 @@ class Settings(BaseSettings):
             raise ValueError(f"a tenant can be in one group only: {', '.join(twice)}")
         return groups
 
+    @field_validator("public_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        # People see it in links: a query or a password has no business there.
+        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url):
+            raise ValueError(f"{url!r} is no address such as https://batches.example.org")
+        return url.rstrip("/")
+
     @field_validator("ca_file")
     @classmethod
     def _check_authorities(cls, ca_file: Path | None) -> Path | None:
@@ -396,6 +411,10 @@ class Settings(BaseSettings):
         """Whether a user's path is on the machine where the batch will run."""
         is_in_s3 = self.storage is not None and self.storage.startswith("s3://")
         return self.shared_paths or not is_in_s3
+
+    def page_of(self, batch_id: str) -> str | None:
+        """The address of the batch's page; None where people do not reach the API."""
+        return None if self.public_url is None else f"{self.public_url}/batches/{batch_id}"
 
     @property
     def database(self) -> str:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prefect import flow
 from prefect.states import Completed, Failed, State
 
+from batchyard.batch_error import first_error_words
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
+from batchyard.services import story
 from batchyard.services.held_batches import BatchEnded
+from batchyard.steps.prepare import preparing
 from flows.cancel import cancel_its_batch, cancelled_with_flow_run
 from flows.control import control_services
-from flows.report import report_batch, watch_progress
+from flows.progress import watch_progress
+from flows.report import report_batch
 from flows.run_chunks import serve
-from tasks.await_chunks import await_chunks
+from flows.run_history import RunHistory
+from flows.run_page import name_run, tag_run
 from tasks.collect import collect
 from tasks.fetch import fetch
-from tasks.prepare import prepare
-from tasks.publish import publish
+from tasks.plan_chunks import plan_chunks
+from tasks.run_chunks import run_chunks
+from tasks.upload import upload
+from tasks.validate import validate
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
 
 @flow(
     name="process-batch",
-    flow_run_name="{batch_id}",
     persist_result=False,
     on_cancellation=[cancel_its_batch],
 )
@@ -39,6 +46,7 @@ async def process_batch(batch_id: str) -> State:
     Args:
         batch_id: The batch; everything else about it is in the database.
     """
+    await name_run(batch_id)
     async with control_services() as services:
         return await take_to_its_end(services, batch_id)
 
@@ -48,6 +56,9 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
         return Completed(message=f"The batch was already {batch.status.value}")
+    story.began(batch, services.settings.page_of(batch_id))
+    await tag_run(batch)
+    history = RunHistory()
     try:
         async with (
             batch_lease(services, batch_id) as lease,
@@ -58,11 +69,13 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
                     match step:
                         case Step.PREPARE:
                             await fetch(batch_id)
-                            await prepare(batch_id)  # validate, order, cut into chunks
+                            await _prepare(services, batch_id)
                         case Step.RUN:
-                            await _run(services, lease)
+                            async with watch_progress(services, batch_id, history):
+                                await run_chunks(batch_id, partial(_run, services, lease))
                         case Step.FINISH:
-                            await publish(batch_id, await collect(batch_id, lease.epoch))
+                            collected = await collect(batch_id, lease.epoch)
+                            await upload(batch_id, collected)
     except BatchEnded:
         pass
     except LeaseLost as error:
@@ -70,24 +83,32 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
     except BatchyardError as error:
         return Failed(name=PUT_OFF, message=f"The batch waits: {error}")
     batch = await services.store.batches.get(batch_id)
-    await report_batch(services, batch)
+    await report_batch(services, batch, history)
     return _final_state(batch)
+
+
+async def _prepare(services: Services, batch_id: str) -> None:
+    """Validate the input and cut it into chunks; then the model is known."""
+    async with preparing(services, batch_id) as preparation:
+        if preparation is not None:
+            await validate(batch_id, preparation)
+            await plan_chunks(batch_id, preparation)
+    await tag_run(await services.store.batches.get(batch_id))
 
 
 async def _run(services: Services, lease: LeasedBatch) -> None:
     """Have the batch's chunks run: by runners of the GPU pool, or in this flow run."""
-    async with watch_progress(services, lease.id):
-        if services.settings.runners == "pool":
-            await await_chunks(lease)
-        else:
-            # Not as a subflow: Prefect is at times two seconds in recording one.
-            batch = await services.store.batches.get(lease.id)
-            await serve(services, str(batch.model), batch_id=lease.id)
+    if services.settings.runners == "pool":
+        await lease.until_run()
+    else:
+        # Not as a subflow: Prefect is at times two seconds in recording one.
+        batch = await services.store.batches.get(lease.id)
+        await serve(services, str(batch.model), batch_id=lease.id)
 
 
 def _final_state(batch: BatchRecord) -> State:
     if batch.status is BatchStatus.FAILED:
-        return Failed(message=f"The batch failed: {_first_error(batch)}")
+        return Failed(message=f"The batch failed: {first_error_words(batch.errors)}")
     if batch.undelivered:
         return Completed(name=UNPUBLISHED, message=". ".join(batch.undelivered.values()))
     counts = batch.counts
@@ -95,9 +116,3 @@ def _final_state(batch: BatchRecord) -> State:
         message=f"{batch.status.value}: {counts.completed:,} of {counts.total:,} requests "
         f"succeeded, {counts.failed:,} failed"
     )
-
-
-def _first_error(batch: BatchRecord) -> str:
-    for entry in batch.errors or ():
-        return f"line {entry.line}: {entry.message}" if entry.line else entry.message
-    return "no reason was recorded"

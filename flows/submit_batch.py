@@ -11,12 +11,21 @@ from pydantic import Field
 from batchyard.batch_options import OPTIONS, Value, as_fields, parameter, with_parameters
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import BatchyardError, RequestRefused
-from batchyard.steps.create import DEFAULT_TENANT, BatchRequest, check_paths, create_batch
+from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
+from batchyard.steps.create import (
+    DEFAULT_TENANT,
+    BatchRequest,
+    check_paths,
+    create_batch,
+    parse_duration,
+)
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location
 from flows.cancel import cancel_its_batch
 from flows.control import control_services
+from flows.outcome import kept_outcome
 from flows.process_batch import take_to_its_end
+from flows.run_page import name_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +33,43 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
 
-# The server checks these before it records a flow run, the UI while the form is filled in.
-_NO_SECRET = {"pattern": r"^(?![Hh]\w+://(.*\?|[^/]*@))"}
-_ENDPOINTS = {"enum": ["", *ENDPOINTS]}
-
 F = TypeVar("F", bound="Callable[..., Any]")
 
-Place = Annotated[str, Field(json_schema_extra=_NO_SECRET)]
-Endpoint = Annotated[str, Field(json_schema_extra=_ENDPOINTS)]
+
+def _only(pattern: str, what: str) -> dict[str, Any]:
+    """The schema of a text. The server checks it before it records a flow run, the UI at once.
+
+    For what is refused, JSON Schema says that ``what`` was expected. Of a pattern it would quote
+    the regular expression, and the refused URL.
+    """
+    return {"if": {"pattern": pattern}, "else": {"const": what}}
+
+
+_URL_FOR_RECORDS = "without a query and a password, because Prefect records it"
+Place = Annotated[
+    str,
+    Field(
+        json_schema_extra=_only(
+            r"^(?![Hh]\w+://(.*\?|[^/]*@))",
+            f"an absolute path, s3://bucket/key, or a URL {_URL_FOR_RECORDS} "
+            "(use `batchyard submit` for a URL with a signature)",
+        )
+    ),
+]
+WebhookUrl = Annotated[
+    str,
+    Field(
+        json_schema_extra=_only(
+            r"^($|[Hh][Tt][Tt][Pp][Ss]?://[^/@?]+(/[^?]*)?$)",
+            f"an https URL {_URL_FOR_RECORDS} "
+            "(use `batchyard webhooks create` or `batchyard submit` for a secret URL)",
+        )
+    ),
+]
+Endpoint = Annotated[str, Field(json_schema_extra={"enum": ["", *ENDPOINTS]})]
+
+_FIELDS: dict[Value, tuple[Any, Any]] = {Value.FLAG: (bool, False), Value.URL: (WebhookUrl, "")}
+"""The annotation and the default of an option in the form; of all others: a text."""
 
 
 def _with_options(function: F) -> F:
@@ -41,16 +79,12 @@ def _with_options(function: F) -> F:
     function.__doc__ = (function.__doc__ or "").replace("{of_batch}", described)
     return with_parameters(
         function,
-        [
-            parameter(option, *((bool, False) if option.value is Value.FLAG else (str, "")))
-            for option in offered
-        ],
+        [parameter(option, *_FIELDS.get(option.value, (str, ""))) for option in offered],
     )
 
 
 @flow(
     name="submit-batch",
-    flow_run_name="{input}",
     persist_result=False,
     on_cancellation=[cancel_its_batch],
 )
@@ -64,11 +98,14 @@ async def submit_batch(
     completion_window: str = "24h",
     priority: int = 0,
     tenant: str = "",
+    output_expires_after: str = "",
     *,
     metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
     **of_batch: Any,
 ) -> State:
     """Run a file of requests to its result file.
+
+    A flow that calls this one gets the batch's id, status, counts and files.
 
     Args:
         input: The JSONL file of requests: an absolute path that the workers can read,
@@ -83,13 +120,17 @@ async def submit_batch(
         priority: The tenant's batch with the highest priority runs first.
         tenant: The tenant that the batch belongs to. Empty: the tenant of this deployment, or
             `default` if it has none. If it has one, no other tenant can be named.
+        output_expires_after: How long the result files are kept: a number and m, h or d, from 1h
+            to 30d. Empty: 30 days.
         {of_batch}
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
     try:
+        await name_run(input)
         source = _recordable("input", input)
         results = _recordable("output", output) if output else None
         failed = _recordable("errors", errors) if errors else None
+        _check_receivers(of_batch)
         async with control_services() as services:
             check_paths(services.settings, output=results, errors=failed)
             batch_id = await create_batch(
@@ -104,11 +145,16 @@ async def submit_batch(
                     metadata=metadata or None,
                     priority=priority,
                     tenant=_tenant(services.settings, tenant),
+                    output_lifetime_seconds=_lifetime(output_expires_after),
                     **as_fields({name: given or None for name, given in of_batch.items()}),
                 ),
                 owner=services.owner,
             )
-            return await take_to_its_end(services, batch_id)
+            state = await take_to_its_end(services, batch_id)
+            outcome = await kept_outcome(services, batch_id)
+            if state.is_completed():
+                state.data = outcome
+            return state
     except BatchyardError as error:
         return Failed(message=str(error), data=error)
 
@@ -123,6 +169,33 @@ def _tenant(settings: Settings, asked: str) -> str:
             code="invalid_value",
         )
     return settings.tenant or asked or DEFAULT_TENANT
+
+
+def _check_receivers(of_batch: dict[str, Any]) -> None:
+    """Refuse URLs that are secrets where the server has not: a subflow is not checked by it."""
+    for option in OPTIONS:
+        url = of_batch.get(option.name) if option.value is Value.URL else None
+        if url and ("?" in url or "@" in url):
+            raise RequestRefused(
+                f"{option.name} is a URL with a query or a password, which Prefect would record. "
+                "Use `batchyard webhooks create` or `batchyard submit`, which keep it encrypted.",
+                param=option.name,
+                code="invalid_value",
+            )
+
+
+def _lifetime(text: str) -> int | None:
+    """The seconds after which result files expire; None: what is usual."""
+    if not text:
+        return None
+    seconds = parse_duration(text, param="output_expires_after")
+    if not LEAST_LIFETIME_SECONDS <= seconds <= MOST_LIFETIME_SECONDS:
+        raise RequestRefused(
+            "output_expires_after must be between 1h and 30d.",
+            param="output_expires_after",
+            code="invalid_value",
+        )
+    return seconds
 
 
 def _recordable(name: str, text: str) -> Location:

@@ -25,6 +25,7 @@ _PRODUCT: Final = ("batchyard", "commands", "flows", "tasks", "blocks")
 _LOGGER: Final = "log"
 """What every module calls its event logger."""
 _LEVELS: Final = ("debug", "info", "warning", "error")
+_NO_FIELDS: Final = {"cause", "for_flow_run"}
 _THROUGH: Final = {"_warn_once": ("warning",), "tell": ("info", "warning")}
 """Functions that hand an event on, and the levels that they use."""
 
@@ -112,7 +113,7 @@ def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, tuple[str, ...]]]:
 
 def _fields_of(call: ast.Call) -> Iterator[str]:
     for keyword in call.keywords:
-        if keyword.arg is not None and keyword.arg != "cause":
+        if keyword.arg is not None and keyword.arg not in _NO_FIELDS:
             yield keyword.arg
 
 

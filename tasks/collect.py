@@ -1,13 +1,26 @@
-"""Collect the result files."""
+"""Collect answers, errors and expirations into the result files."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from batchyard.services import story
 from batchyard.services.services import current_services
 from batchyard.steps.collect import Collected, collect_results
 from tasks.step import step
 
+if TYPE_CHECKING:
+    from tasks.task_run import RecordedTask
 
-@step("collect")
-async def collect(batch_id: str, epoch: int) -> Collected:
+
+@step("collect errors and expirations")
+async def collect(run: RecordedTask, batch_id: str, epoch: int) -> Collected:
     """The files, durable and not yet published, with their counts."""
-    return await collect_results(current_services(), batch_id, epoch)
+    collected = await collect_results(current_services(), batch_id, epoch)
+    counts = collected.counts
+    left = counts.total - counts.completed - counts.failed
+    run.message = f"{counts.completed:,} succeeded, {counts.failed:,} failed"
+    if left:
+        run.message += f", {left:,} not answered ({collected.target.value})"
+    story.collected(batch_id, run.message)
+    return collected

@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
-
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.states import Failed
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from batchyard.delivery.deliver import AttemptFailed
+from batchyard.errors import RecordNotFound, StoreError
+from batchyard.services import story
 from batchyard.store import DeliveryKind
+from tasks.task_run import RecordedTask
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from batchyard.services.services import Services
     from batchyard.store import DeliveryRecord
 
-
-async def deliver(attempt: Callable[[], Awaitable[None]], delivery: DeliveryRecord) -> None:
-    """Make the attempt as a task run; one that is not accepted is a failed task run, no more."""
-    what = "e-mail of " if delivery.kind is DeliveryKind.EMAIL else ""
-    await _deliver(
-        f"{what}{delivery.event_type}",
-        delivery.batch_id,
-        delivery.attempts + 1,
-        attempt,
-        return_state=True,
-    )
+_WHAT: Final = {
+    DeliveryKind.WEBHOOK: "webhook",
+    DeliveryKind.EMAIL: "e-mail",
+    DeliveryKind.FILE: "file",
+}
 
 
-@task(
-    name="deliver",
-    task_run_name="{event} for {batch_id} (attempt {number})",
-    retries=0,
-    persist_result=False,
-    cache_policy=NO_CACHE,
-)
-async def _deliver(
-    event: str,  # noqa: ARG001 - its run's name
-    batch_id: str,  # noqa: ARG001 - its run's name
-    number: int,  # noqa: ARG001 - its run's name
-    attempt: Callable[[], Awaitable[None]],
-) -> Any:
+async def deliver(
+    services: Services, attempt: Callable[[], Awaitable[None]], delivery: DeliveryRecord
+) -> None:
+    """Make the attempt, as a task run of the batch's flow run and with a line in its log.
+
+    One that is not accepted is a failed task run, no more.
+    """
+    what, number = _WHAT[delivery.kind], delivery.attempts + 1
+    flow_run_id = await _flow_run_of(services, delivery)
+    name = f"{what} {delivery.event_type} (attempt {number})"
+    outcome = "was accepted"
     try:
-        await attempt()
+        async with RecordedTask(what, name, flow_run_id=flow_run_id) as run:
+            await attempt()
+            run.message = outcome
     except AttemptFailed as error:
-        # Raised, Prefect would log a traceback for what is a message.
-        return Failed(message=str(error))
+        outcome = f"was not accepted: {error}"
+    if flow_run_id is not None:
+        story.notified(delivery.batch_id, flow_run_id, f"{name} {outcome}")
+
+
+async def _flow_run_of(services: Services, delivery: DeliveryRecord) -> str | None:
+    """The batch's; None where it has none, or the database does not say: the current one then."""
+    with suppress(StoreError, RecordNotFound):
+        return (await services.store.batches.get(delivery.batch_id)).flow_run_id
     return None

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from batchyard.services import story
 from batchyard.services.services import current_services
 from batchyard.steps.fetch import fetch_input
 from tasks.step import step
 
+if TYPE_CHECKING:
+    from tasks.task_run import RecordedTask
+
 
 # The storage tries again by itself, for about a minute: more would only keep people waiting.
-@step("fetch", retries=0)
-async def fetch(batch_id: str) -> int:
-    """The input's size in bytes."""
-    return await fetch_input(current_services(), batch_id)
+@step("fetch", is_retried=False)
+async def fetch(run: RecordedTask, batch_id: str) -> None:
+    """Copy the input into the object store."""
+    size_bytes = await fetch_input(current_services(), batch_id)
+    run.message = story.size_words(size_bytes)
+    story.fetched(batch_id, size_bytes)

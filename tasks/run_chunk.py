@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tasks.step import step
+from tasks.task_run import RecordedTask
 
 if TYPE_CHECKING:
     from batchyard.runner.finished_lines import ChunkTally
 
 
-@step("run-chunk", run_name="chunk {index} of {batch_id}", retries=0)
-async def run_chunk(
-    batch_id: str,  # noqa: ARG001 - its run's name
-    index: int,  # noqa: ARG001 - its run's name
-    work: asyncio.Task[ChunkTally | None],
-) -> int:
-    """The requests that have their durable result line now; 0 when the chunk was given back."""
-    tally = await asyncio.shield(work)
-    return tally.answered if tally is not None else 0
+async def run_chunk(batch_id: str, index: int, work: asyncio.Task[ChunkTally | None]) -> None:
+    """Wait for the chunk's end. A chunk without a tally was released for another runner."""
+    async with RecordedTask("run-chunk", f"chunk {index} of {batch_id}") as run:
+        tally = await asyncio.shield(work)
+        run.message = "released" if tally is None else f"{tally.answered:,} requests answered"

@@ -47,9 +47,11 @@ class EventLogger:
         """What only a developer needs; ``cause`` is logged with its traceback."""
         self._log(logging.DEBUG, event, text, cause, fields)
 
-    def info(self, event: str, text: object = "", /, **fields: object) -> None:
-        """What happened as it should."""
-        self._log(logging.INFO, event, text, None, fields)
+    def info(
+        self, event: str, text: object = "", /, *, for_flow_run: str | None = None, **fields: object
+    ) -> None:
+        """What happened as it should. ``for_flow_run``: whose log in Prefect has it."""
+        self._log(logging.INFO, event, text, None, fields, for_flow_run)
 
     def warning(self, event: str, text: object = "", /, **fields: object) -> None:
         """What went wrong and is handled."""
@@ -74,10 +76,12 @@ class EventLogger:
         text: object,
         cause: BaseException | None,
         fields: dict[str, object],
+        flow_run_id: str | None = None,
     ) -> None:
         if self._logger.isEnabledFor(level):
             message = Event(event, fields, str(text))
-            self._logger.log(level, message, exc_info=cause, stacklevel=_CALLER)
+            extra = {"flow_run_id": flow_run_id} if flow_run_id is not None else None
+            self._logger.log(level, message, exc_info=cause, extra=extra, stacklevel=_CALLER)
 
 
 def event_logger(name: str) -> EventLogger:

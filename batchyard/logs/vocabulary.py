@@ -15,6 +15,9 @@ EVENTS: Final = {
     "attachment.failed": "A line names an uploaded file that could not be sent to the engine; it "
     "is an error line.",
     "batch.at_risk": "By its forecast, a batch will miss its deadline.",
+    "batch.began": "A flow run takes a batch on.",
+    "batch.collected": "The result files are in the object store.",
+    "batch.fetched": "The input is in the object store.",
     "batch.input_gone": "A batch ended and its input can no longer be read, so lines without a "
     "result have no error line.",
     "batch.lost": "The lease on a batch expired and another process has the batch.",
@@ -23,18 +26,25 @@ EVENTS: Final = {
     "batch.not_released": "The lease on a batch could not be released; it expires by itself.",
     "batch.not_stopped": "A batch whose model nothing serves could not be stopped; it is tried "
     "again.",
+    "batch.notified": "A webhook or an e-mail of a batch was sent, or the attempt failed.",
     "batch.overdue": "The completion window of a batch has ended; it expires.",
+    "batch.planned": "The requests are ordered and divided into chunks.",
     "batch.postponed": "A step of a batch failed for a reason that may pass; the batch is tried "
     "again.",
+    "batch.progress": "A further chunk is done.",
+    "batch.running": "Runners have chunks of the batch.",
     "batch.status_changed": "The status of a batch changed in the middle of a step, for instance "
     "by a cancellation.",
     "batch.stopped": "A batch cannot go on. Its finished lines are delivered.",
+    "batch.uploaded": "The result files are where they were asked for, or the text says why not.",
+    "batch.validated": "Every line of the input is a request.",
+    "batch.waiting": "No runner has a chunk of the batch; the text says why.",
     "batches.not_claimed": "The database gave no batches; it is asked again.",
     "batches.not_seen": "The database did not say what became of the batches of this process; it "
     "is asked again.",
     "chunk.failed": "A chunk failed; it is tried again, in smaller company.",
-    "chunk.lines_failed": "The process that ran a chunk ended too often: the lines that may be "
-    "the cause are error lines.",
+    "chunk.lines_failed": "The process that ran a chunk ended too often: the lines that may be the "
+    "cause are error lines.",
     "chunk.lost": "The lease on a chunk expired and another runner has the chunk.",
     "chunk.not_recorded": "The end of a chunk's task could not be recorded in Prefect.",
     "chunk.not_released": "A chunk could not be released; it is tried again.",
@@ -45,8 +55,8 @@ EVENTS: Final = {
     "deliveries.not_claimed": "The database gave no notifications to send; it is asked again.",
     "deliveries.not_sent": "Notifications could not be sent by this process.",
     "delivery.attempted": "A webhook, an e-mail, or a result file was sent, or the attempt failed.",
-    "delivery.not_recorded": "The result of an attempt could not be recorded: the receiver may "
-    "get the event again.",
+    "delivery.not_recorded": "The result of an attempt could not be recorded: the receiver may get "
+    "the event again.",
     "delivery.not_shown": "A notification could not be shown in Prefect.",
     "endpoint.not_disabled": "A webhook endpoint that failed too often could not be disabled.",
     "engine.busy": "A server that others use has a full queue; the batch waits.",
@@ -62,6 +72,7 @@ EVENTS: Final = {
     "engine.stopped": "An engine was stopped.",
     "file.bytes_left": "The bytes of a deleted file remain for now; `expire-files` tries again.",
     "flow_run.lost": "A flow run's process is gone; Prefect was told that it crashed.",
+    "flow_run.not_changed": "The name or the tags of a flow run could not be changed.",
     "flow_run.uses": "Which database, object store and Prefect a flow run uses.",
     "health.failed": "A check of /readyz failed.",
     "lease.not_renewed": "A lease could not be renewed; it is tried again until it expires.",
@@ -72,6 +83,9 @@ EVENTS: Final = {
     "model.not_offered_now": "Nothing serves the model at the moment, but something did before.",
     "models.not_known": "Prefect could not be asked which models are served.",
     "models.not_read": "Prefect could not be asked for the list of models.",
+    "outcome.not_kept": "The result of a batch could not be kept in Prefect for other flows.",
+    "outcome.not_known": "The result of a batch could not be read for other flows.",
+    "progress.not_seen": "The database did not say how far a batch is; it is asked again.",
     "progress.not_shown": "The progress of a batch could not be shown in Prefect.",
     "reconciler.failed": "A pass of `reconcile` failed; the next one follows.",
     "report.not_shown": "The report of a batch could not be shown in Prefect.",
@@ -91,8 +105,10 @@ EVENTS: Final = {
     "service.away": "A database, object store or Prefect does not answer; the call is repeated.",
     "status_changes.not_reported": "Status changes could not be sent to Prefect; they are sent "
     "later.",
+    "step.repeated": "A step of a batch failed for a reason that may pass; it is repeated.",
     "storage.ahead": "The object store is newer than the database: a backup was restored.",
     "storage.not_marked": "The object store's mark could not be written.",
+    "task_run.not_recorded": "A step of a batch could not be shown in Prefect.",
     "upload.bytes_left": "Parts of an upload could not be deleted; `expire-files` tries again.",
     "watch.failed": "Watchers of batches could not be served, by a defect; the next look follows.",
     "watch.not_read": "The database did not answer for those who watch batches; the next look "
@@ -130,8 +146,10 @@ FIELDS: Final = {
     "server": "the host of an engine that somebody else runs",
     "state": "the state of a Prefect flow run",
     "status": "the status of the batch or of the notification",
+    "step": "the step of a batch",
     "strikes": "how often the chunk has failed",
     "tag": "the number of the request at the engine",
+    "tenant": "the tenant",
     "vllm": "the version of vLLM",
     "what": "what was being done",
 }

@@ -224,14 +224,7 @@ def parse_window(text: str) -> int:
 
     Raises :class:`~batchyard.errors.RequestRefused` for anything else, and for too long a window.
     """
-    match = re.fullmatch(WINDOW_PATTERN, text)
-    if match is None:
-        raise RequestRefused(
-            "completion_window must be a number and m, h or d, for example 24h.",
-            param="completion_window",
-            code="invalid_value",
-        )
-    seconds = int(match.group(1)) * WINDOW_SECONDS[match.group(2)]
+    seconds = parse_duration(text, param="completion_window")
     if seconds > MAX_WINDOW_DAYS * WINDOW_SECONDS["d"]:
         raise RequestRefused(
             f"completion_window may be {MAX_WINDOW_DAYS}d at most.",
@@ -239,6 +232,21 @@ def parse_window(text: str) -> int:
             code="invalid_value",
         )
     return seconds
+
+
+def parse_duration(text: str, *, param: str) -> int:
+    """Seconds of a duration such as ``24h``, of any length.
+
+    Raises :class:`~batchyard.errors.RequestRefused`, which names ``param``.
+    """
+    match = re.fullmatch(WINDOW_PATTERN, text)
+    if match is None:
+        raise RequestRefused(
+            f"{param} must be a number and m, h or d, for example 24h.",
+            param=param,
+            code="invalid_value",
+        )
+    return int(match.group(1)) * WINDOW_SECONDS[match.group(2)]
 
 
 async def check_destinations(

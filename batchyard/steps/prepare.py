@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,19 @@ from batchyard.store import NewChunk
 from batchyard.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """An input without an error. ``model`` is the one that its lines name."""
+
+    model: str
+    requests: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,86 +52,131 @@ class Prepared:
 
 @traced("batch.plan")
 async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
-    """Validate the input, store the plan, move the batch to ``in_progress`` with its chunks.
+    """Validate the input, then plan it; None when the batch is past validation already.
 
-    None when the batch is past validation already. Raises
-    :class:`~batchyard.errors.InputRefused` with every (capped) error of the file,
-    :class:`~batchyard.errors.ModelNotFound`, :class:`~batchyard.errors.QuotaExceeded` and
-    :class:`~batchyard.errors.WindowUnattainable`.
+    Raises what :class:`Preparation` does.
     """
+    async with preparing(services, batch_id) as preparation:
+        if preparation is None:
+            return None
+        await preparation.validate()
+        return await preparation.plan()
+
+
+@asynccontextmanager
+async def preparing(services: Services, batch_id: str) -> AsyncIterator[Preparation | None]:
+    """The two steps of a batch that is ``validating``; None when it is past that."""
     batch = await services.store.batches.get(batch_id)
     if batch.status is not BatchStatus.VALIDATING:
-        return None
+        yield None
+        return
     services.on_progress(Progress(batch_id, "validating"))
     folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="plan-"))
     try:
-        input_path = await services.storage.local_path(file_key(batch.input_file_id), folder)
-        with (
-            os_errors_as_ours(str(services.spool)),
-            defects_as_ours("validating and planning the input"),
-        ):
-            stopping = threading.Event()
-            preparing = partial(_prepare, services, batch, input_path, folder, stopping)
-            prepared = await in_executor(None, preparing, interrupt=stopping.set)
-        await check_offered(services, prepared.model)
-        await check_window(services, _open_work(batch, prepared), batch.completion_window)
-        await services.storage.put(plan_key(batch_id), read_file(folder / "plan"))
+        yield Preparation(services, batch, folder)
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
-    await services.store.batches.begin(
-        batch_id,
-        model=prepared.model,
-        total=prepared.plan.requests,
-        plan_key=plan_key(batch_id),
-        chunks=[
-            NewChunk(
-                model=prepared.model,
-                first_record=chunk.first_record,
-                request_count=chunk.request_count,
-                token_estimate=chunk.token_estimate,
-            )
-            for chunk in prepared.plan.chunks
-        ],
-        quota=default_quota(services),
-    )
-    return prepared
 
 
-def _prepare(
-    services: Services,
-    batch: BatchRecord,
-    input_path: Path,
-    folder: Path,
-    stopping: threading.Event,
-) -> Prepared:
-    """Raises :class:`InterruptedError` once it is ``stopping``."""
-    options, settings = batch.options, services.settings
-    validator = Validator(
-        Rules(
-            endpoint=None if options.mixed_endpoints else batch.endpoint,
-            models=frozenset(options.models) or None,
-            one_model=not options.mixed_models,
-            limits=settings.limits.to_limits(),
-            policy=None if options.any_body else settings.bodies.to_policy(),
+class Preparation:
+    """The input of one batch on its way to chunks. Each step can be repeated after an error."""
+
+    def __init__(self, services: Services, batch: BatchRecord, folder: Path) -> None:
+        self._services = services
+        self._batch = batch
+        self._folder = folder
+        self._planner: Planner
+        self._validated: Validated
+        self._prepared: Prepared | None = None
+
+    async def validate(self) -> Validated:
+        """Check every line in one pass over the input, which also sorts the requests.
+
+        Raises :class:`~batchyard.errors.InputRefused` with every (capped) error of the file, and
+        :class:`~batchyard.errors.ModelNotFound`.
+        """
+        key = file_key(self._batch.input_file_id)
+        path = await self._services.storage.local_path(key, self._folder)
+        with self._errors_explained():
+            stopping = threading.Event()
+            reading = partial(self._read, path, stopping)
+            self._validated = await in_executor(None, reading, interrupt=stopping.set)
+        await check_offered(self._services, self._validated.model)
+        return self._validated
+
+    async def plan(self) -> Prepared:
+        """Store the plan, move the batch to ``in_progress`` with its chunks.
+
+        Raises :class:`~batchyard.errors.QuotaExceeded` and
+        :class:`~batchyard.errors.WindowUnattainable`.
+        """
+        services, batch = self._services, self._batch
+        if self._prepared is None:
+            with self._errors_explained():
+                summary = await in_executor(None, self._write)
+            self._prepared = Prepared(self._validated.model, summary)
+        prepared = self._prepared
+        await check_window(services, _open_work(batch, prepared), batch.completion_window)
+        await services.storage.put(plan_key(batch.id), read_file(self._folder / "plan"))
+        await services.store.batches.begin(
+            batch.id,
+            model=prepared.model,
+            total=prepared.plan.requests,
+            plan_key=plan_key(batch.id),
+            chunks=[
+                NewChunk(
+                    model=prepared.model,
+                    first_record=chunk.first_record,
+                    request_count=chunk.request_count,
+                    token_estimate=chunk.token_estimate,
+                )
+                for chunk in prepared.plan.chunks
+            ],
+            quota=default_quota(services),
         )
-    )
-    planner = Planner(
-        order=settings.order,
-        spool=folder,
-        chunk_requests=settings.chunk_requests,
-        deduplicates=options.deduplicate,
-    )
-    with input_path.open("rb") as file:
-        for line in validator.lines(file):
-            if stopping.is_set():
-                raise InterruptedError
-            if not validator.has_errors:
-                planner.add(line)
-        validator.finish(file)
-    with (folder / "plan").open("wb") as plan_file:
-        summary = planner.write(plan_file)
-    assert validator.model is not None  # noqa: S101 - every valid line names one
-    return Prepared(validator.model, summary)
+        return prepared
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        with (
+            os_errors_as_ours(str(self._services.spool)),
+            defects_as_ours("validating and planning the input"),
+        ):
+            yield
+
+    def _read(self, input_path: Path, stopping: threading.Event) -> Validated:
+        """Raises :class:`InterruptedError` once it is ``stopping``."""
+        options, settings = self._batch.options, self._services.settings
+        validator = Validator(
+            Rules(
+                endpoint=None if options.mixed_endpoints else self._batch.endpoint,
+                models=frozenset(options.models) or None,
+                one_model=not options.mixed_models,
+                limits=settings.limits.to_limits(),
+                policy=None if options.any_body else settings.bodies.to_policy(),
+            )
+        )
+        self._planner = planner = Planner(
+            order=settings.order,
+            spool=self._folder,
+            chunk_requests=settings.chunk_requests,
+            deduplicates=options.deduplicate,
+        )
+        requests = 0
+        with input_path.open("rb") as file:
+            for line in validator.lines(file):
+                if stopping.is_set():
+                    raise InterruptedError
+                if not validator.has_errors:
+                    planner.add(line)
+                requests += 1
+            validator.finish(file)
+        assert validator.model is not None  # noqa: S101 - every valid line names one
+        return Validated(validator.model, requests, input_path.stat().st_size)
+
+    def _write(self) -> PlanSummary:
+        with (self._folder / "plan").open("wb") as plan_file:
+            return self._planner.write(plan_file)
 
 
 def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:

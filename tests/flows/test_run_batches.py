@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
-    from uuid import UUID
 
     from prefect.client.schemas.objects import TaskRun
 
@@ -41,7 +41,9 @@ async def task_runs(flow_run_id: UUID, *, at_least: int) -> list[TaskRun]:
             await asyncio.sleep(0.1)
 
 
-async def test_attempts_are_task_runs_and_none_fails_the_flow_run(open_yard: OpenYard) -> None:
+async def test_attempts_are_task_runs_of_the_batch_and_none_fails_its_flow_run(
+    open_yard: OpenYard,
+) -> None:
     """The input is not there, so the batch ends at once; its first webhook is not accepted."""
     settings = {
         "allow_private_urls": True,
@@ -61,12 +63,16 @@ async def test_attempts_are_task_runs_and_none_fails_the_flow_run(open_yard: Ope
             )
             state = await run_batches(return_state=True)
             (delivery,) = await services.store.deliveries.page()
+            batch = await services.store.batches.get(batch.id)
     assert state.is_completed()
     assert delivery.status is DeliveryStatus.DELIVERED
-    assert state.state_details.flow_run_id is not None
-    runs = await task_runs(state.state_details.flow_run_id, at_least=2)
-    name = f"batch.failed for {batch.id}"
-    assert [run.name for run in runs] == [f"{name} (attempt 1)", f"{name} (attempt 2)"]
+    runs = await task_runs(UUID(batch.flow_run_id), at_least=3)
+    assert [run.name for run in runs] == [
+        "fetch",
+        "webhook batch.failed (attempt 1)",
+        "webhook batch.failed (attempt 2)",
+    ]
+    del runs[0]
     states = [run.state for run in runs if run.state is not None]
     assert [each.name for each in states] == ["Failed", "Completed"]
     assert states[0].message == "the receiver answered 500"

@@ -1,4 +1,4 @@
-"""What `batchyard deploy` says when Prefect refuses a deployment."""
+"""Deployments in Prefect's list, and what is said of one that Prefect refuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from prefect.exceptions import ObjectNotFound
 
 from batchyard.errors import DispatchFailed
-from commands.deployments import Wanted, deploy_unmet
+from commands.deployments import Wanted, deploy_unmet, wanted_deployments
 
 
 class EmptyServer:
@@ -34,3 +34,15 @@ async def test_what_prefect_says_of_a_refused_deployment_is_in_the_error(
     assert message.startswith("`prefect deploy` failed with exit code 1:\n")
     assert "No module named 'flows.no_such_module'" in message
     assert capfd.readouterr().out == ""
+
+
+def test_one_deployment_is_for_people_and_says_so() -> None:
+    tags = {each.name: each.entry["tags"] for each in wanted_deployments(["gpu", "big"], {})}
+    assert tags.pop("submit-batch/default") == ["start-here"]
+    assert set(map(tuple, tags.values())) == {("internal",)}
+
+
+def test_every_description_says_who_starts_it() -> None:
+    for each in wanted_deployments(["gpu"], {}):
+        wanted = "Start this one" if each.name == "submit-batch/default" else "not by hand"
+        assert wanted in each.entry["description"], each.name

@@ -20,6 +20,7 @@ from batchyard.plan import (
     _ChunkCutter,
     left_to_run,
     read_records,
+    requests_of_a_chunk,
 )
 
 if TYPE_CHECKING:
@@ -319,3 +320,15 @@ def test_copies_do_not_make_a_chunk_one_of_short_answers() -> None:
             cutter.add_copy()
     chunks = [(chunk.first_record, chunk.request_count) for chunk in cutter.finish()]
     assert chunks == [(4, 20), (0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("requests", "size"),
+    [(10, 1024), (50_000, 1024), (262_144, 1024), (1_000_000, 3906), (100_000_000, 4096)],
+)
+def test_the_chunks_of_a_large_batch_are_larger(requests: int, size: int) -> None:
+    assert requests_of_a_chunk(requests, 1024) == size
+
+
+def test_an_operator_may_want_chunks_that_are_larger_still() -> None:
+    assert requests_of_a_chunk(1_000_000, 20_000) == 20_000

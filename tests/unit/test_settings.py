@@ -110,3 +110,17 @@ def test_a_file_of_authorities_that_cannot_be_used_stops_the_start(
         SettingsError, match=rf"BATCHYARD_CA_FILE: .*ca\.pem cannot be used: {reason}"
     ):
         read_settings(ca_file=tmp_path / "ca.pem")
+
+
+@pytest.mark.parametrize(
+    "url", ["batches.example.org", "https://me:pw@host/", "https://host/?key=1", "ftp://host"]
+)
+def test_a_public_url_that_is_no_address_for_people_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"BATCHYARD_PUBLIC_URL: .*https://batches\.example"):
+        read_settings(public_url=url)
+
+
+def test_the_page_of_a_batch_is_below_the_public_url() -> None:
+    settings = read_settings(public_url="https://host.example/yard/")
+    assert settings.page_of("batch_1") == "https://host.example/yard/batches/batch_1"
+    assert read_settings().page_of("batch_1") is None

@@ -1,0 +1,20 @@
+"""Order the requests and cut them into chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchyard.services import story
+from tasks.step import step
+
+if TYPE_CHECKING:
+    from batchyard.steps.prepare import Preparation
+    from tasks.task_run import RecordedTask
+
+
+@step("plan chunks")
+async def plan_chunks(run: RecordedTask, batch_id: str, preparation: Preparation) -> None:
+    """The batch is in progress afterwards."""
+    plan = (await preparation.plan()).plan
+    run.message = story.plan_words(plan)
+    story.planned(batch_id, plan)
