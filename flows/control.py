@@ -73,6 +73,7 @@ async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
     await services.store.batch_schedule.record_waits(scheduler.waits)
     for batch in await update_forecasts(services):
         emit_at_risk(batch)
+    await services.store.batch_history.record()
     return True
 
 

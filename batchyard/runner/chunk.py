@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from batchyard.runner.window import Window
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
+    from batchyard.wire import TokenUsage
 
     _Planned = tuple[Any, npt.NDArray[Any]]
     """The plan record of a request, and those of its copies."""
@@ -63,9 +64,9 @@ class ChunkRun:
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
     ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its requests
-    carry. ``on_answer`` gets the tokens of each answered request, by the plan's estimate. ``turn``
-    is a lock under which the lines of copies are made: those of all chunks at once would fill the
-    memory.
+    carry. ``on_answer`` gets the tokens of each answered request, by the plan's estimate and as the
+    engine says. ``turn`` is a lock under which the lines of copies are made: those of all chunks
+    at once would fill the memory.
     """
 
     services: Services
@@ -75,7 +76,7 @@ class ChunkRun:
     fetch_input: Callable[[], Awaitable[Path]]
     find_traits: Callable[[], Awaitable[BatchTraits]]
     plan_key: str
-    on_answer: Callable[[float], None]
+    on_answer: Callable[[float, TokenUsage], None]
     turn: asyncio.Lock
     runs_alone: bool = field(init=False)
     """No other chunk may run at the same time, see :mod:`batchyard.runner.suspects`."""
@@ -351,7 +352,7 @@ class ChunkRun:
         self._finished.keep(ordinal, result)
         self._finished.has_run = True
         self._flush_if_due()
-        self.on_answer(self.lease.token_estimate / self.lease.request_count)
+        self.on_answer(self.lease.token_estimate / self.lease.request_count, result.usage)
 
     def _flush_if_due(self) -> None:
         copies = self._copies

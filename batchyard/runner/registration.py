@@ -11,6 +11,7 @@ from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
+    from batchyard.store import EngineLoad
 
 log = event_logger(__name__)
 
@@ -44,13 +45,16 @@ class Registration:
         await store.runners.ready(self.id)
         await store.rates.record(self.model, pool, load_seconds=load_seconds)
 
-    async def must_drain(self, answered: int) -> bool:
+    async def must_drain(self, answered: int, load: EngineLoad | None = None) -> bool:
         """Send the heartbeat; whether another runner has or gets this one's place.
 
-        ``answered``: requests answered so far. Raises :class:`~batchyard.errors.StoreError`.
+        ``answered``: requests answered so far; ``load``: what its engine has to do. Raises
+        :class:`~batchyard.errors.StoreError`.
         """
         try:
-            status = await self.services.store.runners.heartbeat(self.id, answered=answered)
+            status = await self.services.store.runners.heartbeat(
+                self.id, answered=answered, load=load
+            )
         except RecordNotFound:
             # Its heartbeat was missing for so long that another runner has its place.
             status = RunnerStatus.DRAINING

@@ -20,6 +20,7 @@ from batchyard.runner.batch_traits import TraitsOfBatches
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.inputs import Inputs
+from batchyard.runner.load_meter import LoadMeter
 from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
 from batchyard.runner.retry_policy import RetryPolicy
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine, StartProgress
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
-    from batchyard.store import ChunkLease, LeaseKey
+    from batchyard.store import ChunkLease, EngineLoad, LeaseKey
+    from batchyard.wire import TokenUsage
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
 
@@ -103,6 +105,7 @@ class Runner:
         settings = services.settings
         self._retry = RetryPolicy(settings.request_attempts, intervals.RETRY_SECONDS)
         self._counts = RunnerCounts()
+        self._meter = LoadMeter()
         self._returns = Returns(services, self._retry, self._counts, is_shared=batch_id is None)
         self._closing: contextlib.AsyncExitStack
 
@@ -377,7 +380,7 @@ class Runner:
         """Send the heartbeat and report the throughput."""
         if self._registration is None:
             return
-        if await self._registration.must_drain(self.answered):
+        if await self._registration.must_drain(self.answered, self._load()):
             self.drain()  # another model needs this slot
         if self._pace is None:
             return
@@ -404,8 +407,18 @@ class Runner:
             socket = self._engine.metrics_socket
         return Figures(gauges, self._counts.counters(), None if socket is None else str(socket))
 
-    def _count_answer(self, tokens: float) -> None:
+    def _load(self) -> EngineLoad | None:
+        """What the engine has to do now; None before it is there."""
+        if self._pace is None:
+            return None
+        window = self._window
+        return self._meter.load(
+            running=window.in_flight, waiting=window.queued, window=window.limit
+        )
+
+    def _count_answer(self, tokens: float, usage: TokenUsage) -> None:
         self.answered += 1
+        self._meter.count(usage)
         if self._pace is not None:
             self._pace.count(tokens)
         self._show_answers()

@@ -8,6 +8,7 @@ Where an aggregate is large, ``rows`` has its tables and records, and the plain 
 from batchyard.batch_options import DeliveryKind
 from batchyard.store.audit import AuditRecord, act_as, acting_as
 from batchyard.store.batch.batches import Batches
+from batchyard.store.batch.history import BatchHistory, BatchPoint
 from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchSnapshot
 from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
 from batchyard.store.batch.schedule import BatchSchedule
@@ -28,10 +29,17 @@ from batchyard.store.delivery.rows import (
 )
 from batchyard.store.file.files import FileRecord, Files, NewFile
 from batchyard.store.leases import Leases
+from batchyard.store.overview import Overview
 from batchyard.store.page import Order, Page
 from batchyard.store.reseal import reseal
 from batchyard.store.runner.rates import RateRecord, Rates
-from batchyard.store.runner.runners import RunnerKind, RunnerRecord, Runners, RunnerStatus
+from batchyard.store.runner.runners import (
+    EngineLoad,
+    RunnerKind,
+    RunnerRecord,
+    Runners,
+    RunnerStatus,
+)
 from batchyard.store.schema import upgrade
 from batchyard.store.sealed import new_sealing_key
 from batchyard.store.sealing_proof import SealingProof
@@ -56,10 +64,12 @@ __all__ = [
     "Attempt",
     "AttemptRecord",
     "AuditRecord",
+    "BatchHistory",
     "BatchLease",
     "BatchLeases",
     "BatchLocations",
     "BatchOptions",
+    "BatchPoint",
     "BatchRecord",
     "BatchSchedule",
     "BatchSnapshot",
@@ -77,6 +87,7 @@ __all__ = [
     "DeliveryRecord",
     "DeliveryStatus",
     "EndpointWithSecret",
+    "EngineLoad",
     "FileRecord",
     "Files",
     "Holder",
@@ -93,6 +104,7 @@ __all__ = [
     "NewPart",
     "NewUpload",
     "Order",
+    "Overview",
     "Page",
     "PartRecord",
     "Quota",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from batchyard.prices import NO_PRICES, Prices
 from batchyard.store.audit import AuditLog
 from batchyard.store.batch.batches import Batches
+from batchyard.store.batch.history import BatchHistory
 from batchyard.store.batch.leases import BatchLeases
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChanges
@@ -18,6 +19,7 @@ from batchyard.store.delivery.deliveries import Deliveries
 from batchyard.store.figures import FiguresReader
 from batchyard.store.file.files import Files
 from batchyard.store.leases import Leases
+from batchyard.store.overview import Overview
 from batchyard.store.runner.rates import Rates
 from batchyard.store.runner.runners import Runners
 from batchyard.store.schema import check, upgrade
@@ -48,6 +50,7 @@ class Store:
     batches: Batches
     batch_leases: BatchLeases
     batch_schedule: BatchSchedule
+    batch_history: BatchHistory
     chunks: Chunks
     runners: Runners
     leases: Leases
@@ -61,6 +64,7 @@ class Store:
     status_changes: StatusChanges
     sealing_proof: SealingProof
     figures: FiguresReader
+    overview: Overview
     storage_mark: StorageMark
     audit: AuditLog
 
@@ -99,6 +103,7 @@ async def open_store(
             batches=Batches(database, prices),
             batch_leases=BatchLeases(database),
             batch_schedule=BatchSchedule(database),
+            batch_history=BatchHistory(database),
             chunks=Chunks(database),
             runners=Runners(database),
             leases=Leases(database),
@@ -112,6 +117,7 @@ async def open_store(
             status_changes=StatusChanges(database),
             sealing_proof=SealingProof(database),
             figures=FiguresReader(database),
+            overview=Overview(database),
             storage_mark=StorageMark(database),
             audit=AuditLog(database),
         )

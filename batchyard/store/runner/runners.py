@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -23,7 +24,7 @@ from sqlmodel import Field
 from batchyard.errors import RecordNotFound
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock
-from batchyard.store.columns import EnumText, Record, Row
+from batchyard.store.columns import EnumText, JsonText, Record, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +57,23 @@ class RunnerStatus(StrEnum):
     """In: its heartbeat stopped. Terminal: a later heartbeat is refused."""
 
 
+class EngineLoad(msgspec.Struct, frozen=True):
+    """What a runner's engine had to do at its last heartbeat. Tokens are since its start."""
+
+    running: int = 0
+    """Requests in the engine."""
+    waiting: int = 0
+    """Requests in the runner's window that wait for room in the engine, or for another attempt."""
+    window: int = 0
+    """Requests that may be in the engine at once."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    speeds: tuple[float, ...] = ()
+    """Tokens per second, prompts and answers, in slots of ``every_seconds``; the newest last."""
+    every_seconds: float = 20.0
+
+
 class RunnerRecord(Record):
     """A runner as the database has it. Times are Unix seconds; ``id`` is what owns its leases."""
 
@@ -76,6 +94,8 @@ class RunnerRecord(Record):
     """Why it could not serve; None: it did not fail, or died before it could say so."""
     answered: int = Field(default=0, sa_type=BigInteger)
     """Requests that it had answered at its last heartbeat."""
+    load: EngineLoad | None = Field(default=None, sa_type=JsonText(EngineLoad))
+    """None: it has no engine, or not yet."""
 
 
 class RunnerRow(Row, RunnerRecord, table=True):
@@ -145,6 +165,7 @@ class Runners(Aggregate):
             machine=machine,
             failure=None,
             answered=0,
+            load=None,
         )
         await connection.execute(insert(_RUNNERS).values(**record.model_dump()))
         return record
@@ -157,17 +178,23 @@ class Runners(Aggregate):
 
     @writes
     async def heartbeat(
-        self, connection: AsyncConnection, runner_id: str, *, answered: int = 0
+        self,
+        connection: AsyncConnection,
+        runner_id: str,
+        *,
+        answered: int = 0,
+        load: EngineLoad | None = None,
     ) -> RunnerStatus:
         """Say that the runner lives; the answer is ``LIVE``, or ``DRAINING`` to end it.
 
-        ``answered`` counts the requests that it has answered so far. Raises
+        ``answered`` counts the requests that it has answered so far, ``load`` is what its engine
+        has to do now. Raises
         :class:`~batchyard.errors.RecordNotFound` for one that is retired, lost or never was.
         """
         statement = (
             update(_RUNNERS)
             .where(_RUNNERS.c.id == runner_id, _HAS_NOT_ENDED)
-            .values(heartbeat_at=clock(), answered=answered)
+            .values(heartbeat_at=clock(), answered=answered, load=load)
             .returning(_RUNNERS.c.status)
         )
         found = await connection.execute(statement)

@@ -1,0 +1,99 @@
+"""What batches come to now, as SQL: of one that has ended its own sums, of others their chunks'."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import and_, case, func, select
+
+from batchyard.lifecycle import TERMINAL, UNFINISHED
+from batchyard.store.batch.history import POINTS
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chunk.rows import CHUNKS, IS_LEASED
+from batchyard.store.clock import clock
+from batchyard.store.leasing import is_held
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy import ColumnElement, Select, Subquery
+
+SUMS: Final = ("completed", "failed", "input_tokens", "cached_tokens", "output_tokens")
+
+ENDED_AT: Final = func.coalesce(
+    *(
+        BATCHES.c[status.timestamp_field]
+        for status in sorted(TERMINAL)
+        if status.timestamp_field is not None
+    )
+)
+"""When a batch ended; NULL before."""
+
+
+def sums_of_chunks() -> Select[Any]:
+    """The sums of every batch that has not ended, and its requests that run (``running``)."""
+    unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
+    running = case((and_(IS_LEASED, is_held(CHUNKS)), unanswered), else_=0)
+    return (
+        select(
+            CHUNKS.c.batch_id,
+            *(func.sum(CHUNKS.c[name]).label(name) for name in SUMS),
+            func.sum(running).label("running"),
+        )
+        .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+        .where(BATCHES.c.status.in_(UNFINISHED))
+        .group_by(CHUNKS.c.batch_id)
+    )
+
+
+def live(chunks: Subquery, name: str) -> ColumnElement[int]:
+    """One of :data:`SUMS` of a batch that is joined with :func:`sums_of_chunks`, outer."""
+    has_ended = BATCHES.c.status.in_(TERMINAL)
+    return case((has_ended, BATCHES.c[name]), else_=func.coalesce(chunks.c[name], 0))
+
+
+def points_before(seconds: float, batch_ids: Collection[str] | None = None) -> Select[Any]:
+    """The newest point of each batch that is at least so old."""
+    newest = (
+        select(POINTS.c.batch_id, func.max(POINTS.c.at).label("at"))
+        .where(POINTS.c.at <= clock() - seconds)
+        .group_by(POINTS.c.batch_id)
+    )
+    if batch_ids is not None:
+        newest = newest.where(POINTS.c.batch_id.in_(batch_ids))
+    else:
+        lately = _is_recent(seconds)
+        newest = newest.join(BATCHES, BATCHES.c.id == POINTS.c.batch_id).where(lately)
+    last = newest.subquery()
+    return select(POINTS).join(
+        last, and_(last.c.batch_id == POINTS.c.batch_id, last.c.at == POINTS.c.at)
+    )
+
+
+def answered_within(seconds: float, tenant: str | None) -> Select[Any]:
+    """What all batches together have got in the last ``seconds``: :data:`SUMS`, in this order.
+
+    A batch that began before and has no point of that time is left out: when its answers came is
+    not known.
+    """
+    before = points_before(seconds).subquery()
+    chunks = sums_of_chunks().subquery()
+    gained = (
+        func.coalesce(func.sum(live(chunks, name) - func.coalesce(before.c[name], 0)), 0)
+        for name in SUMS
+    )
+    began = func.coalesce(BATCHES.c.in_progress_at, BATCHES.c.created_at)
+    is_known = (before.c.at.is_not(None)) | (began > clock() - seconds)
+    statement = (
+        select(*gained)
+        .select_from(BATCHES)
+        .outerjoin(chunks, chunks.c.batch_id == BATCHES.c.id)
+        .outerjoin(before, before.c.batch_id == BATCHES.c.id)
+        .where(_is_recent(seconds), is_known)
+    )
+    return statement if tenant is None else statement.where(BATCHES.c.tenant == tenant)
+
+
+def _is_recent(seconds: float) -> ColumnElement[bool]:
+    """It has not ended, or it has ended in the last ``seconds``."""
+    return (BATCHES.c.status.in_(UNFINISHED)) | (clock() - seconds <= ENDED_AT)
