@@ -31,7 +31,7 @@ from batchyard.api.openapi import DescribedApi
 from batchyard.api.route import operation_id
 from batchyard.api.session import send_to_login
 from batchyard.logs import event_logger
-from batchyard.page import docs, login
+from batchyard.page import actions, docs, login, new_batch, routes, static_files
 from batchyard.page.failed_logins import FailedLogins
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
@@ -92,8 +92,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(health.router)
     send_to_login(app)
     app.state.failed_logins = FailedLogins()
-    app.include_router(login.router)
-    app.include_router(docs.router)
+    for page in (login.router, docs.router, routes.router, actions.router, new_batch.router):
+        app.include_router(page)
+    app.mount(static_files.PATH, static_files.PageFiles())
     app.add_middleware(RequestIds)
     app.add_middleware(LingeringClose)  # the outermost: it closes after answers of RequestIds too
     return app

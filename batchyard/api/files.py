@@ -144,6 +144,13 @@ async def download_file(
     file = await _file(caller, file_id)
     if file.purpose not in _DOWNLOADABLE:
         raise ApiError(400, f"Not allowed to download files of purpose: {file.purpose}")
+    return await file_response(caller, file, wanted_range)
+
+
+async def file_response(
+    caller: Caller, file: FileRecord, wanted_range: str | None = None
+) -> StreamingResponse:
+    """The file, to be saved under its name, or one range of it. Raises 416."""
     wanted = _range(wanted_range, file.size_bytes)
     start, stop = wanted or (0, file.size_bytes)
     headers = {

@@ -8,6 +8,8 @@ from typing import Any, Final
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from batchyard.page.static_files import url_of
+
 HEADERS: Final = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -26,10 +28,12 @@ def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("batchyard.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["url_of"] = url_of
+    return environment

@@ -1,0 +1,206 @@
+"""The failed lines of a batch, grouped by their code, and answers to look at.
+
+While it runs, both come from the newest segments, which know the number of each line; afterwards
+from the first megabytes of its files. Neither is all of a large batch, and the page says so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from batchyard.errors import RecordNotFound, StorageError
+from batchyard.framing import custom_id_of
+from batchyard.lifecycle import TERMINAL
+from batchyard.results import Outcome
+from batchyard.services.keys import chunk_prefix
+from batchyard.services.segments import decode_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from batchyard.batch_error import BatchError
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+MOST_BYTES: Final = 4 * 1024**2
+_INPUT_BYTES: Final = 16 * 1024**2
+"""How far into the input is looked for the numbers of lines: a fraction of a second."""
+_MOST_LINES: Final = 12
+_MOST_SEGMENTS: Final = 24
+_SEGMENT_BYTES: Final = 1024**2
+_ANSWERS: Final = 5
+_MOST_TEXT_CHARS: Final = 2_000
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLine:
+    """``number`` counts from 1; None: it was not looked for so far into the file."""
+
+    custom_id: str
+    number: int | None
+
+
+@dataclass(slots=True)
+class Group:
+    """Lines that failed with the same code, or a file's errors of one code."""
+
+    code: str
+    sample: str
+    count: int = 0
+    lines: list[FailedLine] = field(default_factory=list)
+
+    @property
+    def more(self) -> int:
+        """How many lines are not named."""
+        return self.count - len(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The text of an answer, or its JSON where it has no text."""
+
+    custom_id: str
+    text: str
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """``is_partial``: there is more in the batch than was looked at."""
+
+    groups: list[Group] = field(default_factory=list)
+    is_partial: bool = False
+    answers: list[Answer] = field(default_factory=list)
+
+
+async def find(services: Services, batch: BatchRecord) -> Findings:
+    """What there is to see of the batch's lines. Raises nothing for files that are gone."""
+    if batch.errors and not batch.in_progress_at:
+        return Findings(grouped_refusals(batch.errors))
+    try:
+        if batch.status in TERMINAL:
+            return await _of_files(services, batch)
+        return await _of_segments(services, batch)
+    except (StorageError, RecordNotFound, msgspec.DecodeError):
+        return Findings()
+
+
+def grouped_refusals(errors: Iterable[BatchError]) -> list[Group]:
+    """Why a file was or would be refused, by code."""
+    groups: dict[str, Group] = {}
+    for error in errors:
+        group = groups.setdefault(error.code, Group(error.code, error.message))
+        group.count += 1
+        if error.line is not None and len(group.lines) < _MOST_LINES:
+            group.lines.append(FailedLine("", error.line))
+    return _sorted(groups.values())
+
+
+async def _of_files(services: Services, batch: BatchRecord) -> Findings:
+    groups, is_partial = [], False
+    if batch.error_file_id is not None:
+        lines, is_partial = await _head_of(services, batch.error_file_id, MOST_BYTES)
+        numbers = await _numbers(services, batch, [custom_id_of(line) for line in lines])
+        groups = _grouped((line, numbers.get(custom_id_of(line))) for line in lines)
+    answers: list[Answer] = []
+    if batch.output_file_id is not None:
+        lines, _ = await _head_of(services, batch.output_file_id, _SEGMENT_BYTES // 4)
+        answers = [_answer(line) for line in lines[:_ANSWERS]]
+    return Findings(groups, is_partial, answers)
+
+
+async def _numbers(services: Services, batch: BatchRecord, custom_ids: list[str]) -> dict[str, int]:
+    """The numbers of lines, as far as the beginning of the input has them."""
+    if not custom_ids:
+        return {}
+    wanted = set(custom_ids)
+    lines, _ = await _head_of(services, batch.input_file_id, _INPUT_BYTES)
+    found = ((custom_id_of(line), number) for number, line in enumerate(lines, start=1))
+    return {custom_id: number for custom_id, number in found if custom_id in wanted}
+
+
+async def _head_of(services: Services, file_id: str, most_bytes: int) -> tuple[list[bytes], bool]:
+    """The whole lines at the beginning of a file, and whether there are more."""
+    file = await services.store.files.get(file_id)
+    stop = min(file.size_bytes, most_bytes)
+    data = b"".join([part async for part in services.storage.get(file.storage_key, stop=stop)])
+    is_cut = stop < file.size_bytes
+    lines = data.split(b"\n")
+    return [line for line in (lines[:-1] if is_cut else lines) if line.strip()], is_cut
+
+
+async def _of_segments(services: Services, batch: BatchRecord) -> Findings:
+    failing, newest = await services.store.overview.chunks_to_see(batch.id)
+    errors: list[tuple[bytes, int | None]] = []
+    answers: list[bytes] = []
+    budget, seen = _MOST_SEGMENTS, 0
+    for index in dict.fromkeys([*failing, *newest]):
+        keys = [key async for key in services.storage.list(chunk_prefix(batch.id, index))]
+        for key in sorted(keys, reverse=True)[:budget]:
+            budget -= 1
+            data = b"".join([part async for part in services.storage.get(key, stop=_SEGMENT_BYTES)])
+            if len(data) == _SEGMENT_BYTES:
+                continue  # it may be cut in the middle of an entry
+            for entry in decode_entries(data):
+                line = data[entry.position : entry.position + entry.length]
+                if entry.outcome is Outcome.ERROR:
+                    errors.append((line, entry.ordinal + 1))
+                    seen += 1
+                elif index in newest:
+                    answers.append(line)
+    groups = _grouped(errors)
+    return Findings(groups, seen < batch.failed, [_answer(line) for line in answers[-_ANSWERS:]])
+
+
+def _grouped(lines: Iterable[tuple[bytes, int | None]]) -> list[Group]:
+    groups: dict[str, Group] = {}
+    for line, number in lines:
+        code, message = _code_and_message(_decode(line))
+        group = groups.setdefault(code, Group(code, message[:_MOST_TEXT_CHARS]))
+        group.count += 1
+        if len(group.lines) < _MOST_LINES:
+            group.lines.append(FailedLine(custom_id_of(line), number))
+    return _sorted(groups.values())
+
+
+def _sorted(groups: Iterable[Group]) -> list[Group]:
+    return sorted(groups, key=lambda group: (-group.count, group.code))
+
+
+def _code_and_message(line: Any) -> tuple[str, str]:
+    """The error of a line: ours, or that of the engine's answer; an engine may answer anything."""
+    found: defaultdict[str, Any] = defaultdict(lambda: None, line)
+    response, error = found["response"], found["error"]
+    status = ""
+    if isinstance(response, dict):
+        status = str(response.get("status_code", ""))
+        body = response.get("body")
+        error = body.get("error", body) if isinstance(body, dict) else body
+    if not isinstance(error, dict):
+        return status or "error", str(error)
+    code, kind = error.get("code"), error.get("type")
+    # Engines write the status there.
+    name = kind if not code or str(code) == status else code
+    return f"{status} {name or ''}".strip() or "error", str(error.get("message", ""))
+
+
+def _answer(line: bytes) -> Answer:
+    text = _text_of(_decode(line))
+    return Answer(custom_id_of(line), text[:_MOST_TEXT_CHARS], len(text) > _MOST_TEXT_CHARS)
+
+
+def _text_of(line: Any) -> str:
+    body: Any = (line.get("response") or {}).get("body")
+    try:
+        choice = body["choices"][0]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        if isinstance(text, str):
+            return text
+    except (KeyError, IndexError, TypeError):
+        pass
+    return msgspec.json.format(msgspec.json.encode(body), indent=1).decode()

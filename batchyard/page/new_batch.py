@@ -1,0 +1,231 @@
+"""A new batch from a file: it is uploaded, estimated, and becomes a batch if that looks right."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from batchyard.api.auth import allowed, refuse_nul
+from batchyard.api.body import body_stream
+from batchyard.api.errors import ApiError, missing
+from batchyard.api.files import read_form as file_form
+from batchyard.api.session import (
+    CSRF_FIELD,
+    CSRF_HEADER,
+    LoginNeeded,
+    PageCaller,
+    csrf_token,
+    is_same,
+    read_form,
+    session_holder,
+)
+from batchyard.endpoints import ENDPOINTS
+from batchyard.errors import RecordNotFound, RequestRefused, StorageError
+from batchyard.files.upload import FileUse, upload_file
+from batchyard.page.failures import Group, grouped_refusals
+from batchyard.page.route import PageRoute, shell
+from batchyard.page.routes import answers_of
+from batchyard.page.words import compact, count, percent, short_duration, size
+from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch
+from batchyard.storage.local_file import LocalFile
+from batchyard.threads import in_thread
+
+if TYPE_CHECKING:
+    from batchyard.api.auth import Caller
+    from batchyard.services.services import Services
+    from batchyard.steps.estimate import Estimate
+    from batchyard.store import FileRecord, RateRecord
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+_SEE_OTHER: Final = 303
+_WINDOWS: Final = ("1h", "6h", "24h", "72h", "7d")
+_LONGEST_FIRST_LINE: Final = 1024**2
+_ONE_AT_A_TIME = asyncio.Semaphore(1)
+"""An estimate takes a core for up to a minute; the API has others to answer."""
+
+
+class _Line(msgspec.Struct):
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatePage:
+    """The estimate of a file, as text."""
+
+    file_id: str
+    filename: str
+    size: str
+    facts: list[tuple[str, str]]
+    groups: list[Group]
+    bad_lines: str
+    endpoint: str
+    """The one to offer first."""
+
+
+@router.get("/new")
+async def new(request: Request, caller: PageCaller) -> Response:
+    """Choose a file."""
+    return shell(request, caller, "new.html", message="")
+
+
+@router.post("/new")
+async def upload(request: Request) -> Response:
+    """Store the file, and go to its estimate."""
+    refuse_nul(request)
+    holder = await session_holder(request)
+    if holder is None:
+        raise LoginNeeded
+    caller = allowed(request, holder)
+    sent = file_form(request, caller, file_field="file")
+
+    def use() -> FileUse:
+        # The form has the token before the file; a script may send it as a header.
+        given = request.headers.get(CSRF_HEADER) or sent.fields.get(CSRF_FIELD, "")
+        if not is_same(csrf_token(request), given):
+            raise ApiError(403, "This form belongs to another session: load the page again.")
+        if sent.file is None or not sent.file.filename:
+            raise missing("file")
+        return FileUse(sent.file.filename, "batch")
+
+    try:
+        content = sent.content(body_stream(request))
+        file = await upload_file(caller.services, caller.tenant, content, use)
+    except RequestRefused as error:
+        return shell(request, caller, "new.html", message=str(error), status=400)
+    return RedirectResponse(f"/new/{file.id}", status_code=_SEE_OTHER)
+
+
+@router.get("/new/{file_id}")
+async def estimate(file_id: str, request: Request, caller: PageCaller) -> Response:
+    """What to expect of the file, and the form that makes it a batch."""
+    return await _estimate_page(request, caller, file_id)
+
+
+@router.post("/new/{file_id}")
+async def create(file_id: str, request: Request, caller: PageCaller) -> Response:
+    """Create the batch, and go there."""
+    fields = await read_form(request)
+    file = await _file(caller, file_id)
+    name = fields.get("name", "").strip()
+    endpoint = fields.get("endpoint", "")
+    try:
+        batch = await accept_batch(
+            caller.services,
+            BatchRequest(
+                # Of the file's tenant: an operator's batch is in the operator's own tenant too.
+                tenant=file.tenant,
+                input_file_id=file.id,
+                endpoint=None if endpoint == MIXED_ENDPOINTS else endpoint,
+                completion_window=fields.get("window", "24h"),
+                metadata={"name": name} if name else None,
+                public_urls=True,
+            ),
+            batches_per_hour=caller.services.settings.quota.batches_per_hour,
+        )
+    except RequestRefused as error:
+        return await _estimate_page(request, caller, file_id, message=str(error))
+    request.app.state.request_runner()
+    answers_of(request).forget()
+    return RedirectResponse(f"/batches/{batch.id}", status_code=_SEE_OTHER)
+
+
+async def _estimate_page(
+    request: Request, caller: Caller, file_id: str, *, message: str = ""
+) -> Response:
+    file = await _file(caller, file_id)
+
+    async def ask() -> EstimatePage:
+        async with _ONE_AT_A_TIME:
+            return await _estimate(caller.services, file)
+
+    # A file never changes, but rates do: the answer is kept for as long as others are.
+    found = await answers_of(request).get(("estimate", file.tenant, file.id), ask)
+    return shell(
+        request,
+        caller,
+        "estimate.html",
+        estimate=found,
+        endpoints=[*ENDPOINTS, MIXED_ENDPOINTS],
+        windows=_WINDOWS,
+        message=message,
+        status=400 if message else 200,
+    )
+
+
+async def _file(caller: Caller, file_id: str) -> FileRecord:
+    try:
+        file = await caller.services.store.files.get(file_id, caller.tenant)
+    except RecordNotFound:
+        raise ApiError(404, f"No uploaded file has the id '{file_id}'.") from None
+    if file.purpose != "batch":
+        raise ApiError(400, "This file was not uploaded to be the input of a batch.")
+    return file
+
+
+async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
+    # NumPy is needed here and nowhere else in this process.
+    from batchyard.steps.estimate import Assumptions, estimate_file  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(dir=services.spool, prefix="estimate-") as folder:
+        try:
+            path = await services.storage.local_path(file.storage_key, Path(folder))
+            found = await estimate_file(services.settings, LocalFile(path), Assumptions())
+            endpoint = await in_thread(_first_url, path)
+        except StorageError as error:
+            raise ApiError(404, f"The file cannot be read: {error}") from None
+    rate = None
+    if found.model is not None:
+        pool = services.settings.pool_of(found.model)
+        rate = await services.store.rates.get(found.model, pool)
+    return EstimatePage(
+        file_id=file.id,
+        filename=file.filename,
+        size=size(file.size_bytes),
+        facts=_facts(found, rate),
+        groups=grouped_refusals(found.errors),
+        bad_lines=count(len(found.errors)) if found.errors else "",
+        endpoint=endpoint if endpoint in ENDPOINTS else MIXED_ENDPOINTS,
+    )
+
+
+def _first_url(path: Path) -> str:
+    """What the first line names, which is what nearly all files name in each."""
+    with path.open("rb") as file:
+        line = file.readline(_LONGEST_FIRST_LINE)
+    try:
+        return msgspec.json.decode(line, type=_Line).url
+    except msgspec.DecodeError:
+        return ""
+
+
+def _facts(found: Estimate, rate: RateRecord | None) -> list[tuple[str, str]]:
+    facts = [
+        ("Lines", count(found.requests)),
+        ("Model", found.model or "none named"),
+        ("Prompt tokens", f"about {compact(found.prompt_tokens)}"),
+        ("Answer tokens", f"up to {compact(found.output_tokens)}, by max_tokens"),
+    ]
+    if found.order is not None:
+        order = found.order
+        ours, theirs = (percent(each.hit_rate, 1) for each in (order.ours, order.as_written))
+        facts.append(("From the cache", f"{ours} in our order, {theirs} in the file's"))
+    facts.append(("Time", _time(found, rate)))
+    return facts
+
+
+def _time(found: Estimate, rate: RateRecord | None) -> str:
+    if rate is None or not rate.tokens_per_second:
+        return "not known: no batch of this model was measured yet"
+    seconds = found.planned_tokens / rate.tokens_per_second + (rate.load_seconds or 0.0)
+    return (
+        f"about {short_duration(seconds)} on one engine that has nothing else to do, at "
+        f"{compact(rate.tokens_per_second)} tokens/s"
+    )

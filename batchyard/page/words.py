@@ -1,0 +1,119 @@
+"""Numbers, times and names as the page shows them: short, and the same everywhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.prices import money
+from batchyard.time_words import duration, relative
+
+if TYPE_CHECKING:
+    from batchyard.store import BatchRecord
+
+NOTHING: Final = "–"
+_NAME_KEYS: Final = ("name", "title", "job", "run", "description")
+_MOST_NAME_CHARS: Final = 60
+_UNITS: Final = ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k"))
+
+
+def count(number: float) -> str:
+    """``1,234``."""
+    return f"{number:,.0f}"
+
+
+def compact(number: float) -> str:
+    """``950``, ``1.2 k``, ``34 M``: at most three digits and a unit."""
+    for size, unit in _UNITS:
+        # Half a unit below, because 999,950 would be rounded up to 1,000 k.
+        if abs(number) >= size * 0.9995:
+            scaled = number / size
+            return f"{scaled:.1f} {unit}" if abs(scaled) < 9.95 else f"{scaled:.0f} {unit}"
+    return f"{number:.0f}"
+
+
+def size(number: int) -> str:
+    """``812 B``, ``1.4 MB``."""
+    return f"{compact(number)}B" if number >= 1000 else f"{number} B"
+
+
+def percent(part: float, whole: float) -> str:
+    """``37 %``; 100 only for all, and 0 only for none, so that the words never lie."""
+    if not whole:
+        return NOTHING
+    share = 100 * part / whole
+    if 0 < share < 1:
+        return "<1 %"
+    if 99 < share < 100:
+        return ">99 %"
+    return f"{share:.0f} %"
+
+
+def at(seconds: float) -> str:
+    """``2026-11-22 20:41:58 UTC``."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def clock_time(seconds: float, now: float) -> str:
+    """``20:41 UTC``; of another day ``Nov 22, 20:41 UTC``."""
+    then, today = (datetime.fromtimestamp(each, UTC) for each in (seconds, now))
+    return then.strftime("%H:%M UTC" if then.date() == today.date() else "%b %-d, %H:%M UTC")
+
+
+def short_duration(seconds: float) -> str:
+    """``45 s``, ``16 min``, ``3 h 12 min``, ``6 d 23 h``: from a minute on without seconds."""
+    if 60 <= seconds < 3600:
+        return f"{seconds // 60:.0f} min"
+    return duration(max(0.0, seconds))
+
+
+def ago(seconds: float) -> str:
+    """``16 min ago``, ``now``."""
+    return "now" if seconds < 1 else f"{short_duration(seconds)} ago"
+
+
+def name_of(batch: BatchRecord) -> str | None:
+    """What its metadata calls it."""
+    for key in _NAME_KEYS:
+        text = ((batch.metadata or {}).get(key) or "").strip()
+        if text:
+            return text if len(text) <= _MOST_NAME_CHARS else f"{text[: _MOST_NAME_CHARS - 1]}…"
+    return None
+
+
+def cost_of(batch: BatchRecord) -> str:
+    """What it cost; empty: it has not ended, or there was no price."""
+    if batch.cost is None or batch.currency is None:
+        return ""
+    return money(batch.cost, batch.currency)
+
+
+def model_of(batch: BatchRecord) -> str:
+    """The model, or what it may be; before the input was read it is not known."""
+    return batch.model or ", ".join(batch.options.models) or NOTHING
+
+
+def status_of(batch: BatchRecord, *, is_running: bool) -> tuple[str, str]:
+    """One word for its look, and the words for people."""
+    match batch.status:
+        case status if batch.paused_at is not None and status in STOPPABLE:
+            return "paused", "paused"
+        case BatchStatus.VALIDATING:
+            return "waiting", "validating"
+        case BatchStatus.IN_PROGRESS:
+            return ("running", "running") if is_running else ("waiting", "waiting")
+        case BatchStatus.FINALIZING:
+            return "running", "writing files"
+        case BatchStatus.CANCELLING:
+            return "waiting", "cancelling"
+        case BatchStatus.FAILED | BatchStatus.EXPIRED as status:
+            return "failed", status.value
+        case BatchStatus.CANCELLED:
+            return "cancelled", "cancelled"
+    return "completed", "completed"
+
+
+def in_words(seconds: float) -> str:
+    """``in 3 h 12 min``, or ``45 s ago``."""
+    return relative(seconds)
