@@ -121,9 +121,9 @@ def api(settings: Settings, keys: tuple[str, str]) -> Iterator[Api]:
 
 
 @contextlib.contextmanager
-def served(settings: Settings, keys: tuple[str, str]) -> Iterator[Api]:
+def served(settings: Settings, keys: tuple[str, str], *, port: int = 0) -> Iterator[Api]:
     server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning"))
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -19,15 +19,29 @@ import pytest
 CACHE = Path(__file__).parents[2] / ".debian_cache"
 
 
-def unpacked(*packages: str) -> Path:
+def unpacked(*packages: str, name: str | None = None) -> Path:
     """The folder below which the packages' files are: ``usr/sbin`` and so on."""
-    folder = CACHE / "-".join(packages)
+    folder = CACHE / (name or "-".join(packages))
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             _unpack(packages, folder)
     return folder
+
+
+def unpacked_with_libraries(package: str) -> Path:
+    """Likewise for one program, with those packages that it depends on and that are not here."""
+    words = ["apt-get", "install", "--print-uris", "-qq", "--no-install-recommends", package]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"{package} is not here: these tests need Debian or Ubuntu.")
+    if done.returncode:
+        pytest.skip(f"apt has no {package}: {done.stderr[-500:]}")
+    # Each line: 'URI' file_version_architecture.deb size hash
+    files = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("'")]
+    return unpacked(*sorted({file.partition("_")[0] for file in files} | {package}), name=package)
 
 
 def environment_of(folder: Path) -> dict[str, str]:

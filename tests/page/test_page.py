@@ -1,0 +1,290 @@
+"""What a person sees and does on the page, in a real Chromium."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.lifecycle import BatchStatus
+from tests.api.conftest import Api, served
+from tests.contract.store.samples import batch_in, begun_batch
+from tests.page import samples
+from tests.page.conftest import log_in
+from tests.services.chromium import until
+from tests.services.node import npm_folder
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+    from batchyard.settings import Settings
+    from tests.services.chromium import Tab
+
+LISTS = Path(__file__).parent / "node"
+MOST_TABS = 200
+
+
+def focused(tab: Tab) -> str:
+    """The id of what has the focus, or its text."""
+    found: str = tab.run("document.activeElement.id || document.activeElement.innerText.trim()")
+    return found
+
+
+def tab_to(tab: Tab, name: str) -> None:
+    """Press Tab until it has the focus, which everything that has it must show."""
+    for _ in range(MOST_TABS):
+        tab.press("Tab")
+        outline = tab.run("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", focused(tab)
+        if focused(tab) == name:
+            return
+    raise AssertionError(f"{name} cannot be reached with the keyboard.")
+
+
+async def test_everything_can_be_done_with_the_keyboard(
+    tab: Tab, site: str, services: Services, keys: tuple[str, str]
+) -> None:
+    """Log in, filter, search, open a batch, pause it, set its priority, cancel it, log out."""
+    batch = await begun_batch(services.store, tenant="one", metadata={"name": "Mine"})
+    await batch_in(services.store, BatchStatus.COMPLETED, tenant="one")
+    log_in(tab, site, keys[0])
+    tab_to(tab, "tile-oldest")
+    tab.press("Enter")
+    tab.wait("location.search === '?show=waiting'")
+    assert tab.run("document.querySelectorAll('table.batches tbody tr').length") == 1
+    tab_to(tab, "q")
+    tab.type("nowhere")
+    tab.wait("document.querySelector('#batches .empty')")
+    assert tab.run("location.search") == "?show=waiting&q=nowhere"
+    tab.run("document.activeElement.select()")
+    tab.type("min")
+    tab.wait("document.querySelector('table.batches tbody tr')")
+    tab_to(tab, f"row-{batch.id}")
+    tab.press("Enter")
+    tab.wait(f"location.pathname === '/batches/{batch.id}'")
+    tab_to(tab, "do-pause")
+    tab.press("Enter")
+    tab.wait("document.getElementById('do-resume')")
+    tab_to(tab, "do-resume")
+    tab.press("Enter")
+    tab.wait("document.getElementById('do-pause')")
+    tab_to(tab, "priority")
+    tab.run("document.activeElement.select()")
+    tab.type("7")
+    tab.press("Enter")
+    tab.wait(
+        "document.getElementById('priority').value === '7' && document.readyState === 'complete'"
+    )
+    tab_to(tab, "do-cancel")
+    tab.press("Enter")
+    tab.wait("document.querySelector('.state').innerText === 'cancelling'")
+    found = await services.store.batches.get(batch.id)
+    assert (found.priority, found.status) == (7, BatchStatus.CANCELLING)
+    tab_to(tab, "Log out")
+    tab.press("Enter")
+    tab.wait("location.pathname === '/login'")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing(
+    tab: Tab, site: str, services: Services, operator_key: str, scheme: str
+) -> None:
+    axe = (npm_folder(LISTS) / "node_modules/axe-core/axe.min.js").read_text()
+    batches = await samples.working_day(services)
+    file = await services.store.files.create(
+        await samples.stored(services, ["{}"], "bad.jsonl", "one")
+    )
+    tab.prefer(scheme)
+    tab.open(f"{site}/login")
+    found = {"/login": violations(tab, axe)}
+    log_in(tab, site, operator_key)
+    paths = ["/", "/?show=late&q=nothing", "/new", f"/new/{file.id}", "/batches/none"]
+    paths += [f"/batches/{batches[name].id}" for name in ("running", "completed", "failed")]
+    for width in (1280, 390):
+        tab.resize(width, 900)
+        for path in paths:
+            tab.open(site + path)
+            found[f"{path} {width}"] = violations(tab, axe)
+    assert not {path: words for path, words in found.items() if words}
+
+
+def violations(tab: Tab, axe: str) -> list[str]:
+    # Not as a script of the page, which its policy would refuse.
+    tab.run(f"{axe}; true")
+    result = json.loads(tab.run("axe.run(document).then((found) => JSON.stringify(found))"))
+    return [
+        f"{rule['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+        for rule in result["violations"]
+        for node in rule["nodes"]
+    ]
+
+
+async def test_no_request_leaves_the_origin_and_nothing_is_refused(
+    tab: Tab, site: str, services: Services, operator_key: str
+) -> None:
+    """Neither by the page's own policy (inline styles, scripts) nor as missing."""
+    batches = await samples.working_day(services)
+    log_in(tab, site, operator_key)
+    for path in ("/", f"/batches/{batches['running'].id}", "/new"):
+        tab.open(site + path)
+        tab.wait("document.fonts.ready.then(() => true)")
+    tab.collect()
+    assert len(tab.requests) > 10
+    assert [url for url in tab.requests if not url.startswith(f"{site}/")] == []
+    assert tab.complaints == []
+    assert tab.run("document.querySelectorAll('.uplot canvas').length") == 0
+    tab.open(f"{site}/batches/{batches['running'].id}")
+    tab.wait("document.querySelectorAll('.uplot canvas').length === 2")
+
+
+async def test_the_key_is_in_no_url(
+    tab: Tab, site: str, services: Services, operator_key: str
+) -> None:
+    batch = await begun_batch(services.store)
+    log_in(tab, site, operator_key)
+    for path in ("/", f"/batches/{batch.id}", "/new", "/nowhere"):
+        tab.open(site + path)
+    tab.collect()
+    assert not [url for url in tab.requests if operator_key in url or operator_key[8:] in url]
+    assert operator_key not in tab.run("document.documentElement.outerHTML + document.cookie")
+
+
+async def test_html_of_others_is_text(
+    tab: Tab, site: str, services: Services, operator_key: str
+) -> None:
+    """In names, metadata, file names, custom ids, errors and answers; and in the search."""
+    batch = await samples.ended(services, samples.HOSTILE, tenant="one", hostile=True)
+    log_in(tab, site, operator_key)
+    for path in ("/", f"/batches/{batch.id}", "/?q=%3Cscript%3Edocument.title%3D1%3C/script%3E"):
+        tab.open(site + path)
+        shown = tab.run("document.documentElement.outerHTML")
+        assert "&lt;script&gt;document.title=" in shown
+        assert tab.run("[...document.querySelectorAll('img[src=x]')].length") == 0
+        assert tab.run("document.querySelectorAll('script:not([src])').length") == 0
+        assert "inert no more" not in tab.run("document.title").replace(samples.HOSTILE, "")
+    download = f"{site}/batches/{batch.id}/files/output"
+    kind = tab.run(f"fetch({json.dumps(download)}).then((r) => r.headers.get('content-type'))")
+    assert kind == "application/octet-stream"
+
+
+async def test_what_happens_is_seen_without_loading_again(
+    tab: Tab, site: str, services: Services, keys: tuple[str, str]
+) -> None:
+    """Tiles, table and batch; what has the focus keeps it."""
+    log_in(tab, site, keys[0])
+    tab_to(tab, "tile-running")
+    batch = await begun_batch(services.store, tenant="one", metadata={"name": "Fresh"})
+    tab.wait("document.querySelector('table.batches')?.innerText.includes('Fresh')")
+    tab.wait("document.getElementById('tile-running').innerText.includes('1 waiting')")
+    assert focused(tab) == "tile-running"
+    tab.open(f"{site}/batches/{batch.id}")
+    await services.store.batches.cancel(batch.id)
+    tab.wait("document.querySelector('#batch .state').innerText === 'cancelling'")
+
+
+async def test_the_page_goes_on_after_the_server_was_away(
+    tab: Tab, settings: Settings, keys: tuple[str, str], services: Services
+) -> None:
+    with served(settings, keys) as first:
+        log_in(tab, f"http://127.0.0.1:{first.port}", keys[0])
+        port = first.port
+    tab.wait("document.getElementById('live').dataset.state === 'away'")
+    await begun_batch(services.store, tenant="one", metadata={"name": "Meanwhile"})
+    with served(settings, keys, port=port):
+        tab.wait("document.querySelector('table.batches')?.innerText.includes('Meanwhile')")
+        tab.wait("document.getElementById('live').dataset.state === 'live'")
+
+
+async def test_a_new_batch_is_made_by_dropping_a_file(
+    tab: Tab, site: str, services: Services, keys: tuple[str, str]
+) -> None:
+    log_in(tab, site, keys[0])
+    tab.open(f"{site}/new")
+    drop(tab, "bad.jsonl", "no JSON\n" + line("a") + line("a"))
+    tab.wait("location.pathname.startsWith('/new/file-')")
+    shown = tab.text("main")
+    assert "invalid_json_line" in shown
+    assert "line 1" in shown
+    assert "line 3" in shown
+    assert not tab.run("document.getElementById('create')")
+    tab.open(f"{site}/new")
+    drop(tab, "good.jsonl", line("a") + line("b"))
+    tab.wait("location.pathname.startsWith('/new/file-') && document.getElementById('create')")
+    assert "2" in tab.text(".facts")
+    assert tab.run("document.getElementById('endpoint').value") == "/v1/completions"
+    tab.run("document.getElementById('name').focus()")
+    tab.type("From a file")
+    tab.press("Enter")
+    tab.wait("location.pathname.startsWith('/batches/batch_')")
+    (batch,) = await services.store.batches.page("one")
+    assert batch.metadata == {"name": "From a file"}
+    assert (batch.endpoint, batch.status) == ("/v1/completions", BatchStatus.VALIDATING)
+
+
+def line(custom_id: str) -> str:
+    body = {"model": "m", "prompt": "Once", "max_tokens": 4}
+    request = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+    return json.dumps(request) + "\n"
+
+
+def drop(tab: Tab, name: str, text: str) -> None:
+    """Let go of a file over the form."""
+    tab.run(
+        f"""(() => {{
+          const data = new DataTransfer();
+          data.items.add(new File([{json.dumps(text)}], {json.dumps(name)}));
+          const form = document.querySelector("form.drop");
+          form.dispatchEvent(new DragEvent("drop", {{ dataTransfer: data, bubbles: true }}));
+        }})()"""
+    )
+
+
+async def test_it_works_without_scripts(
+    tab: Tab, site: str, services: Services, keys: tuple[str, str]
+) -> None:
+    """Links and forms do all of it; the charts say in words what they would show."""
+    batch = await samples.running(services, "Plain", owner="r")
+    tab.without_scripts()
+    tab.open(f"{site}/login")
+    tab.run("document.getElementById('key').focus()")
+    tab.type(keys[0])
+    tab.press("Enter")
+    tab.wait("location.pathname === '/' && document.getElementById('tiles')")
+    tab.run("document.getElementById('tile-running').click()")
+    tab.wait("location.search === '?show=running'")
+    tab.run(f"document.getElementById('row-{batch.id}').click()")
+    tab.wait("document.querySelector('noscript p')?.innerText.includes('answered')")
+    tab.run("document.getElementById('do-pause').click()")
+    tab.wait("document.getElementById('do-resume')")
+    assert (await services.store.batches.get(batch.id)).paused_at is not None
+
+
+def test_the_state_of_the_table_is_in_the_url(tab: Tab, site: str, keys: tuple[str, str]) -> None:
+    log_in(tab, site, keys[0])
+    tab.open(f"{site}/?show=all&q=some+words&sort=priority&order=up")
+    assert tab.run("document.getElementById('q').value") == "some words"
+    assert tab.text(".filters [aria-current]") == "All"
+
+
+async def test_a_list_of_all_filters_leads_somewhere(
+    tab: Tab, site: str, services: Services, keys: tuple[str, str], api: Api
+) -> None:
+    """Of nothing there is a sentence for each filter, and a way on."""
+    log_in(tab, site, keys[0])
+    count = tab.run("document.querySelectorAll('.filters a').length")
+    for number in range(1, count + 1):
+        tab.run(f"document.getElementById('filter-{number}').click()")
+        tab.wait(f"document.getElementById('filter-{number}').ariaCurrent === 'true'")
+        until(lambda: tab.run("document.querySelector('#batches .empty a') !== null"), 5, "a link")
+
+
+def test_screens_fit(tab: Tab, site: str, keys: tuple[str, str], tmp_path: Path) -> None:
+    """Nothing but tables scrolls sideways."""
+    log_in(tab, site, keys[0])
+    for width in (320, 390, 768, 1280):
+        tab.resize(width, 800)
+        for path in ("/", "/new"):
+            tab.open(site + path)
+            wide = tab.run("document.documentElement.scrollWidth")
+            assert wide <= width, (path, width, wide)

@@ -1,0 +1,174 @@
+"""Parts of the page, without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from batchyard.page import static_files
+from batchyard.page.batch_rows import asked_from, query_of
+from batchyard.page.engine_rows import engine_rows
+from batchyard.page.shared import SharedAnswers
+from batchyard.page.words import compact, percent
+from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
+from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
+from batchyard.store.overview import Asked, Engines, ModelQueue, Show, Sort
+from batchyard.wire import TokenUsage
+from tests.page.screenshots import MADE_FROM, source_hash
+
+VENDOR = Path(static_files.__file__).parent / "static" / "vendor"
+
+
+def test_what_others_wrote_is_as_npm_has_it() -> None:
+    """Each script and style sheet has its hash, and each package its licence."""
+    files = {each.name for each in VENDOR.iterdir()}
+    hashed = {
+        each.name: hashlib.sha256(each.read_bytes()).hexdigest()
+        for each in VENDOR.iterdir()
+        if each.suffix in {".js", ".css"}
+    }
+    assert hashed == static_files.VENDORED
+    assert files - set(hashed) == {"htmx-LICENSE.txt", "uplot-LICENSE.txt"}
+
+
+def test_the_screenshots_are_of_this_page() -> None:
+    """If not: ``.venv/bin/python -m tests.page.screenshots``."""
+    assert MADE_FROM.read_text().strip() == source_hash()
+
+
+def test_who_look_at_the_same_ask_the_database_once() -> None:
+    asked = []
+
+    async def ask() -> int:
+        asked.append(1)
+        await asyncio.sleep(0)
+        return len(asked)
+
+    async def look() -> list[int]:
+        now = [0.0]
+        answers = SharedAnswers(clock=lambda: now[0])
+        first = await asyncio.gather(*(answers.get("tiles", ask) for _ in range(50)))
+        now[0] = 10.0
+        later = await answers.get("tiles", ask)
+        answers.forget()
+        return [*set(first), later, await answers.get("tiles", ask)]
+
+    assert asyncio.run(look()) == [1, 2, 3]
+
+
+def test_an_error_is_no_answer() -> None:
+    async def fail() -> int:
+        raise OSError
+
+    async def work() -> int:
+        return 7
+
+    async def look() -> int:
+        answers = SharedAnswers(clock=lambda: 1.0)
+        with pytest.raises(OSError):  # noqa: PT011 — any
+            await answers.get("q", fail)
+        return await answers.get("q", work)
+
+    assert asyncio.run(look()) == 7
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(tenant="one"),
+        Asked(tenant="one", show=Show.LATE, search="a & b=c", page=3),
+        Asked(tenant="one", sort=Sort.ETA, is_descending=False),
+    ],
+)
+def test_the_state_of_the_table_survives_its_url(asked: Asked) -> None:
+    from urllib.parse import parse_qsl  # noqa: PLC0415
+
+    query = dict(parse_qsl(query_of(asked).removeprefix("?")))
+    assert asked_from(query, "one") == asked
+
+
+def test_a_url_of_nonsense_is_the_default() -> None:
+    query = {"show": "x", "sort": "' OR 1", "order": "?", "page": "-1"}
+    assert asked_from(query, None) == Asked()
+
+
+def test_numbers_are_short_and_do_not_lie() -> None:
+    assert [compact(each) for each in (0, 950, 999.6, 1_234, 34_400_000)] == [
+        "0",
+        "950",
+        "1.0 k",
+        "1.2 k",
+        "34 M",
+    ]
+    assert [percent(*each) for each in ((0, 9), (1, 900), (899, 900), (9, 9), (1, 0))] == [
+        "0 %",
+        "<1 %",
+        ">99 %",
+        "100 %",
+        "–",
+    ]
+
+
+def runner(**changes: object) -> RunnerRecord:
+    values = {
+        "id": "runner_1",
+        "kind": RunnerKind.CHUNKS,
+        "model": "m",
+        "pool": "gpu",
+        "flow_run_id": None,
+        "started_at": 100.0,
+        "ready_at": 110.0,
+        "heartbeat_at": 200.0,
+        "status": RunnerStatus.LIVE,
+        "machine": "gpu-01@4f",
+        "failure": None,
+        "answered": 0,
+        "load": EngineLoad(window=8),
+    }
+    return RunnerRecord(**{**values, **changes})
+
+
+def queue(**changes: int | str) -> ModelQueue:
+    values = {"model": "m", "free": 0, "leased": 0, "paused": 0, "pausing": 0, "wait_reason": None}
+    return ModelQueue(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "waits", "state", "why"),
+    [
+        (runner(load=EngineLoad(running=2)), None, "running", ""),
+        (runner(), None, "idle", "no work"),
+        (runner(), queue(paused=3), "idle", "paused"),
+        (runner(), queue(leased=3), "idle", "other engines"),
+        (runner(), queue(free=1), "idle", "about to start"),
+        (runner(), queue(pausing=1), "idle", "after an error"),
+        (runner(load=EngineLoad(waiting=2)), None, "held back", "live traffic"),
+        (runner(ready_at=None, load=None), None, "loading", "loads the model, 1 min"),
+        (runner(status=RunnerStatus.DRAINING), None, "draining", "another model"),
+        (None, queue(free=1), "not running", "no slot"),
+        (None, queue(free=1, wait_reason="The pool is full."), "not running", "The pool is full."),
+    ],
+)
+def test_an_engine_says_why_it_is_idle(
+    found: RunnerRecord | None, waits: ModelQueue | None, state: str, why: str
+) -> None:
+    engines = Engines([found] if found else [], {}, {"m": waits} if waits else {})
+    (row,) = engine_rows(engines, 200.0)
+    assert row.state == state
+    assert why in row.why
+    assert bool(row.why) == bool(why)
+
+
+def test_a_runner_measures_its_tokens_in_slots_of_time() -> None:
+    now = [0.0]
+    meter = LoadMeter(clock=lambda: now[0])
+    meter.count(TokenUsage(input_tokens=300, cached_tokens=200, output_tokens=100))
+    now[0] = SLOT_SECONDS * 2.5
+    load = meter.load(running=1, waiting=2, window=3)
+    assert load.speeds == (20.0, 0.0)
+    assert (load.input_tokens, load.cached_tokens, load.output_tokens) == (300, 200, 100)
+    now[0] = SLOT_SECONDS * 1000
+    assert len(meter.load(running=0, waiting=0, window=3).speeds) == 60
