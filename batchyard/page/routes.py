@@ -50,7 +50,7 @@ async def batches(request: Request, caller: PageCaller) -> Response:
     """The table of batches. The browser's address becomes that of the page in the same state."""
     values = await _batches(request, caller)
     response = shell(request, caller, "parts/batches.html", **values)
-    if request.headers.get("hx-trigger") != "batches":  # the table's own look at what is new
+    if request.headers.get("hx-trigger") != "batches-now":  # the table's own look at what is new
         response.headers["hx-replace-url"] = f"/{values['table'].query}"
     return response
 

@@ -180,7 +180,7 @@ class Tab:
         assert "exceptionDetails" not in answer, (expression, answer["exceptionDetails"])
         return answer["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 30.0) -> Any:
+    def wait(self, expression: str, seconds: float = 15.0) -> Any:
         """The expression's value, once it is true."""
         return until(lambda: self._tried(expression), seconds, expression)
 
@@ -225,9 +225,6 @@ class Tab:
             {"name": "prefers-reduced-motion", "value": "reduce"},
         ]
         self.call("Emulation.setEmulatedMedia", features=features)
-
-    def without_scripts(self) -> None:
-        self.call("Emulation.setScriptExecutionDisabled", value=True)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """The whole page, or what is seen of it, as PNG."""

@@ -14,13 +14,9 @@ const versions = new Map(); // what each part showed last, by its URL
 
 document.addEventListener("htmx:beforeSwap", (event) => {
   const { xhr, requestConfig, target } = event.detail;
-  const isLook = requestConfig.triggeringEvent?.type === "look";
-  if (!target.isConnected) {
-    // Another answer has replaced it meanwhile: what somebody asked for goes to its successor.
-    if (isLook) event.detail.shouldSwap = false;
-    else event.detail.target = document.getElementById(target.id);
-  }
-  if (!isLook) return;
+  if (requestConfig.triggeringEvent?.type !== "look") return;
+  // What asked was replaced meanwhile, by what somebody has asked for: that stays.
+  if (!requestConfig.elt.isConnected) event.detail.shouldSwap = false;
   // Nothing new: what is selected or focused stays as it is.
   const key = requestConfig.path;
   if (versions.get(key) === xhr.responseText && xhr.status === 200) event.detail.shouldSwap = false;
@@ -37,11 +33,11 @@ let scrolls = new Map();
 document.addEventListener("htmx:beforeSwap", (event) => {
   scrolls = new Map();
   for (const each of event.detail.target.querySelectorAll("[role=region]"))
-    scrolls.set(each.getAttribute("aria-labelledby"), each.scrollLeft);
+    scrolls.set(each.ariaLabel, each.scrollLeft);
 });
 document.addEventListener("htmx:afterSettle", () => {
   for (const [name, left] of scrolls)
-    document.querySelector(`[role=region][aria-labelledby="${name}"]`)?.scrollTo({ left });
+    document.querySelector(`[role=region][aria-label="${name}"]`)?.scrollTo({ left });
   prepare();
 });
 
