@@ -41,10 +41,23 @@ def test_the_page_quotes_messages() -> None:
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            parts = (
-                part.value if isinstance(part, ast.Constant) else ANYTHING for part in node.values
-            )
-            yield "".join(str(part) for part in parts)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield re.sub(r"%[.\d]*[a-z]|\{\w*\}", ANYTHING, node.value)
+        if isinstance(node, ast.JoinedStr | ast.Constant):
+            yield text_of(node)
+        elif isinstance(node, ast.Call) and is_log(node.func):
+            fields = (f"{keyword.arg}={ANYTHING}" for keyword in node.keywords)
+            name, *rest = map(text_of, node.args)
+            yield " ".join((name, *fields, *rest))
+
+
+def is_log(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and ast.unparse(function.value) == "log"
+
+
+def text_of(node: ast.expr) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else ANYTHING for part in node.values
+        )
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%[.\d]*[a-z]|\{\w*\}", ANYTHING, node.value)
+    return ANYTHING
