@@ -204,7 +204,7 @@ async def test_a_new_batch_is_made_by_dropping_a_file(
     log_in(tab, site, keys[0])
     tab.open(f"{site}/new")
     drop(tab, "bad.jsonl", line("a") + "no JSON\n" + line("a"))
-    tab.wait("location.pathname.startsWith('/new/file-')")
+    tab.wait("location.pathname.startsWith('/new/file-') && document.querySelector('.groups li')")
     shown = tab.text("main")
     assert "invalid_json_line" in shown
     assert "line 2" in shown
