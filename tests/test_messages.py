@@ -43,7 +43,7 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr | ast.Constant):
             yield text_of(node)
-        elif isinstance(node, ast.Call) and is_log(node.func):
+        elif isinstance(node, ast.Call) and node.args and is_log(node.func):
             fields = (f"{keyword.arg}={ANYTHING}" for keyword in node.keywords)
             name, *rest = map(text_of, node.args)
             yield " ".join((name, *fields, *rest))
