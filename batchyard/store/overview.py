@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Double, Text, and_, case, cast, func, or_, select, type_coerce
+from sqlalchemy import Double, Text, and_, case, cast, func, or_, select, true, type_coerce
 
 from batchyard.lifecycle import STOPPABLE, TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads
@@ -216,14 +216,9 @@ class Overview(Aggregate):
             condition = and_(condition, _matches(asked.search))
         total = _of(_joined([func.count()], chunks).where(condition), asked.tenant)
         columns = [*RECORD_COLUMNS, *_live_columns(chunks)]
-        order = _ORDERS[asked.sort]
         statement = (
             _of(_joined(columns, chunks).where(condition), asked.tenant)
-            .order_by(
-                order.desc().nulls_last() if asked.is_descending else order.asc().nulls_last(),
-                BATCHES.c.created_at.desc(),
-                BATCHES.c.id.desc(),
-            )
+            .order_by(*_ordered(asked))
             .limit(asked.limit)
             .offset(asked.page * asked.limit)
         )
@@ -411,7 +406,17 @@ def _shows(show: Show, chunks: Subquery) -> ColumnElement[bool]:
         case Show.ENDED:
             return BATCHES.c.status.in_(TERMINAL)
         case Show.ALL:
-            return BATCHES.c.id.is_not(None)
+            return true()
+
+
+def _ordered(asked: Asked) -> list[ColumnElement[Any]]:
+    """In the order of creation the columns are exactly those of the index, which then sorts."""
+    created = [BATCHES.c.created_at, BATCHES.c.id]
+    if asked.sort is Sort.CREATED:
+        return [each.desc() if asked.is_descending else each.asc() for each in created]
+    first = _ORDERS[asked.sort]
+    first = first.desc() if asked.is_descending else first.asc()
+    return [first.nulls_last(), *(each.desc() for each in created)]
 
 
 def _matches(search: str) -> ColumnElement[bool]:
@@ -431,7 +436,6 @@ def _count_where(condition: ColumnElement[bool]) -> ColumnElement[int]:
 
 
 _ORDERS: Final[dict[Sort, ColumnElement[Any]]] = {
-    Sort.CREATED: BATCHES.c.created_at,
     Sort.STATUS: BATCHES.c.status,
     Sort.LINES: BATCHES.c.total,
     Sort.ETA: func.coalesce(ENDED_AT, BATCHES.c.eta_at, BATCHES.c.expires_at),
