@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _SPARK_WIDTH: Final = 96
 _SPARK_HEIGHT: Final = 20
+_FEWEST_ROWS: Final = 3
+"""Two speeds are between them, which is the least that a line needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Charts:
 def charts_of(
     listed: ListedBatch, points: Sequence[BatchPoint], now: float, ended_at: int | None
 ) -> Charts | None:
-    """None: it has not begun, so there is nothing to draw."""
+    """None: no line was answered or sent to an engine yet, so there is nothing to draw."""
     batch = listed.batch
     if batch.in_progress_at is None or not batch.total:
         return None
@@ -87,9 +89,11 @@ def charts_of(
     # A batch waits for its files after its last answer: no line goes down.
     if last.at - rows[-1].at >= (POINT_SECONDS if ended_at is None else 1):
         rows.append(last)
-    speeds = [_speed(before, after) for before, after in pairwise(rows)]
-    if not speeds:
+    if len(rows) < _FEWEST_ROWS or not any(
+        row.completed + row.failed + row.running for row in rows
+    ):
         return None
+    speeds = [_speed(before, after) for before, after in pairwise(rows)]
     flow = [
         [row.at for row in rows],
         [row.completed for row in rows],

@@ -53,11 +53,20 @@ class Group:
     sample: str
     count: int = 0
     lines: list[FailedLine] = field(default_factory=list)
+    more: int = 0
+    """How many lines are not named."""
+    _last: FailedLine | None = None
 
-    @property
-    def more(self) -> int:
-        """How many lines are not named."""
-        return self.count - len(self.lines)
+    def add(self, line: FailedLine | None) -> None:
+        """One more. A line with several errors in a row is named once."""
+        self.count += 1
+        if line is None or line == self._last:
+            return
+        self._last = line
+        if len(self.lines) < _MOST_LINES:
+            self.lines.append(line)
+        else:
+            self.more += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +104,7 @@ def grouped_refusals(errors: Iterable[BatchError]) -> list[Group]:
     groups: dict[str, Group] = {}
     for error in errors:
         group = groups.setdefault(error.code, Group(error.code, error.message))
-        group.count += 1
-        if error.line is not None and len(group.lines) < _MOST_LINES:
-            group.lines.append(FailedLine("", error.line))
+        group.add(None if error.line is None else FailedLine("", error.line))
     return _sorted(groups.values())
 
 
@@ -162,9 +169,7 @@ def _grouped(lines: Iterable[tuple[bytes, int | None]]) -> list[Group]:
     for line, number in lines:
         code, message = _code_and_message(_decode(line))
         group = groups.setdefault(code, Group(code, message[:_MOST_TEXT_CHARS]))
-        group.count += 1
-        if len(group.lines) < _MOST_LINES:
-            group.lines.append(FailedLine(custom_id_of(line), number))
+        group.add(FailedLine(custom_id_of(line), number))
     return _sorted(groups.values())
 
 

@@ -15,7 +15,7 @@ def snippets_of(batch: BatchRecord, base_url: str) -> list[tuple[str, str]]:
     """Name and text of each; ``base_url`` is where this page was loaded from."""
     url = f"{base_url.rstrip('/')}/v1"
     has_output = batch.output_file_id is not None
-    curl = f"{_CURL} {shlex.quote(f'{url}/batches/{batch.id}')}"
+    curl = f"{_CURL} \\\n{shlex.quote(f'{url}/batches/{batch.id}')}"
     python = [
         "from openai import OpenAI",
         "",
@@ -25,7 +25,7 @@ def snippets_of(batch: BatchRecord, base_url: str) -> list[tuple[str, str]]:
     command = f"batchyard watch {batch.id}"
     if has_output:
         file = f"{url}/files/{batch.output_file_id}/content"
-        curl = f"{_CURL} -o results.jsonl {shlex.quote(file)}"
+        curl = f"{_CURL} -o results.jsonl \\\n{shlex.quote(file)}"
         python.append("client.files.content(batch.output_file_id).write_to_file('results.jsonl')")
         command = f"batchyard results {batch.id} -o results.jsonl"
     return [("curl", curl), ("Python", "\n".join(python)), ("CLI", command)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.page.words import NOTHING, clock_time, compact, count, percent, short_duration
-from batchyard.store.overview import HOUR_SECONDS, MINUTE_SECONDS, Show
+from batchyard.store.overview import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, Show
 
 if TYPE_CHECKING:
     from batchyard.store.overview import Answered, Work
@@ -116,12 +116,16 @@ def _hits(hour: Answered) -> list[Tile]:
 def _done(work: Work, now: float) -> list[Tile]:
     if work.done_at is None:
         return []
+    left = max(0.0, work.done_at - now)
+    *day, time = clock_time(work.done_at, now).split(", ")
+    if left < DAY_SECONDS:
+        day = []  # the time left says which day
     return [
         Tile(
             key="done",
             label="All done at about",
-            value=clock_time(work.done_at, now),
-            detail=f"in {short_duration(max(0.0, work.done_at - now))}",
+            value=time,
+            detail=", ".join([*day, f"in {short_duration(left)}"]),
             help="The latest forecast end of the batches that are not paused.",
         )
     ]

@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import update
 
+from batchyard.batch_error import BatchError
 from batchyard.page import static_files
 from batchyard.page.batch_rows import asked_from, query_of
+from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
+from batchyard.page.failures import grouped_refusals
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, percent
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
+from batchyard.store.batch.history import POINTS
 from batchyard.store.overview import Asked, Engines, ModelQueue, Show, Sort
 from batchyard.wire import TokenUsage
+from tests.page import samples
 from tests.page.screenshots import MADE_FROM, source_hash
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
 
 VENDOR = Path(static_files.__file__).parent / "static" / "vendor"
 
@@ -110,6 +120,36 @@ def test_numbers_are_short_and_do_not_lie() -> None:
         "100 %",
         "–",
     ]
+
+
+def test_a_line_with_several_errors_is_named_once() -> None:
+    errors = [BatchError("missing", "No.", line=line) for line in (3, 3, 3, *range(4, 18))]
+    (group,) = grouped_refusals([*errors, BatchError("missing", "No.")])
+    assert (group.count, [line.number for line in group.lines]) == (18, list(range(3, 15)))
+    assert group.more == 3
+
+
+async def test_nothing_is_drawn_before_a_line_was_in_an_engine(services: Services) -> None:
+    """Not even if points were kept: a chart of zeros says nothing."""
+    store = services.store
+    batch = await samples.waiting(store, "Waits", tenant="one")
+    await samples.history(store, batch.id, 1, int(await store.database.now()) - 60, 0, 0, 8_000)
+    await change_points(services, running=0)
+    assert await charts(services, batch.id) is None
+    await change_points(services, running=1)
+    assert await charts(services, batch.id) is not None
+
+
+async def change_points(services: Services, *, running: int) -> None:
+    values = dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens"), 0)
+    await samples.change(services.store, update(POINTS).values(running=running, **values))
+
+
+async def charts(services: Services, batch_id: str) -> Charts | None:
+    listed = await services.store.overview.batch(batch_id)
+    assert listed
+    points = await services.store.batch_history.of(batch_id)
+    return charts_of(listed, points, await services.store.database.now(), None)
 
 
 def runner(**changes: object) -> RunnerRecord:

@@ -87,6 +87,7 @@ function options(kind, element) {
   if (kind === "flow") {
     return {
       ...base,
+      padding: [8, 16, 0, 0], // half of the last time is right of the end
       scales: { y: { range: (_, __, most) => [0, Math.max(1, most)] } },
       axes: [times, { ...axis, size: 52, values: (_, ticks) => ticks.map(short) }],
       series: [
