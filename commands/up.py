@@ -144,6 +144,9 @@ class Everything:
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
         }
+        if read_settings().public_url is None:
+            # Prefect's pages of batches link to ours.
+            self._environment["BATCHYARD_PUBLIC_URL"] = f"http://127.0.0.1:{port}"
 
     def start(self) -> None:
         """Start the server, the API and the workers, in this order; return when they answer."""

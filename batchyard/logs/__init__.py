@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+_ROOT: Final = "batchyard"
 _CALLER: Final = 3
 """Frames from logging's own up to the caller of an event logger's method."""
 
@@ -85,5 +86,8 @@ class EventLogger:
 
 
 def event_logger(name: str) -> EventLogger:
-    """The event logger of the module ``name``."""
-    return EventLogger(name)
+    """The event logger of the module ``name``, below the logger ``batchyard``.
+
+    That one has the level and, in flow runs, Prefect's handler; flows and commands are elsewhere.
+    """
+    return EventLogger(name if name.startswith(f"{_ROOT}.") else f"{_ROOT}.{name}")

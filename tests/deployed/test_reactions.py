@@ -110,7 +110,7 @@ async def test_the_reconciler_starts_somebody_who_delivers(deployment: Deploymen
 
     await until(was_tried)
     (runner,) = await deployment.running("run-batches")
-    name = f"e-mail of batch.failed for {batch.id} (attempt 1)"
+    name = f"e-mail batch.failed (attempt 1) of {batch.id}"
 
     async def is_shown() -> list[dict[str, str]]:
         return [run for run in await deployment.task_runs([runner["id"]]) if run["name"] == name]

@@ -103,6 +103,13 @@ logging.getLogger("library").warning("100 %s", "words")
     ]
 
 
+def test_events_of_flows_are_below_the_logger_that_prefect_hands_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    event_logger("flows.worker").warning("flow_run.uses")
+    assert caplog.records[0].name == "batchyard.flows.worker"
+
+
 def test_a_caller_is_named_and_not_the_event_logger(caplog: pytest.LogCaptureFixture) -> None:
     event_logger("batchyard.x").warning("chunk.lost")
     assert caplog.records[0].filename == Path(__file__).name

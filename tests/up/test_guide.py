@@ -153,11 +153,15 @@ def test_the_sdk_finds_the_api_by_its_environment(yard: Yard, folder: Path) -> N
 
 
 def test_a_batch_by_prefects_command(yard: Yard, folder: Path) -> None:
-    """docs/how-to/run-from-prefect.md, with another folder than /tmp."""
+    """docs/how-to/run-from-prefect.md, with another folder than /tmp. Its log links to its page."""
     text = block("docs/how-to/run-from-prefect.md", "deployment-run")
     text = text.replace("/tmp/", f"{folder}/")  # noqa: S108 - the page has it
-    said = bash(text, folder, yard.operator_environment())
+    environment = yard.operator_environment()
+    said = bash(text, folder, environment)
     assert sorted(custom_ids(said)) == ["one", "two"]
+    newest = json.loads(bash("batchyard list --all --json", folder, environment).splitlines()[0])
+    log = bash(f"batchyard logs {newest['id']}", folder, environment)
+    assert f"{yard.url.removesuffix('/v1')}/batches/{newest['id']}" in log
 
 
 async def test_a_batch_of_presigned_urls_by_submit(
