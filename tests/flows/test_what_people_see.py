@@ -12,7 +12,13 @@ import httpx
 import pytest
 from prefect import flow, get_client
 from prefect.artifacts import Artifact
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterName,
+    TaskRunFilter,
+    TaskRunFilterName,
+)
 from prefect.flow_engine import run_flow_async
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Pending
@@ -129,9 +135,14 @@ async def test_the_step_that_a_batch_failed_in_is_red(
     async with open_yard(runners="pool") as services:
         batch_id = await create(services, tmp_path, request_lines(2))
         flow_run = asyncio.create_task(process_batch(batch_id, return_state=True))
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not (await services.store.chunks.summary(batch_id)).pending:  # noqa: ASYNC110 - a row
-                await asyncio.sleep(0.05)
+        # Chunks alone do not say that it waits: it might be stopped between two steps.
+        async with get_client() as client, asyncio.timeout(WAIT_SECONDS):
+            named = TaskRunFilter(name=TaskRunFilterName(like_="run chunks"))
+            while not await client.read_task_runs(  # noqa: ASYNC110 - the server's
+                flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[batch_id])),
+                task_run_filter=named,
+            ):
+                await asyncio.sleep(0.1)
         await stop_failed(services, batch_id, EngineStartFailed("No machine serves the model."))
         assert (await flow_run).is_failed()
         batch = await services.store.batches.get(batch_id)
