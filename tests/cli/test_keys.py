@@ -90,7 +90,7 @@ def test_the_list_says_what_a_key_allows_and_when_it_ends(alone: Run) -> None:
     ):
         assert alone("keys", "create", "laptop", *options).status == 0
     lines = alone("keys", "list").stdout.splitlines()[1:]
-    assert any("operator, read-only" in each and "expires in 2" in each for each in lines)
+    assert any("operator, read-only" in each and "expires in" in each for each in lines)
     assert any("tenant, read-only" in each for each in lines)
     assert any(" tenant " in each and each.rstrip().endswith("valid") for each in lines)
 
