@@ -48,6 +48,7 @@ from commands.closed_prefect import (
 )
 from commands.guarded_program import GuardedProgram
 from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
+from commands.prefect_worker import PREFECT_WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,7 +168,7 @@ class Everything:
         file = self._models_file()
         self._run("batchyard", "deploy", str(file))
         for pool in _pools(file):
-            self._start(pool, _BIN / "prefect", "worker", "start", "--pool", pool)
+            self._start(pool, *PREFECT_WORKER, "--pool", pool)
         self._wait_until_it_answers("api", f"{self._api_url}/models")
 
     def welcome(self) -> str:

@@ -25,6 +25,7 @@ from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file
 from commands.exporter_process import HOST_VARIABLE, PORT_VARIABLE, Exporter
 from commands.pools import CONTROL_POOL
+from commands.prefect_worker import PREFECT_WORKER
 from commands.worker_process import run_worker
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def worker(
     )
     if (path := config_file()) is not None:
         environment[CONFIG_VARIABLE] = str(path)
-    words = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
+    words = [*PREFECT_WORKER, "--pool", pool]
     words += [] if limit is None else ["--limit", str(limit)]
     if health_port is not None:
         words += ["--with-healthcheck"]

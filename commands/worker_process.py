@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from commands.prefect_worker.forked_run import catches
 from flows.stop_signal import STOP
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _stop(worker: subprocess.Popen[bytes], seconds: float) -> None:
     runs = _children(worker.pid)
     try:
         for run in runs:
-            _signal([run], STOP if _catches(run, STOP) else signal.SIGTERM)
+            _signal([run], STOP if catches(run, STOP) else signal.SIGTERM)
         deadline = time.monotonic() + seconds
         while any(map(_is_alive, runs)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -104,16 +105,6 @@ def _signal(processes: Sequence[int], number: signal.Signals) -> None:
         # The worker has not reaped them, so their ids are theirs.
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
-
-
-def _catches(process: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal, which would end it otherwise."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return False
-    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def _children(process: int) -> list[int]:

@@ -20,6 +20,7 @@ from cryptography.fernet import Fernet
 
 from batchyard.storage.bucket import S3Credentials
 from batchyard.store import PATIENCE_SECONDS, upgrade
+from commands.prefect_worker import PREFECT_WORKER
 from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT
 from tests.machines.machine import Machine, make_machine, require_namespaces
 from tests.services.postgres import PostgresCluster, postgres_on
@@ -37,7 +38,7 @@ CHUNK_REQUESTS = 20
 _MODELS = 20
 _STUB = Path(__file__).with_name("stub_vllm.py")
 _OURS, _PREFECTS = "batchyard", "prefect"
-_WORKER = ("prefect", "worker", "start", "--type", "process", "--pool")
+_WORKER = ("python", *PREFECT_WORKER[1:], "--type", "process", "--pool")
 
 _IMPATIENT = {
     "BATCHYARD_LEASE_SECONDS": str(LEASE_SECONDS),

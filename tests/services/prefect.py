@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.prefect_worker import PREFECT_WORKER
 from tests.services.prefect_tables import put_tables
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class PrefectServer:
         self.start_as(pool, "batchyard", "worker", pool, *options, **more)
 
     def start_worker(self, pool: str) -> None:
-        self.start_as(pool, "prefect", "worker", "start", "--pool", pool, "--type", "process")
+        _, *words = PREFECT_WORKER
+        self.start_as(pool, "python", *words, "--pool", pool, "--type", "process")
 
     def start_as(self, name: str, *words: str, **more: str) -> None:
         """Start a program of ours under a name, with further variables."""

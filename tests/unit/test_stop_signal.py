@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from commands.worker_process import _catches, _children, _is_alive
+from commands.prefect_worker.forked_run import catches
+from commands.worker_process import _children, _is_alive
 from flows.stop_signal import STOP, StopSignal
 
 both_signals = pytest.mark.parametrize("number", [signal.SIGTERM, STOP])
@@ -85,10 +86,10 @@ async def test_handlers_are_as_before_afterwards() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(STOP)) == before
 
 
-@pytest.mark.parametrize("catches", [True, False])
-def test_a_worker_sees_who_listens_to_its_signal(catches: bool) -> None:
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_worker_sees_who_listens_to_its_signal(listens: bool) -> None:
     """A process that does not would be ended by it before it can say so to Prefect."""
-    listen = f"signal.signal({int(STOP)}, print); " if catches else ""
+    listen = f"signal.signal({int(STOP)}, print); " if listens else ""
     program = f"import signal; {listen}print('ready', flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -97,7 +98,7 @@ def test_a_worker_sees_who_listens_to_its_signal(catches: bool) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         assert process.pid in _children(os.getpid())
-        assert _catches(process.pid, STOP) is catches
+        assert catches(process.pid, STOP) is listens
         assert _is_alive(process.pid)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

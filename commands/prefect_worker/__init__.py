@@ -1,0 +1,14 @@
+"""Prefect's worker, with one difference: our flow runs are forked from a process that is ready.
+
+Prefect starts two Python interpreters for each flow run, one after the other, which import Prefect
+and the flows again: about three seconds of processor time. A fork of a process that has imported
+them takes some milliseconds. See docs/adr/0045-flow-runs-are-forked.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+PREFECT_WORKER: Final = (sys.executable, "-m", "commands.prefect_worker", "worker", "start")
+"""The words to start it with, which Prefect's own options follow."""
