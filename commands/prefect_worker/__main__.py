@@ -16,14 +16,14 @@ def main() -> None:
 
     os.environ.clear()
     os.environ.update(environment)
-    address = fork_server.start(flow_run.run_flow_run) if fork_server.is_possible() else None
+    name = fork_server.start(flow_run.run_flow_run) if fork_server.is_possible() else None
     # From here on there are threads, so nothing more is forked from this process.
     from prefect.cli import app  # noqa: PLC0415
 
     from commands.prefect_worker.worker import use_fork_server  # noqa: PLC0415
 
-    if address is not None:
-        use_fork_server(address)
+    if name is not None:
+        use_fork_server(name)
     app()
 
 

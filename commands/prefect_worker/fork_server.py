@@ -10,17 +10,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import secrets
 import selectors
-import shutil
 import signal
 import socket
+import struct
 import sys
-import tempfile
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from commands.prefect_worker.forked_run import LENGTH_BYTES, read_request
+from commands.prefect_worker.forked_run import LENGTH_BYTES, address_of, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 _STANDARD: Final = (0, 1, 2)
 """Input, output and errors: the file descriptors that a client sends."""
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group, as Linux has them for the other end of a socket."""
 _ASK_SECONDS: Final = 5.0
 _WAITING_CLIENTS: Final = 128
 _PIECE_BYTES: Final = 1 << 16
@@ -43,15 +44,16 @@ def is_possible() -> bool:
     return True
 
 
-def start(run: Callable[[Environment], None]) -> Path:
-    """Fork the server from this process, which must have one thread; the path of its socket.
+def start(run: Callable[[Environment], None]) -> str:
+    """Fork the server from this process, which must have one thread; the name of its socket.
 
     ``run`` is called in each fork with the environment of its client, which has the same standard
     files and folder. What it raises ends the fork as it ends a program.
     """
-    folder = Path(tempfile.mkdtemp(prefix="batchyard-worker-"))
+    # A name without a file needs no folder that can be written, and ends with the server.
+    name = f"batchyard-worker-{secrets.token_hex(16)}"
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(folder / "socket"))
+    listening.bind(address_of(name))
     listening.listen(_WAITING_CLIENTS)
     listening.setblocking(False)  # a client may be killed before it is its turn
     # Only this process holds the end for writing. The other end is at its end once we are gone.
@@ -63,11 +65,11 @@ def start(run: Callable[[Environment], None]) -> Path:
             # `batchyard worker` sends signals to the children of the worker, which are flow runs.
             os._exit(0)
         os.close(ours)
-        _Server(run, listening, worker, folder).serve()
+        _Server(run, listening, worker).serve()
     os.waitpid(between, 0)
     listening.close()
     os.close(worker)
-    return folder / "socket"
+    return name
 
 
 class _Server:
@@ -78,12 +80,10 @@ class _Server:
         run: Callable[[Environment], None],
         listening: socket.socket,
         worker: int,
-        folder: Path,
     ) -> None:
         self._run = run
         self._listening = listening
         self._worker = worker
-        self._folder = folder
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ, self._accept)
         self._selector.register(worker, selectors.EVENT_READ, self._end_of_worker)
@@ -102,7 +102,6 @@ class _Server:
             self._selector.unregister(each)
         self._listening.close()
         os.close(self._worker)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self) -> None:
         try:
@@ -206,6 +205,10 @@ class _Fork:
 
 def _read(client: socket.socket) -> tuple[str, Environment, list[int]]:
     """The folder, the variables and the standard files of a request. Raises OSError."""
+    peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(peer)
+    if user != os.getuid():
+        raise PermissionError(f"the user {user} asked for it")
     start, standard, *_ = socket.recv_fds(client, LENGTH_BYTES, len(_STANDARD))
     missing = int.from_bytes(start, "big")
     data = bytearray()

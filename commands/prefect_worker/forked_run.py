@@ -1,7 +1,7 @@
 """The process that Prefect's worker starts for a flow run, and that stands for the forked one.
 
-Run as a script (``python -I -S forked_run.py SOCKET STOP``) with little of the standard library, so
-that it starts in some milliseconds. It asks the fork server at SOCKET for a process with its own
+Run as a script (``python -I -S forked_run.py NAME STOP``) with little of the standard library, so
+that it starts in some milliseconds. It asks the fork server of that name for a process with its own
 environment, folder and output, hands signals on to that process, and ends as it has ended. If this
 process is killed, the server kills the forked one. STOP is the number of a signal that becomes
 SIGTERM where the forked process does not listen to it.
@@ -29,7 +29,7 @@ def main() -> None:
     os.setsid()
     server = socket.socket(socket.AF_UNIX)
     try:
-        server.connect(sys.argv[1])
+        server.connect(address_of(sys.argv[1]))
     except OSError:
         # The fork server is gone: start the flow run as Prefect's own worker does.
         os.execv(sys.executable, [sys.executable, "-m", "prefect.engine"])  # noqa: S606
@@ -41,6 +41,11 @@ def main() -> None:
         sys.stderr.write(f"The flow run was not started: {error}\n")
         code = _LOST
     _end_as(code)
+
+
+def address_of(name: str) -> str:
+    """Of a socket that is a name and no file, which only Linux has."""
+    return "\0" + name
 
 
 def request(folder: str, environment: dict[bytes, bytes]) -> bytes:

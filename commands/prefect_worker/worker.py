@@ -13,17 +13,15 @@ from commands.prefect_worker import forked_run
 from flows.stop_signal import STOP
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from prefect.client.schemas.objects import FlowRun
     from prefect.client.schemas.responses import DeploymentResponse
 
 _OUR_FLOWS = "flows."
 
 
-def use_fork_server(address: Path) -> None:
+def use_fork_server(name: str) -> None:
     """Let Prefect take our class wherever it starts a worker of the type ``process``."""
-    words = [sys.executable, "-I", "-S", forked_run.__file__, str(address), str(int(STOP))]
+    words = [sys.executable, "-I", "-S", forked_run.__file__, name, str(int(STOP))]
 
     class Configuration(ProcessJobConfiguration):
         def prepare_for_flow_run(

@@ -30,8 +30,7 @@ _WORKER = """
 import os, sys
 from commands.prefect_worker.fork_server import start
 
-address = start(lambda environment: exec(environment[b"DO"]))
-print(address, flush=True)
+print(start(lambda environment: exec(environment[b"DO"])), flush=True)
 sys.stdin.read()
 """
 _SAY_PID = "import os, sys; print(os.getpid(), flush=True); "
@@ -52,11 +51,11 @@ class Worker:
             text=True,
         )
         assert self.process.stdout is not None
-        self.address = Path(self.process.stdout.readline().strip())
+        self.name = self.process.stdout.readline().strip()
 
     def run(self, do: str, **more: Any) -> subprocess.Popen[str]:
         """Start a client whose forked process does that."""
-        words = ["-I", "-S", forked_run.__file__, str(self.address), str(int(STOP))]
+        words = ["-I", "-S", forked_run.__file__, self.name, str(int(STOP))]
         environment = {"DO": do, **more.pop("env", {})}
         return subprocess.Popen(
             [sys.executable, *words],
@@ -189,18 +188,16 @@ def test_a_fork_outlives_the_worker_and_the_server_ends_after_it() -> None:
         server = worker.server()
         client = worker.run(_SAY_PID + "input(); sys.exit(3)", stdin=subprocess.PIPE)
         _line_of(client)
-    _until(lambda: not worker.address.exists())
     assert _is_alive(server)
     client.communicate("\n", timeout=_SECONDS)
     assert client.returncode == 3
     _until(lambda: not _is_alive(server))
 
 
-def test_a_worker_that_ends_leaves_no_server_and_no_folder() -> None:
+def test_the_server_ends_with_a_worker_that_has_no_flow_runs() -> None:
     with _a_worker() as worker:
         server = worker.server()
     _until(lambda: not _is_alive(server))
-    assert not worker.address.parent.exists()
 
 
 def test_a_fork_goes_on_without_the_server_and_its_client_waits_for_it(worker: Worker) -> None:
@@ -213,7 +210,7 @@ def test_a_fork_goes_on_without_the_server_and_its_client_waits_for_it(worker: W
 
 
 def test_without_a_server_a_flow_run_is_started_as_prefect_starts_it(worker: Worker) -> None:
-    worker.address = Path("/nonexistent")
+    worker.name = "nonexistent"
     client = worker.run("", env={"PREFECT__FLOW_RUN_ID": "none"})
     out, err = client.communicate(timeout=_SECONDS)
     assert client.returncode == 1
@@ -222,7 +219,7 @@ def test_without_a_server_a_flow_run_is_started_as_prefect_starts_it(worker: Wor
 
 def test_a_request_that_breaks_off_ends_nothing_else(worker: Worker) -> None:
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(worker.address))
+        client.connect(forked_run.address_of(worker.name))
         client.send((1000).to_bytes(forked_run.LENGTH_BYTES, "big") + b"only this")
     assert _all_of(worker.run("print('next')")) == "next\n"
 
@@ -231,3 +228,15 @@ def test_the_server_is_no_child_of_the_worker(worker: Worker) -> None:
     """`batchyard worker` takes those for flow runs, and sends them signals."""
     assert worker.server()
     assert not Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_gets_no_process(worker: Worker) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        os.seteuid(65534)
+        try:
+            client.connect(forked_run.address_of(worker.name))
+        finally:
+            os.seteuid(0)
+        client.settimeout(_SECONDS)
+        assert client.recv(1) == b""
