@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 MUTATIONS = read_mutations()
-PRODUCT = ("batchyard/", "blocks/", "tasks/", "flows/")
+PRODUCT = ("batchyard/", "blocks/", "tasks/", "flows/", "commands/")
 
 
 @cache

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,4 +239,10 @@ def test_another_user_gets_no_process(worker: Worker) -> None:
         finally:
             os.seteuid(0)
         client.settimeout(_SECONDS)
-        assert client.recv(1) == b""
+        request = forked_run.request("/", {b"DO": b"print('mine')"})
+        length = len(request).to_bytes(forked_run.LENGTH_BYTES, "big")
+        socket.send_fds(client, [length], [0, 1, 2])
+        with suppress(BrokenPipeError):
+            client.sendall(request)
+        with suppress(ConnectionResetError):
+            assert client.recv(forked_run.LENGTH_BYTES) == b""

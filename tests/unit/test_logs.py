@@ -27,6 +27,7 @@ WITHOUT_EVENTS = {
     "batchyard/cli/__init__.py",  # keeps a library's messages off the terminal
     "batchyard/cli/progress.py",  # shows the product's warnings on the terminal
     "commands/foreground.py",  # keeps libraries' warnings off the terminal
+    "commands/prefect_worker/flow_run.py",  # removes the handlers that Prefect adds again
     "flows/worker.py",  # sets the level
 }
 """The modules that may ask the standard library for a logger."""
