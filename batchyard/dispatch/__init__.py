@@ -2,32 +2,32 @@
 
 It uses HTTP, so that a process that only has to start a runner never imports Prefect.
 
-=================  ==========================================================================
-``prefect_api``    the calls
-``lost_runs``      ends flow runs that have no process any more
-``batch_runner``   starts the runner of batches
-``standby``        the flow run that takes over if a process is lost
-``scheduler``      starts and drains the runners of chunks, with ``model_watch``
-``run_states``     the names of final states that flows and the scheduler agree on
-``status_events``  sends the statuses of batches to Prefect as events
-``offered``        which models have an engine block
-=================  ==========================================================================
+===================  ========================================================================
+``prefect_api``      the calls
+``prefect_http``     how a call is made: login, CSRF token, retries
+``prefect_answers``  a flow run and other answers, as values
+``lost_runs``        ends flow runs that have no process any more
+``batch_runner``     starts the runner of batches
+``standby``          the flow run that takes over if a process is lost
+``scheduler``        starts and drains the runners of chunks, with ``model_watch``
+``status_events``    sends the statuses of batches to Prefect as events
+``offered``          which models have an engine block
+===================  ========================================================================
 """
 
 from batchyard.dispatch.batch_runner import ensure_batch_runner
 from batchyard.dispatch.lost_runs import RECONCILER_LEASE, end_lost_runs
 from batchyard.dispatch.offered import OfferedModels, block_name
+from batchyard.dispatch.prefect_answers import FlowRun, OfferedModel
 from batchyard.dispatch.prefect_api import (
     PROCESS_BATCH,
     RECONCILE,
     RUN_BATCHES,
     RUN_CHUNKS,
     TAKEN_UP,
-    FlowRun,
-    OfferedModel,
     PrefectApi,
-    checked_api_url,
 )
+from batchyard.dispatch.prefect_http import checked_api_url
 from batchyard.dispatch.scheduler import GivenUp, RunnerScheduler
 from batchyard.dispatch.standby import Standby
 from batchyard.dispatch.status_events import batch_resource, report_status_changes

@@ -9,7 +9,8 @@ from batchyard.dispatch.prefect_api import RUN_BATCHES
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
-    from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
+    from batchyard.dispatch.prefect_answers import FlowRun
+    from batchyard.dispatch.prefect_api import PrefectApi
     from batchyard.store import Store
 
 _BEGIN_SECONDS = 30.0

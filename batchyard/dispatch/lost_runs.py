@@ -12,7 +12,8 @@ from batchyard.logs import event_logger
 from batchyard.store import RunnerKind
 
 if TYPE_CHECKING:
-    from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
+    from batchyard.dispatch.prefect_answers import FlowRun
+    from batchyard.dispatch.prefect_api import PrefectApi
     from batchyard.store import Store
 
 log = event_logger(__name__)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
 
 if TYPE_CHECKING:
-    from batchyard.dispatch.prefect_api import FlowRun
+    from batchyard.dispatch.prefect_answers import FlowRun
     from batchyard.store import RunnerRecord
     from batchyard.store.chunk.chunks import ModelDemand
 

@@ -1,4 +1,4 @@
-"""Prefect's REST API: the few calls that Batchyard needs, and what it knows of a flow run.
+"""Prefect's REST API: the few calls that Batchyard needs.
 
 ``flow/deployment`` names a deployment, as Prefect's own command line does.
 Prefect's client would cost the API and the command line the 1.5 s that its import takes.
@@ -6,20 +6,20 @@ Prefect's client would cost the API and the command line the 1.5 s that its impo
 
 from __future__ import annotations
 
-import base64
-import logging
-import os
 import secrets
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
-import stamina
-
-from batchyard.dispatch.csrf import CsrfToken
-from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.dispatch.prefect_answers import (
+    BEGUN,
+    ON_ITS_WAY,
+    FlowRun,
+    LogLine,
+    OfferedModel,
+    flow_run_from,
+    log_line_from,
+)
+from batchyard.dispatch.prefect_http import Missing, PrefectHttp
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -34,127 +34,17 @@ ENGINE_BLOCKS = ("batchyard-vllm-engine", "batchyard-remote-engine")
 TAKEN_UP = "run-batches"
 """The tag of the process-batch flow runs that a batch runner makes: no worker ends them for it."""
 
-_TIMEOUT_SECONDS = 30
 _PAGE = 200
 """Prefect's own limit for one answer."""
 _NEWEST_AMONG = 20
-_ON_ITS_WAY = ("SCHEDULED",)
-_BEGUN = ("PENDING", "RUNNING", "CANCELLING")
-_LATE_SECONDS = {"RUNNING": 60.0, "CANCELLING": 120.0}
-"""A flow run that is in such a state for so long is in our database, or has no process."""
-PENDING_SECONDS = 120.0
-"""How long a process on a machine that is there may take to begin."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlowRun:
-    """``state`` is Prefect's type: ``SCHEDULED``, ``PENDING``, ``RUNNING``, ``COMPLETED`` …"""
-
-    id: str
-    state: str
-    state_name: str = ""
-    """Prefect's name of the state, for example ``Completed``, or one that a flow gave it."""
-    message: str = ""
-    state_seconds: float = 0.0
-    """How long it has been in this state, by the server's clock, to a second."""
-    tags: tuple[str, ...] = ()
-    model: str | None = None
-    """Its parameter of that name."""
-    pool: str | None = None
-    """The work pool that it was sent to."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the flow run is in one of Prefect's terminal states."""
-        return self.state not in {*_ON_ITS_WAY, *_BEGUN}
-
-    def is_late(self, *, pending_seconds: float = PENDING_SECONDS) -> bool:
-        """It has been in its state for so long that its process must be in the database.
-
-        ``pending_seconds`` is how long it may take to begin.
-        """
-        limits = {**_LATE_SECONDS, "PENDING": pending_seconds}
-        return self.state_seconds >= limits.get(self.state, float("inf"))
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedModel:
-    """A model that a block says how to serve; ``created_at`` of the block, Unix seconds."""
-
-    name: str
-    created_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """A line of Prefect's log of a flow run; ``at`` in Unix seconds."""
-
-    at: float
-    level: str
-    logger: str
-    message: str
-
-
-def checked_api_url(url: str | None) -> str:
-    """The same, or :class:`~batchyard.errors.SettingsError` where there is none."""
-    if not url:
-        raise SettingsError(
-            "PREFECT_API_URL is not set: say where the Prefect server is, "
-            "for example http://127.0.0.1:4200/api."
-        )
-    return url
-
-
-class _Busy(DispatchFailed):
-    """Prefect did nothing because it is busy; a later call may succeed."""
-
-
-class _Missing(SettingsError):
-    """There is nothing at this path, or it is not the API."""
-
-
-class _Reply(NamedTuple):
-    json: Any
-    at: datetime | None
-    """When, by the server's clock."""
-
-
-class PrefectApi:
+class PrefectApi(PrefectHttp):
     """The calls of Prefect's REST API that Batchyard needs. Use as an async context manager.
 
     Every call raises :class:`~batchyard.errors.DispatchFailed` if the server does not do what was
     asked, and :class:`~batchyard.errors.SettingsError` if a further attempt cannot help.
     """
-
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        self._url = url.rstrip("/")
-        self._session = aiohttp.ClientSession(
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
-            trust_env=False,
-        )
-        self._csrf = CsrfToken(self._session, self._url)
-
-    @classmethod
-    def from_environment(cls) -> Self:
-        """The server that ``PREFECT_API_URL`` names, as Prefect's own clients find it.
-
-        Raises :class:`~batchyard.errors.SettingsError` if the variable is not set.
-        """
-        url = checked_api_url(os.environ.get("PREFECT_API_URL"))
-        headers = {}
-        # In this order, as Prefect's own clients.
-        if login := os.environ.get("PREFECT_API_AUTH_STRING"):
-            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-        elif key := os.environ.get("PREFECT_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        return cls(url, headers)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
 
     # -- starting and ending ----------------------------------------------------------------
 
@@ -181,7 +71,7 @@ class PrefectApi:
         }
         path = f"/deployments/{found.json['id']}/create_flow_run"
         answer = await self._call("POST", path, body)
-        return _flow_run(answer.json, answer.at)
+        return flow_run_from(answer.json, answer.at)
 
     async def start_after(
         self, deployment: str, parameters: Mapping[str, Any], *, name: str, last: str | None
@@ -205,12 +95,12 @@ class PrefectApi:
         """
         try:
             found = await self._call("GET", f"/flow_runs/{flow_run_id}")
-            run = _flow_run(found.json, found.at)
-            if run.state not in _ON_ITS_WAY:
+            run = flow_run_from(found.json, found.at)
+            if run.state not in ON_ITS_WAY:
                 return False
             body = {"state": _scheduled(found.at, seconds), "force": False}
             await self._call("POST", f"/flow_runs/{flow_run_id}/set_state", body)
-        except _Missing:
+        except Missing:
             return False
         return True
 
@@ -233,7 +123,7 @@ class PrefectApi:
         body = {"state": {"type": state, "message": message}, "force": False}
         try:
             await self._call("POST", f"/flow_runs/{flow_run_id}/set_state", body)
-        except _Missing:
+        except Missing:
             return
 
     # -- looking ----------------------------------------------------------------------------
@@ -249,7 +139,7 @@ class PrefectApi:
         body = {"flow_runs": wanted, "sort": "EXPECTED_START_TIME_DESC", "limit": _NEWEST_AMONG}
         answer = await self._call("POST", "/flow_runs/filter", body)
         newest = max(answer.json, key=lambda found: (found["created"], found["id"]), default=None)
-        return _flow_run(newest, answer.at) if newest else None
+        return flow_run_from(newest, answer.at) if newest else None
 
     async def active(self, deployment: str) -> list[FlowRun]:
         """The flow runs of ``flow/deployment`` that have not ended."""
@@ -258,7 +148,7 @@ class PrefectApi:
             {
                 "flows": {"name": {"any_": [flow]}},
                 "deployments": {"name": {"any_": [name]}},
-                "flow_runs": {"state": {"type": {"any_": [*_ON_ITS_WAY, *_BEGUN]}}},
+                "flow_runs": {"state": {"type": {"any_": [*ON_ITS_WAY, *BEGUN]}}},
             }
         )
 
@@ -268,7 +158,7 @@ class PrefectApi:
         Others belong to somebody's command.
         """
         flow = {"name": {"any_": list(flows)}}
-        state = {"type": {"any_": list(_BEGUN)}}
+        state = {"type": {"any_": list(BEGUN)}}
         deployed = await self._filter(
             {"flows": flow, "flow_runs": {"state": state, "deployment_id": {"is_null_": False}}}
         )
@@ -295,7 +185,7 @@ class PrefectApi:
             size = min(_PAGE, limit - len(lines))
             body = {"logs": wanted, "sort": "TIMESTAMP_DESC", "limit": size, "offset": len(lines)}
             page = (await self._call("POST", "/logs/filter", body)).json
-            lines += [_log_line(found) for found in page]
+            lines += [log_line_from(found) for found in page]
             if len(page) < size:
                 break
         return lines[::-1]
@@ -304,7 +194,7 @@ class PrefectApi:
         """Whether there is a work pool of that name."""
         try:
             await self._call("GET", f"/work_pools/{pool}")
-        except _Missing:
+        except Missing:
             return False
         return True
 
@@ -326,7 +216,7 @@ class PrefectApi:
             if (await self._call("GET", f"/work_pools/{run.pool}")).json.get("type") != "process":
                 return False
             answer = await self._call("POST", f"/work_pools/{run.pool}/workers/filter", {})
-        except _Missing:
+        except Missing:
             return False
         if answer.at is None:
             return False
@@ -360,54 +250,12 @@ class PrefectApi:
         while True:
             body = {**wanted, "sort": "ID_DESC", "limit": _PAGE, "offset": len(runs)}
             answer = await self._call("POST", "/flow_runs/filter", body)
-            runs += [_flow_run(found, answer.at) for found in answer.json]
+            runs += [flow_run_from(found, answer.at) for found in answer.json]
             if len(answer.json) < _PAGE:
                 return runs
 
     async def _deployment_id(self, deployment: str) -> str:
         return str((await self._call("GET", f"/deployments/name/{deployment}")).json["id"])
-
-    # -- HTTP -------------------------------------------------------------------------------
-
-    async def _call(self, method: str, path: str, body: Any = None) -> _Reply:
-        """One call; a server that is busy (its SQLite is locked) is asked again for a while."""
-        async for attempt in stamina.retry_context(on=_Busy, attempts=8, timeout=_TIMEOUT_SECONDS):
-            with attempt:
-                return await self._call_once(method, path, body)
-        raise AssertionError("a retry context returns or raises")
-
-    async def _call_once(
-        self, method: str, path: str, body: Any, *, is_repeated: bool = False
-    ) -> _Reply:
-        token = self._csrf.value
-        try:
-            async with self._session.request(
-                method, self._url + path, json=body, headers=self._csrf.headers
-            ) as response:
-                if not is_repeated and await self._csrf.is_wanted_by(response):
-                    await self._csrf.renew(refused=token)
-                    return await self._call_once(method, path, body, is_repeated=True)
-                if response.status in {401, 403}:
-                    raise SettingsError(
-                        f"The Prefect server at {self._url} refuses the login "
-                        f"(HTTP {response.status}): set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
-                    )
-                if response.status == 404:
-                    raise _Missing(
-                        f"The Prefect server at {self._url} has no {path}: run "
-                        "`batchyard deploy`, and check that PREFECT_API_URL ends in /api."
-                    )
-                if response.status in {429, 503}:
-                    raise _Busy(f"Prefect is too busy: it answers {response.status} to {path}.")
-                if not response.ok:
-                    raise DispatchFailed(f"Prefect answered {response.status} to {path}.")
-                found = None if response.status == 204 else await response.json()
-                return _Reply(found, _date(response.headers))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            raise DispatchFailed(
-                f"The Prefect server at {self._url} did not answer: {reason}."
-            ) from error
 
 
 def _scheduled(now: datetime | None, after_seconds: float) -> dict[str, Any]:
@@ -416,36 +264,3 @@ def _scheduled(now: datetime | None, after_seconds: float) -> dict[str, Any]:
         return {"type": "SCHEDULED"}
     time = (now or datetime.now(UTC)) + timedelta(seconds=after_seconds)
     return {"type": "SCHEDULED", "state_details": {"scheduled_time": time.isoformat()}}
-
-
-def _date(headers: Mapping[str, str]) -> datetime | None:
-    date = headers.get("Date")
-    return parsedate_to_datetime(date) if date else None
-
-
-def _log_line(found: Mapping[str, Any]) -> LogLine:
-    return LogLine(
-        at=datetime.fromisoformat(found["timestamp"]).timestamp(),
-        level=logging.getLevelName(int(found["level"])),
-        logger=str(found["name"]),
-        message=str(found["message"]),
-    )
-
-
-def _flow_run(found: Mapping[str, Any], at: datetime | None) -> FlowRun:
-    """``at``: the moment at which the server said so, for how long it has been in its state."""
-    state = found.get("state") or {}
-    since = state.get("timestamp")
-    seconds = 0.0
-    if at is not None and since:
-        seconds = max(0.0, (at - datetime.fromisoformat(since)).total_seconds())
-    return FlowRun(
-        id=str(found["id"]),
-        state=str(state.get("type")),
-        state_name=str(state.get("name") or ""),
-        message=str(state.get("message") or ""),
-        state_seconds=seconds,
-        tags=tuple(found.get("tags") or ()),
-        model=(found.get("parameters") or {}).get("model"),
-        pool=found.get("work_pool_name"),
-    )

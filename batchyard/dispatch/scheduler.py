@@ -25,7 +25,8 @@ from batchyard.store import RunnerKind, RunnerStatus
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
+    from batchyard.dispatch.prefect_answers import FlowRun
+    from batchyard.dispatch.prefect_api import PrefectApi
     from batchyard.errors import EngineError
     from batchyard.settings import Settings
     from batchyard.store import RunnerRecord, Store

@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from batchyard.dispatch.prefect_api import FlowRun, PrefectApi
+    from batchyard.dispatch.prefect_answers import FlowRun
+    from batchyard.dispatch.prefect_api import PrefectApi
 
 SECONDS = 30.0
 """From the last call that postponed it until it starts.

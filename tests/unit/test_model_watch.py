@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchyard.dispatch.model_watch import ModelWatch
-from batchyard.dispatch.prefect_api import FlowRun
+from batchyard.dispatch.prefect_answers import FlowRun
 from batchyard.run_states import NO_ENGINE, PUT_OFF, STOPPED
 from batchyard.store import ModelDemand, RunnerKind, RunnerRecord, RunnerStatus
 

@@ -1,0 +1,96 @@
+"""What Prefect's REST API answers, as values; above all a flow run, and whether it is late."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ON_ITS_WAY = ("SCHEDULED",)
+BEGUN = ("PENDING", "RUNNING", "CANCELLING")
+_LATE_SECONDS = {"RUNNING": 60.0, "CANCELLING": 120.0}
+"""A flow run that is in such a state for so long is in our database, or has no process."""
+PENDING_SECONDS = 120.0
+"""How long a process on a machine that is there may take to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRun:
+    """``state`` is Prefect's type: ``SCHEDULED``, ``PENDING``, ``RUNNING``, ``COMPLETED`` …"""
+
+    id: str
+    state: str
+    state_name: str = ""
+    """Prefect's name of the state, for example ``Completed``, or one that a flow gave it."""
+    message: str = ""
+    state_seconds: float = 0.0
+    """How long it has been in this state, by the server's clock, to a second."""
+    tags: tuple[str, ...] = ()
+    model: str | None = None
+    """Its parameter of that name."""
+    pool: str | None = None
+    """The work pool that it was sent to."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the flow run is in one of Prefect's terminal states."""
+        return self.state not in {*ON_ITS_WAY, *BEGUN}
+
+    def is_late(self, *, pending_seconds: float = PENDING_SECONDS) -> bool:
+        """It has been in its state for so long that its process must be in the database.
+
+        ``pending_seconds`` is how long it may take to begin.
+        """
+        limits = {**_LATE_SECONDS, "PENDING": pending_seconds}
+        return self.state_seconds >= limits.get(self.state, float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """A model that a block says how to serve; ``created_at`` of the block, Unix seconds."""
+
+    name: str
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of Prefect's log of a flow run; ``at`` in Unix seconds."""
+
+    at: float
+    level: str
+    logger: str
+    message: str
+
+
+def log_line_from(found: Mapping[str, Any]) -> LogLine:
+    """A line as ``/logs/filter`` has it."""
+    return LogLine(
+        at=datetime.fromisoformat(found["timestamp"]).timestamp(),
+        level=logging.getLevelName(int(found["level"])),
+        logger=str(found["name"]),
+        message=str(found["message"]),
+    )
+
+
+def flow_run_from(found: Mapping[str, Any], at: datetime | None) -> FlowRun:
+    """``at``: the moment at which the server said so, for how long it has been in its state."""
+    state = found.get("state") or {}
+    since = state.get("timestamp")
+    seconds = 0.0
+    if at is not None and since:
+        seconds = max(0.0, (at - datetime.fromisoformat(since)).total_seconds())
+    return FlowRun(
+        id=str(found["id"]),
+        state=str(state.get("type")),
+        state_name=str(state.get("name") or ""),
+        message=str(state.get("message") or ""),
+        state_seconds=seconds,
+        tags=tuple(found.get("tags") or ()),
+        model=(found.get("parameters") or {}).get("model"),
+        pool=found.get("work_pool_name"),
+    )

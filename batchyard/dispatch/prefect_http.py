@@ -1,0 +1,123 @@
+"""Calls to Prefect's REST API: the login, the CSRF token, retries, and refusals as our errors."""
+
+from __future__ import annotations
+
+import base64
+import os
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import aiohttp
+import stamina
+
+from batchyard.dispatch.csrf import CsrfToken
+from batchyard.errors import DispatchFailed, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+_TIMEOUT_SECONDS = 30
+
+
+def checked_api_url(url: str | None) -> str:
+    """The same, or :class:`~batchyard.errors.SettingsError` where there is none."""
+    if not url:
+        raise SettingsError(
+            "PREFECT_API_URL is not set: say where the Prefect server is, "
+            "for example http://127.0.0.1:4200/api."
+        )
+    return url
+
+
+class _Busy(DispatchFailed):
+    """Prefect did nothing because it is busy; a later call may succeed."""
+
+
+class Missing(SettingsError):
+    """There is nothing at this path, or it is not the API."""
+
+
+class Reply(NamedTuple):
+    json: Any
+    at: datetime | None
+    """When, by the server's clock."""
+
+
+class PrefectHttp:
+    """One server, for the calls of a subclass. Use as an async context manager."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
+            trust_env=False,
+        )
+        self._csrf = CsrfToken(self._session, self._url)
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The server that ``PREFECT_API_URL`` names, as Prefect's own clients find it.
+
+        Raises :class:`~batchyard.errors.SettingsError` if the variable is not set.
+        """
+        url = checked_api_url(os.environ.get("PREFECT_API_URL"))
+        headers = {}
+        # In this order, as Prefect's own clients.
+        if login := os.environ.get("PREFECT_API_AUTH_STRING"):
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        elif key := os.environ.get("PREFECT_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        return cls(url, headers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def _call(self, method: str, path: str, body: Any = None) -> Reply:
+        """One call; a server that is busy (its SQLite is locked) is asked again for a while."""
+        async for attempt in stamina.retry_context(on=_Busy, attempts=8, timeout=_TIMEOUT_SECONDS):
+            with attempt:
+                return await self._call_once(method, path, body)
+        raise AssertionError("a retry context returns or raises")
+
+    async def _call_once(
+        self, method: str, path: str, body: Any, *, is_repeated: bool = False
+    ) -> Reply:
+        token = self._csrf.value
+        try:
+            async with self._session.request(
+                method, self._url + path, json=body, headers=self._csrf.headers
+            ) as response:
+                if not is_repeated and await self._csrf.is_wanted_by(response):
+                    await self._csrf.renew(refused=token)
+                    return await self._call_once(method, path, body, is_repeated=True)
+                if response.status in {401, 403}:
+                    raise SettingsError(
+                        f"The Prefect server at {self._url} refuses the login "
+                        f"(HTTP {response.status}): set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
+                    )
+                if response.status == 404:
+                    raise Missing(
+                        f"The Prefect server at {self._url} has no {path}: run "
+                        "`batchyard deploy`, and check that PREFECT_API_URL ends in /api."
+                    )
+                if response.status in {429, 503}:
+                    raise _Busy(f"Prefect is too busy: it answers {response.status} to {path}.")
+                if not response.ok:
+                    raise DispatchFailed(f"Prefect answered {response.status} to {path}.")
+                found = None if response.status == 204 else await response.json()
+                return Reply(found, _date(response.headers))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise DispatchFailed(
+                f"The Prefect server at {self._url} did not answer: {reason}."
+            ) from error
+
+
+def _date(headers: Mapping[str, str]) -> datetime | None:
+    date = headers.get("Date")
+    return parsedate_to_datetime(date) if date else None
