@@ -1,6 +1,18 @@
-"""Durations in words, for people."""
+"""Times and durations, in words for people."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def moment(seconds: float) -> str:
+    """``2026-11-22 20:41:58 UTC``."""
+    return f"{bare_moment(seconds)} UTC"
+
+
+def bare_moment(seconds: float) -> str:
+    """``2026-11-22 20:41:58``, in UTC: for a column whose heading says so."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def duration(seconds: float, *, exact: bool = False) -> str:

@@ -37,8 +37,7 @@ async def name_run(name: str) -> None:
 def tags_of(batch: BatchRecord) -> list[str]:
     """The tags by which people find a batch's flow run: its id, its tenant, its model."""
     tags = [batch.id, f"tenant:{batch.tenant}"]
-    models = (batch.model,) if batch.model else batch.options.models
-    return [*tags, *(f"model:{model}" for model in models)]
+    return [*tags, *(f"model:{model}" for model in batch.models)]
 
 
 async def tag_run(batch: BatchRecord) -> None:

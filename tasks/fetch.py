@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal
+
 from batchyard.services import story
 from batchyard.services.services import current_services
 from batchyard.steps.fetch import fetch_input
@@ -18,5 +20,5 @@ if TYPE_CHECKING:
 async def fetch(run: RecordedTask, batch_id: str) -> None:
     """Copy the input into the object store."""
     size_bytes = await fetch_input(current_services(), batch_id)
-    run.message = story.size_words(size_bytes)
+    run.message = decimal(size_bytes)
     story.fetched(batch_id, size_bytes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal
+
 from batchyard.services import story
 from batchyard.services.services import current_services
 from batchyard.steps.publish import publish_results
@@ -19,7 +21,7 @@ async def upload(run: RecordedTask, batch_id: str, collected: Collected) -> None
     """The task run fails where a file could not be written; the batch ends all the same."""
     batch = await publish_results(current_services(), batch_id, collected)
     written = [
-        f"{story.size_words(file.size_bytes)} of {name}"
+        f"{decimal(file.size_bytes)} of {name}"
         for name, file in (("answers", collected.output), ("errors", collected.error))
         if file is not None
     ]

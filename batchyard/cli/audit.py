@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from batchyard.cli.as_json import LINES, print_lines
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import print_table, user_text
+from batchyard.time_words import bare_moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ def _rows(records: Sequence[AuditRecord]) -> Iterator[tuple[str | Text, ...]]:
             f"{name}={value}" for name, value in each.details.items() if value is not None
         )
         yield (
-            datetime.fromtimestamp(each.at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            bare_moment(each.at),
             user_text(each.actor),
             each.action,
             user_text(each.subject),

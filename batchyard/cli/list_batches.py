@@ -94,7 +94,7 @@ async def _watch(tenant: str | None, unfinished: bool, limit: int, *, as_json: b
                 live = stack.enter_context(Live(console=console, auto_refresh=False, screen=True))
                 show = _redrawn(live)
             while True:
-                # While the database is away, nothing new is known.
+                # While the database cannot be reached, the last table stays.
                 with contextlib.suppress(StoreUnavailable):
                     batches = await services.store.batches.page(
                         tenant=tenant, unfinished=unfinished, limit=limit
@@ -149,7 +149,7 @@ async def _page(
 def table(batches: Iterable[BatchRecord], now: float) -> Table:
     """``now`` in Unix seconds; times are relative to it."""
     found = list(batches)
-    # Only where there are prices: without them the column would be empty for ever.
+    # Only where there are prices: without them the column would always be empty.
     has_costs = any(batch.cost is not None for batch in found)
     columns = (*_COLUMNS, "cost") if has_costs else _COLUMNS
     rows = ((*_row(batch, now), *([_cost(batch)] if has_costs else [])) for batch in found)
@@ -170,7 +170,7 @@ def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
     return (
         batch.id,
         Text(status_words(batch), style=_style(batch)),
-        user_text(batch.model or ", ".join(batch.options.models) or _NOTHING),
+        user_text(", ".join(batch.models) or _NOTHING),
         f"{counts.completed + counts.failed:,}/{counts.total:,}" if counts.total else _NOTHING,
         f"{counts.failed:,}",
         _NOTHING if ended_at(batch) else relative(batch.expires_at - now),
@@ -181,7 +181,7 @@ def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
 
 
 def _style(batch: BatchRecord) -> str:
-    """Colours are for terminals only, and not where NO_COLOR is set: rich sees to both."""
+    """For terminals without NO_COLOR: rich leaves colours out for all others."""
     if batch.status in STOPPABLE and (batch.paused_at or batch.wait_reason):
         return "yellow"
     return _STYLES.get(batch.status, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -19,6 +18,7 @@ from batchyard.dispatch import PrefectApi
 from batchyard.errors import BatchyardError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.printable import printable
+from batchyard.time_words import bare_moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,5 +141,5 @@ def _first_line(message: str) -> str:
 
 
 def _row(entry: _Entry) -> tuple[str | Text, ...]:
-    at = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return at, entry.source, Text(printable(entry.text), style=_STYLES.get(entry.level, ""))
+    text = Text(printable(entry.text), style=_STYLES.get(entry.level, ""))
+    return bare_moment(entry.at), entry.source, text

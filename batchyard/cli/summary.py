@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from batchyard.cli.batch_view import error_words, status_words
@@ -12,7 +11,7 @@ from batchyard.prices import money
 from batchyard.printable import printable
 from batchyard.services.places import places_of
 from batchyard.storage.local import LocalStorage
-from batchyard.time_words import duration, relative
+from batchyard.time_words import duration, moment, relative
 from batchyard.web.url import shown
 from batchyard.wire import ended_at
 
@@ -40,16 +39,16 @@ async def describe(services: Services, batch: BatchRecord) -> str:
     else:
         head, rest = f"{batch.id} is {status_words(batch)}.", _open_lines(batch, now)
     about = {
-        "model": batch.model or ", ".join(batch.options.models),
+        "model": ", ".join(batch.models),
         "endpoint": batch.endpoint,
         "tenant": f"{batch.tenant}, priority {batch.priority}",
-        "created": f"{_at(batch.created_at)}, {relative(batch.created_at - now)}",
+        "created": f"{moment(batch.created_at)}, {relative(batch.created_at - now)}",
         "metadata": ", ".join(f"{k}={v}" for k, v in (batch.metadata or {}).items()),
         "retry of": batch.retry_of or "",
     }
     end = ended_at(batch)
     if end is not None:
-        about["ended"] = f"{_at(end)}, after {duration(end - batch.created_at)}"
+        about["ended"] = f"{moment(end)}, after {duration(end - batch.created_at)}"
     return "\n".join([head, *_aligned(about), *rest])
 
 
@@ -80,10 +79,6 @@ def _flow_run(flow_run_id: str) -> str:
 
 def _aligned(about: Mapping[str, str]) -> list[str]:
     return [f"  {name:<9} {printable(value)}" for name, value in about.items() if value]
-
-
-def _at(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 async def summarise(services: Services, batch: BatchRecord) -> str:

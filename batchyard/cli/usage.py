@@ -13,13 +13,13 @@ from batchyard.cli.as_json import LINES, print_lines
 from batchyard.cli.offline import offline_services
 from batchyard.cli.table import make_table, user_text, write_table
 from batchyard.prices import BILLION, money
+from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from batchyard.store import UsageTotal
 
-_DAY_SECONDS: Final = 86_400
 _NUMBERS: Final = ("requests", "input", "cached", "output", "cost")
 
 
@@ -49,9 +49,9 @@ async def _totals(days: int, tenant: str | None) -> list[UsageTotal]:
     async with offline_services() as services:
         now = int(await services.store.database.now())
         return await services.store.usage.totals(
-            start=(now // _DAY_SECONDS - days + 1) * _DAY_SECONDS,
+            start=(now // DAY_SECONDS - days + 1) * DAY_SECONDS,
             end=now + 1,
-            width_seconds=_DAY_SECONDS,
+            width_seconds=DAY_SECONDS,
             groups=("tenant", "model"),
             tenants=None if tenant is None else [tenant],
         )
@@ -87,4 +87,4 @@ def _row(total: UsageTotal, *, daily: bool) -> tuple[str | Text, ...]:
 
 
 def _day(bucket: int) -> str:
-    return datetime.fromtimestamp(bucket * _DAY_SECONDS, UTC).strftime("%Y-%m-%d")
+    return datetime.fromtimestamp(bucket * DAY_SECONDS, UTC).strftime("%Y-%m-%d")

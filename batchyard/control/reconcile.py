@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.logs import event_logger
+from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-_ENDED_RUNNERS_KEPT_SECONDS = 7 * 86_400
+_ENDED_RUNNERS_KEPT_SECONDS = 7 * DAY_SECONDS
 _RENEWED_LATE_SECONDS = 2.0
 """A busy process may renew its leases this much later than it should."""
 

@@ -12,6 +12,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.notify.event import batch_data, event_body
 from batchyard.notify.webhook import WebhookSender
 from batchyard.store import DeliveryKind, DeliveryStatus
+from batchyard.time_units import DAY_SECONDS
 from batchyard.wire import Batch, RequestCounts, new_delivery_id, new_event_id
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from batchyard.store import AttemptRecord, DeliveryRecord
 
 
-_WINDOW_SECONDS = 86_400
+_WINDOW_SECONDS = DAY_SECONDS
 
 
 def secret_hint(secret: str) -> str:

@@ -16,6 +16,7 @@ from batchyard.files.parts import expire_uploads
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
 from batchyard.services.storage_mark import write_mark
+from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.storage.base import ListedObject
 
-DAY_SECONDS: Final = 86_400
 _IDEMPOTENCY_SECONDS: Final = 2 * DAY_SECONDS
 _DELIVERIES_SECONDS: Final = 30 * DAY_SECONDS
 _STATUS_CHANGES_SECONDS: Final = DAY_SECONDS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.printable import printable
-from batchyard.time_words import duration
+from batchyard.time_words import duration, moment
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def _facts(batch: Batch) -> list[tuple[str, str]]:
     neither = counts.total - counts.completed - counts.failed
     unanswered = f", {neither:,} unanswered" if neither > 0 else ""
     facts = [
-        ("Created", _moment(batch.created_at)),
-        ("Ended", _moment(ended)),
+        ("Created", moment(batch.created_at)),
+        ("Ended", "unknown" if ended is None else moment(ended)),
         ("Duration", _duration(batch)),
         (
             "Requests",
@@ -174,12 +174,6 @@ def _python_line(name: str, file_id: str) -> str:
 def _curl_line(name: str, file_id: str) -> str:
     url = f"$OPENAI_BASE_URL/files/{file_id}/content"
     return f'curl -H "Authorization: Bearer $OPENAI_API_KEY" -o {name}.jsonl "{url}"'
-
-
-def _moment(seconds: int | None) -> str:
-    if seconds is None:
-        return "unknown"
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 # -- how it is written --------------------------------------------------------------------------

@@ -49,7 +49,7 @@ _SEE_OTHER: Final = 303
 _WINDOWS: Final = ("1h", "6h", "24h", "72h", "7d")
 _LONGEST_FIRST_LINE: Final = 1024**2
 _ONE_AT_A_TIME = asyncio.Semaphore(1)
-"""An estimate takes a core for up to a minute; the API has others to answer."""
+"""An estimate takes a core for up to a minute, and the API has other requests to answer."""
 
 
 class _Line(msgspec.Struct):

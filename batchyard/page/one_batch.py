@@ -12,7 +12,6 @@ from batchyard.page.charts import Charts, charts_of
 from batchyard.page.failures import Findings, find
 from batchyard.page.snippets import snippets_of
 from batchyard.page.words import (
-    at,
     clock_time,
     compact,
     cost_of,
@@ -22,6 +21,7 @@ from batchyard.page.words import (
     size,
 )
 from batchyard.store import DeliveryStatus
+from batchyard.time_words import moment
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
-    """One of the batch's files. ``url`` None: it is gone, or not fetched yet."""
+    """One of the batch's files. ``url`` None: it was deleted, or is not fetched yet."""
 
     label: str
     name: str
@@ -64,7 +64,7 @@ class ResultFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRow:
-    """Who was told, or got a file; ``can_replay``: it has ended, and may be sent again."""
+    """A notification or a result file; ``can_replay``: it has ended, and may be sent again."""
 
     id: str
     what: str
@@ -145,7 +145,7 @@ def _facts(listed: ListedBatch) -> list[tuple[str, str]]:
         ("Endpoint", batch.endpoint),
         ("Tokens", tokens or estimate),
         ("Cost", cost_of(batch)),
-        ("Window", f"{batch.completion_window}, until {at(batch.expires_at)}"),
+        ("Window", f"{batch.completion_window}, until {moment(batch.expires_at)}"),
         ("Retry of", batch.retry_of or ""),
         ("Copies", f"{count(batch.deduplicated_requests)} lines with the answer of an equal one")
         if batch.deduplicated_requests
@@ -171,7 +171,7 @@ def _moments(batch: BatchRecord, now: float) -> list[Moment]:
         Moment(
             label,
             clock_time(time, now),
-            at(time),
+            moment(time),
             "" if earlier is None else f"+ {short_duration(time - earlier)}",
         )
         for (time, _, label), earlier in zip(times, before, strict=False)
@@ -197,10 +197,9 @@ async def _file(
         file = await services.store.files.get(file_id)
     except RecordNotFound:
         return ResultFile(label, file_id, "not in the store", None)
-    missing = (batch.undelivered or {}).get(kind)
-    detail = (
-        f"{size(file.size_bytes)}; not delivered: {missing}" if missing else size(file.size_bytes)
-    )
+    detail = size(file.size_bytes)
+    if missing := (batch.undelivered or {}).get(kind):
+        detail += f"; not delivered: {missing}"
     return ResultFile(label, file.filename, detail, f"/batches/{batch.id}/files/{kind}")
 
 

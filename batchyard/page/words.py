@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from rich.filesize import decimal
+
 from batchyard.lifecycle import STOPPABLE, BatchStatus
 from batchyard.prices import money
-from batchyard.time_words import duration, relative
+from batchyard.time_words import duration
 
 if TYPE_CHECKING:
     from batchyard.store import BatchRecord
@@ -34,12 +37,12 @@ def compact(number: float) -> str:
 
 
 def size(number: int) -> str:
-    """``812 B``, ``1.4 MB``."""
-    return f"{compact(number)}B" if number >= 1000 else f"{number} B"
+    """``812 B``, ``1.4 MB``: as the commands say it, with a short unit."""
+    return re.sub("bytes?$", "B", decimal(number))
 
 
 def percent(part: float, whole: float) -> str:
-    """``37 %``; 100 only for all, and 0 only for none, so that the words never lie."""
+    """``37 %``; 100 only for all, and 0 only for none, so that a few are never shown as none."""
     if not whole:
         return NOTHING
     share = 100 * part / whole
@@ -48,11 +51,6 @@ def percent(part: float, whole: float) -> str:
     if 99 < share < 100:
         return ">99 %"
     return f"{share:.0f} %"
-
-
-def at(seconds: float) -> str:
-    """``2026-11-22 20:41:58 UTC``."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def clock_time(seconds: float, now: float) -> str:
@@ -74,7 +72,7 @@ def ago(seconds: float) -> str:
 
 
 def name_of(batch: BatchRecord) -> str | None:
-    """What its metadata calls it."""
+    """Its name, from its metadata."""
     for key in _NAME_KEYS:
         text = ((batch.metadata or {}).get(key) or "").strip()
         if text:
@@ -91,7 +89,7 @@ def cost_of(batch: BatchRecord) -> str:
 
 def model_of(batch: BatchRecord) -> str:
     """The model, or what it may be; before the input was read it is not known."""
-    return batch.model or ", ".join(batch.options.models) or NOTHING
+    return ", ".join(batch.models) or NOTHING
 
 
 def status_of(batch: BatchRecord, *, is_running: bool) -> tuple[str, str]:
@@ -112,8 +110,3 @@ def status_of(batch: BatchRecord, *, is_running: bool) -> tuple[str, str]:
         case BatchStatus.CANCELLED:
             return "cancelled", "cancelled"
     return "completed", "completed"
-
-
-def in_words(seconds: float) -> str:
-    """``in 3 h 12 min``, or ``45 s ago``."""
-    return relative(seconds)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal
+
 from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ log = event_logger(__name__)
 
 def began(batch: BatchRecord, page: str | None) -> None:
     """Its flow run has the batch from here on."""
-    model = batch.model or ", ".join(batch.options.models) or "(named in the input)"
+    model = ", ".join(batch.models) or "(named in the input)"
     log.info(
         "batch.began",
         page or "",
@@ -34,12 +36,12 @@ def began(batch: BatchRecord, page: str | None) -> None:
 
 def fetched(batch_id: str, size_bytes: int) -> None:
     """The input is in the object store."""
-    log.info("batch.fetched", size_words(size_bytes), batch=batch_id)
+    log.info("batch.fetched", decimal(size_bytes), batch=batch_id)
 
 
 def validated(batch_id: str, requests: int, size_bytes: int, model: str) -> None:
     """Every line is a request."""
-    text = f"{requests:,} lines, {size_words(size_bytes)}"
+    text = f"{requests:,} lines, {decimal(size_bytes)}"
     log.info("batch.validated", text, batch=batch_id, model=model)
 
 
@@ -76,15 +78,6 @@ def uploaded(batch_id: str, text: str) -> None:
 def notified(batch_id: str, flow_run_id: str, text: str) -> None:
     """An attempt to send a webhook or an e-mail. The line is for another flow run's log."""
     log.info("batch.notified", text, for_flow_run=flow_run_id, batch=batch_id)
-
-
-def size_words(size_bytes: float) -> str:
-    """``172 MB``."""
-    for unit in ("bytes", "kB", "MB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:,.0f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:,.1f} GB"
 
 
 def plan_words(plan: PlanSummary) -> str:

@@ -18,6 +18,7 @@ from batchyard.steps.offered import check_offered
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import BatchOptions, NewBatch, Quota
 from batchyard.threads import in_thread
+from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.tracing import span
 from batchyard.wire import new_file_id
 
@@ -37,7 +38,7 @@ MIXED_ENDPOINTS = "mixed"
 
 MAX_PRIORITY = 1_000_000
 WINDOW_PATTERN = "([1-9][0-9]{0,4})([mhd])"
-WINDOW_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+WINDOW_SECONDS = {"m": MINUTE_SECONDS, "h": HOUR_SECONDS, "d": DAY_SECONDS}
 MAX_WINDOW_DAYS = 30
 """As long as files are kept by default."""
 MAX_METADATA = 16

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from batchyard.errors import AccessDenied, LocationRefused
+from batchyard.time_words import bare_moment
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def check_not_expired(url: str) -> None:
     expiry = expires_at(url)
     if expiry is not None and expiry <= _now():
         raise AccessDenied(
-            f"the presigned URL {shown(url)} expired at {expiry:%Y-%m-%d %H:%M:%S} UTC: "
+            f"the presigned URL {shown(url)} expired at {bare_moment(expiry.timestamp())} UTC: "
             "make a new one"
         )
 

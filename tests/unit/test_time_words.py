@@ -1,10 +1,10 @@
-"""Durations as people read them."""
+"""Times and durations as people read them."""
 
 from __future__ import annotations
 
 import pytest
 
-from batchyard.time_words import duration, relative
+from batchyard.time_words import bare_moment, duration, moment, relative
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,11 @@ from batchyard.time_words import duration, relative
 )
 def test_a_duration_has_its_two_largest_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_a_moment_is_in_utc() -> None:
+    assert moment(1_763_844_118.9) == "2025-11-22 20:41:58 UTC"
+    assert bare_moment(1_763_844_118.9) == "2025-11-22 20:41:58"
 
 
 def test_a_moment_is_ahead_or_past() -> None:

@@ -20,6 +20,7 @@ from batchyard.prices import BILLION
 from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
 from batchyard.store.leasing import LeaseColumns
 from batchyard.store.sealed import Sealed
+from batchyard.time_units import DAY_SECONDS
 from batchyard.wire import (
     Amount,
     Batch,
@@ -30,7 +31,7 @@ from batchyard.wire import (
     new_file_id,
 )
 
-COMPLETION_WINDOW_SECONDS = 86_400
+COMPLETION_WINDOW_SECONDS = DAY_SECONDS
 
 
 class BatchOptions(msgspec.Struct, frozen=True):
@@ -163,6 +164,11 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
     currency: str | None
     undelivered: dict[str, str] | None = Field(sa_type=JsonText(dict[str, str]))
     """Why a result file is not where the user wanted it, by ``output`` and ``error``."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Its model. Before the input is read: those that its lines may name; empty: any."""
+        return (self.model,) if self.model else self.options.models
 
     @property
     def counts(self) -> RequestCounts:

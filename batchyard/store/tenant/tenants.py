@@ -20,6 +20,7 @@ from batchyard.store.sealed import Sealed
 from batchyard.store.tenant.api_keys import ApiKeyRow
 from batchyard.store.upsert import upsert
 from batchyard.store.webhook.signing_secrets import SecretColumns, secrets_in
+from batchyard.time_units import HOUR_SECONDS
 from batchyard.wire import new_signing_secret
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ _SECRETS = SecretColumns(
     TENANTS.c.old_webhook_secret_expires_at,
 )
 _KEYS = ApiKeyRow.metadata.tables["api_keys"]
-_HOUR_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,14 +213,14 @@ async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: 
     control. Raises :class:`~batchyard.errors.BatchRateExceeded`.
     """
     now = await read_seconds(connection)
-    lately = (BATCHES.c.tenant == tenant, BATCHES.c.created_at > now - _HOUR_SECONDS)
+    lately = (BATCHES.c.tenant == tenant, BATCHES.c.created_at > now - HOUR_SECONDS)
     made = (await connection.execute(select(func.count()).where(*lately))).scalar_one()
     if made < batches_per_hour:
         return
     # The next batch is possible when enough of these are more than an hour old.
     leaving = select(BATCHES.c.created_at).where(*lately).order_by(BATCHES.c.created_at)
     found = await connection.execute(leaving.offset(made - batches_per_hour).limit(1))
-    leaves_at = (found.scalar_one_or_none() or now) + _HOUR_SECONDS
+    leaves_at = (found.scalar_one_or_none() or now) + HOUR_SECONDS
     raise BatchRateExceeded(
         f"Tenant '{tenant}' may create {batches_per_hour:,} batches an hour: put more requests "
         "into each, or wait.",

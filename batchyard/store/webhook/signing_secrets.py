@@ -8,11 +8,12 @@ from sqlalchemy import case, null, type_coerce
 
 from batchyard.store.clock import clock_seconds
 from batchyard.store.sealed import OpenedOrNone
+from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
     from sqlalchemy import Column, ColumnElement, Row
 
-OVERLAP_SECONDS: Final = 86_400
+OVERLAP_SECONDS: Final = DAY_SECONDS
 
 
 class SecretColumns:
