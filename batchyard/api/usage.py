@@ -20,15 +20,22 @@ from batchyard.api.errors import ApiError, missing
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.route import Route
 from batchyard.prices import BILLION
+from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.wire import Amount
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from batchyard.api.auth import Caller
     from batchyard.store import UsageTotal
 
 router = APIRouter(prefix="/organization", route_class=Route)
 
-_WIDTHS: Final = {"1m": (60, 60, 1440), "1h": (3600, 24, 168), "1d": (86_400, 7, 31)}
+_WIDTHS: Final = {
+    "1m": (MINUTE_SECONDS, 60, 1440),
+    "1h": (HOUR_SECONDS, 24, 168),
+    "1d": (DAY_SECONDS, 7, 31),
+}
 """Seconds, and how many buckets: by default and at most."""
 _COST_LIMITS: Final = (7, 180)
 _COLUMNS: Final = {"project_id": "tenant", "model": "model", "line_item": "model"}
@@ -128,8 +135,11 @@ class _Period:
     def next_page(self) -> str | None:
         return f"page_{self.buckets.stop * self.width}" if self.has_more else None
 
-    def times(self, bucket: int) -> tuple[int, int]:
-        return bucket * self.width, (bucket + 1) * self.width
+    def split(self, totals: list[UsageTotal]) -> Iterator[tuple[int, int, list[UsageTotal]]]:
+        """The start and the end of each bucket, and the totals in it."""
+        for bucket in self.buckets:
+            found = [each for each in totals if each.bucket == bucket]
+            yield bucket * self.width, (bucket + 1) * self.width, found
 
 
 _StartTime = Annotated[
@@ -183,15 +193,11 @@ async def usage_completions(
         totals = []
     buckets = [
         UsageBucket(
-            start_time=period.times(bucket)[0],
-            end_time=period.times(bucket)[1],
-            results=[
-                _usage_result(each, groups)
-                for each in _without_currencies(totals)
-                if each.bucket == bucket
-            ],
+            start_time=start,
+            end_time=end,
+            results=[_usage_result(each, groups) for each in found],
         )
-        for bucket in period.buckets
+        for start, end, found in period.split(_without_currencies(totals))
     ]
     return JsonResponse(
         UsagePage(data=buckets, has_more=period.has_more, next_page=period.next_page)
@@ -221,19 +227,19 @@ async def costs(
     period, totals = await _find(request, caller, width[0], _COST_LIMITS, groups, limit)
     buckets = [
         CostBucket(
-            start_time=period.times(bucket)[0],
-            end_time=period.times(bucket)[1],
+            start_time=start,
+            end_time=end,
             results=[
                 CostResult(
                     amount=Amount(value=each.cost / BILLION, currency=each.currency),
                     line_item=each.model,
                     project_id=each.tenant,
                 )
-                for each in totals
-                if each.bucket == bucket and each.currency is not None
+                for each in found
+                if each.currency is not None
             ],
         )
-        for bucket in period.buckets
+        for start, end, found in period.split(totals)
     ]
     return JsonResponse(
         CostPage(data=buckets, has_more=period.has_more, next_page=period.next_page)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
+_Cause: TypeAlias = BaseException | None
 _ROOT: Final = "batchyard"
 _CALLER: Final = 3
 """Frames from logging's own up to the caller of an event logger's method."""
@@ -37,13 +38,7 @@ class EventLogger:
         self._logger = logging.getLogger(name)
 
     def debug(
-        self,
-        event: str,
-        text: object = "",
-        /,
-        *,
-        cause: BaseException | None = None,
-        **fields: object,
+        self, event: str, text: object = "", /, *, cause: _Cause = None, **fields: object
     ) -> None:
         """What only a developer needs; ``cause`` is logged with its traceback."""
         self._log(logging.DEBUG, event, text, cause, fields)
@@ -59,13 +54,7 @@ class EventLogger:
         self._log(logging.WARNING, event, text, None, fields)
 
     def error(
-        self,
-        event: str,
-        text: object = "",
-        /,
-        *,
-        cause: BaseException | None = None,
-        **fields: object,
+        self, event: str, text: object = "", /, *, cause: _Cause = None, **fields: object
     ) -> None:
         """What an operator must look at; ``cause`` is logged with its traceback."""
         self._log(logging.ERROR, event, text, cause, fields)
@@ -75,7 +64,7 @@ class EventLogger:
         level: int,
         event: str,
         text: object,
-        cause: BaseException | None,
+        cause: _Cause,
         fields: dict[str, object],
         flow_run_id: str | None = None,
     ) -> None:

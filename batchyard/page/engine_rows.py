@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from batchyard.page.charts import sparkline
@@ -71,13 +71,8 @@ def _row(runner: RunnerRecord, queue: ModelQueue | None, batches: int, now: floa
 
 
 def _loaded(row: EngineRow, load: EngineLoad) -> EngineRow:
-    return EngineRow(
-        model=row.model,
-        where=row.where,
-        look=row.look,
-        state=row.state,
-        why=row.why,
-        batches=row.batches,
+    return replace(
+        row,
         speed=compact(load.speeds[-1]) if load.speeds else NOTHING,
         spark=sparkline(load.speeds, load.every_seconds) if len(load.speeds) > 1 else None,
         hit_rate=percent(load.cached_tokens, load.input_tokens),

@@ -29,6 +29,13 @@ async def seconds_late(site: Site, batch: BatchRecord) -> float:
     return await site.services.store.database.now() - batch.expires_at
 
 
+async def expired_in_time(site: Site, asked: Asked) -> None:
+    """It has expired, and soon after the end of its window."""
+    batch = await site.ended(asked)
+    assert batch.status is BatchStatus.EXPIRED
+    assert await seconds_late(site, batch) < PROMPT_SECONDS
+
+
 async def end_window(site: Site, asked: Asked) -> None:
     """A window that really ends may do so before a busy machine has done what comes first."""
 
@@ -49,9 +56,7 @@ async def test_an_overdue_batch_keeps_its_finished_lines_and_leaves_the_engine(
     engine = StubEngine(max_num_seqs=16, latency=half_slow, log_path=site.witness_path)
     async with site.working(engine):
         asked = await site.create(lines(30), window_seconds=3)
-        batch = await site.ended(asked)
-        assert batch.status is BatchStatus.EXPIRED
-        assert await seconds_late(site, batch) < PROMPT_SECONDS
+        await expired_in_time(site, asked)
         batch = await site.check(asked)
         # 1 and 10 to 19 never end; 11 of 16 places are theirs, the others answer the rest.
         assert (batch.counts.completed, batch.counts.failed) == (19, 0)
@@ -67,9 +72,7 @@ async def test_a_paused_batch_expires_as_any_other(site: Site) -> None:
         await site.answered(asked, 19)
         await site.services.store.batch_schedule.pause(asked.id)
         await end_window(site, asked)
-        batch = await site.ended(asked)
-        assert batch.status is BatchStatus.EXPIRED
-        assert await seconds_late(site, batch) < PROMPT_SECONDS
+        await expired_in_time(site, asked)
         assert (await site.check(asked)).counts.completed == 19
         assert engine.running == 0
 
@@ -85,9 +88,7 @@ async def test_a_batch_that_is_paused_at_once_is_planned_and_expires_with_nothin
         other = await site.create(lines(5, "other"))
         await site.ended(other)
         await end_window(site, asked)
-        batch = await site.ended(asked)
-        assert batch.status is BatchStatus.EXPIRED
-        assert await seconds_late(site, batch) < PROMPT_SECONDS
+        await expired_in_time(site, asked)
     assert (await site.check(asked)).counts.completed == 0
     assert engine.executed == 5
 

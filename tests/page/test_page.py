@@ -54,7 +54,7 @@ async def test_everything_can_be_done_with_the_keyboard(
     tab_to(tab, "tile-oldest")
     tab.press("Enter")
     tab.wait("location.search === '?show=waiting'")
-    assert tab.run("document.querySelectorAll('table.batches tbody tr').length") == 1
+    tab.wait("document.querySelectorAll('table.batches tbody tr').length === 1")
     tab_to(tab, "q")
     tab.type("nowhere")
     tab.wait("document.querySelector('#batches .empty') !== null")
@@ -64,7 +64,7 @@ async def test_everything_can_be_done_with_the_keyboard(
     tab.wait("document.querySelector('table.batches tbody tr') !== null")
     tab_to(tab, f"row-{batch.id}")
     tab.press("Enter")
-    tab.wait(f"location.pathname === '/batches/{batch.id}'")
+    tab.wait(f"location.pathname === '/batches/{batch.id}' && document.readyState === 'complete'")
     tab_to(tab, "do-pause")
     tab.press("Enter")
     tab.wait("document.getElementById('do-resume') !== null")

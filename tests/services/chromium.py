@@ -180,9 +180,10 @@ class Tab:
         assert "exceptionDetails" not in answer, (expression, answer["exceptionDetails"])
         return answer["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 15.0) -> Any:
-        """The expression's value, once it is true."""
-        return until(lambda: self._tried(expression), seconds, expression)
+    def wait(self, expression: str, seconds: float = 15.0) -> None:
+        """Until the expression is true. Its value stays in the browser: it may be an element."""
+        is_true = f"(async () => Boolean(await ({expression})))()"
+        until(lambda: self._tried(is_true), seconds, expression)
 
     def _tried(self, expression: str) -> Any:
         # In the middle of a navigation there may be no document.
