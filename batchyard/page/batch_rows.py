@@ -18,7 +18,7 @@ from batchyard.page.words import (
     short_duration,
     status_of,
 )
-from batchyard.store.overview import Asked, Show, Sort
+from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:

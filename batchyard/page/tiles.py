@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.page.words import NOTHING, clock_time, compact, count, percent, short_duration
-from batchyard.store.overview import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, Show
+from batchyard.store.batch.filters import Show
+from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 
 if TYPE_CHECKING:
     from batchyard.store.overview import Answered, Work

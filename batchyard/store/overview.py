@@ -6,15 +6,24 @@ Each method takes a tenant, whose batches it is about; None: those of all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Double, Text, and_, case, cast, func, or_, select, true, type_coerce
+from sqlalchemy import Double, and_, case, cast, func, select
 
-from batchyard.lifecycle import STOPPABLE, TERMINAL, UNFINISHED, BatchStatus
+from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads
+from batchyard.store.batch.filters import (
+    Asked,
+    Show,
+    is_late,
+    is_paused,
+    is_running,
+    is_waiting,
+    matches,
+    ordered,
+    shows,
+)
 from batchyard.store.batch.live import (
-    ENDED_AT,
     SUMS,
     answered_within,
     live,
@@ -27,6 +36,7 @@ from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, is_due, remai
 from batchyard.store.clock import clock
 from batchyard.store.leasing import is_held
 from batchyard.store.runner.runners import RunnerKind, RunnerRecord, RunnerRow, RunnerStatus
+from batchyard.time_units import HOUR_SECONDS, MINUTE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,53 +44,10 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Select, Subquery
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-HOUR_SECONDS: Final = 3_600
-MINUTE_SECONDS: Final = 60
-DAY_SECONDS: Final = 86_400
 _SPEED_SECONDS: Final = 20.0
 """A batch's speed is that of the time since its newest point that is so old."""
 _CHUNKS_SEEN: Final = 8
 _RUNNERS = RunnerRow.metadata.tables["runners"]
-_WAITING_STATUSES: Final = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
-
-
-class Show(StrEnum):
-    """Which batches a list has. The first one is the default: it is never empty without reason."""
-
-    RECENT = "recent"
-    """Those that have not ended, and those that ended in the last day."""
-    RUNNING = "running"
-    WAITING = "waiting"
-    LATE = "late"
-    """By forecast they end after their window."""
-    FAILED = "failed"
-    """The batch failed or expired, or some of its lines failed; of the last day or open."""
-    ENDED = "ended"
-    ALL = "all"
-
-
-class Sort(StrEnum):
-    """The order of a list."""
-
-    CREATED = "created"
-    STATUS = "status"
-    LINES = "lines"
-    ETA = "eta"
-    """By when they are or were done."""
-    PRIORITY = "priority"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A page of a list of batches. ``search`` is part of an id, a model or metadata."""
-
-    tenant: str | None = None
-    show: Show = Show.RECENT
-    search: str = ""
-    sort: Sort = Sort.CREATED
-    is_descending: bool = True
-    page: int = 0
-    limit: int = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,15 +133,15 @@ class Overview(Aggregate):
     async def work(self, connection: AsyncConnection, tenant: str | None = None) -> Work:
         """The figures of now."""
         chunks = sums_of_chunks().subquery()
-        is_running, is_waiting = _is_running(chunks), _is_waiting(chunks)
+        running_now, waiting_now = is_running(chunks), is_waiting(chunks)
         open_now = and_(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.paused_at.is_(None))
         statement = _joined(
             [
-                _count_where(is_running),
-                _count_where(is_waiting),
-                _count_where(_is_paused()),
-                _count_where(_is_late()),
-                func.min(case((is_waiting, BATCHES.c.created_at))),
+                _count_where(running_now),
+                _count_where(waiting_now),
+                _count_where(is_paused()),
+                _count_where(is_late()),
+                func.min(case((waiting_now, BATCHES.c.created_at))),
                 func.max(case((open_now, BATCHES.c.eta_at))),
                 _count_where(and_(open_now, BATCHES.c.eta_at.is_(None))),
             ],
@@ -182,7 +149,7 @@ class Overview(Aggregate):
         ).where(BATCHES.c.status.in_(UNFINISHED))
         found = (await connection.execute(_of(statement, tenant))).one()
         running, waiting, paused, late, oldest, eta, without = found
-        failures = _of(_joined([func.count()], chunks), tenant).where(_shows(Show.FAILED, chunks))
+        failures = _of(_joined([func.count()], chunks), tenant).where(shows(Show.FAILED, chunks))
         backlog = _of(
             select(
                 func.sum(CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed),
@@ -211,14 +178,14 @@ class Overview(Aggregate):
     async def batches(self, connection: AsyncConnection, asked: Asked) -> Listing:
         """One page of a list."""
         chunks = sums_of_chunks().subquery()
-        condition = _shows(asked.show, chunks)
+        condition = shows(asked.show, chunks)
         if asked.search:
-            condition = and_(condition, _matches(asked.search))
+            condition = and_(condition, matches(asked.search))
         total = _of(_joined([func.count()], chunks).where(condition), asked.tenant)
         columns = [*RECORD_COLUMNS, *_live_columns(chunks)]
         statement = (
             _of(_joined(columns, chunks).where(condition), asked.tenant)
-            .order_by(*_ordered(asked))
+            .order_by(*ordered(asked))
             .limit(asked.limit)
             .offset(asked.page * asked.limit)
         )
@@ -361,83 +328,5 @@ def _of(statement: Select[Any], tenant: str | None) -> Select[Any]:
     return statement if tenant is None else statement.where(BATCHES.c.tenant == tenant)
 
 
-def _is_paused() -> ColumnElement[bool]:
-    return and_(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.paused_at.is_not(None))
-
-
-def _is_late() -> ColumnElement[bool]:
-    return and_(BATCHES.c.status.in_(UNFINISHED), BATCHES.c.late_since.is_not(None))
-
-
-def _has_run(chunks: Subquery) -> ColumnElement[bool]:
-    return func.coalesce(chunks.c.running, 0) > 0
-
-
-def _is_running(chunks: Subquery) -> ColumnElement[bool]:
-    """Requests of it are with a runner, or its files are being made."""
-    ends = (BatchStatus.FINALIZING, BatchStatus.CANCELLING)
-    return or_(
-        and_(BATCHES.c.status == BatchStatus.IN_PROGRESS, _has_run(chunks)),
-        BATCHES.c.status.in_(ends),
-    )
-
-
-def _is_waiting(chunks: Subquery) -> ColumnElement[bool]:
-    return and_(
-        BATCHES.c.status.in_(_WAITING_STATUSES), BATCHES.c.paused_at.is_(None), ~_has_run(chunks)
-    )
-
-
-def _shows(show: Show, chunks: Subquery) -> ColumnElement[bool]:
-    is_open = BATCHES.c.status.in_(UNFINISHED)
-    is_recent = or_(is_open, clock() - DAY_SECONDS <= ENDED_AT)
-    match show:
-        case Show.RECENT:
-            return is_recent
-        case Show.RUNNING:
-            return and_(is_open, _is_running(chunks))
-        case Show.WAITING:
-            return or_(_is_waiting(chunks), _is_paused())
-        case Show.LATE:
-            return _is_late()
-        case Show.FAILED:
-            ended_badly = BATCHES.c.status.in_((BatchStatus.FAILED, BatchStatus.EXPIRED))
-            return and_(is_recent, or_(ended_badly, live(chunks, "failed") > 0))
-        case Show.ENDED:
-            return BATCHES.c.status.in_(TERMINAL)
-        case Show.ALL:
-            return true()
-
-
-def _ordered(asked: Asked) -> list[ColumnElement[Any]]:
-    """In the order of creation the columns are exactly those of the index, which then sorts."""
-    created = [BATCHES.c.created_at, BATCHES.c.id]
-    if asked.sort is Sort.CREATED:
-        return [each.desc() if asked.is_descending else each.asc() for each in created]
-    first = _ORDERS[asked.sort]
-    first = first.desc() if asked.is_descending else first.asc()
-    return [first.nulls_last(), *(each.desc() for each in created)]
-
-
-def _matches(search: str) -> ColumnElement[bool]:
-    words = search.lower()
-    places = (
-        BATCHES.c.id,
-        BATCHES.c.model,
-        BATCHES.c.tenant,
-        # As text: what the client wrote, keys and values alike.
-        type_coerce(BATCHES.c.client_metadata, Text),
-    )
-    return or_(*(func.lower(place).contains(words, autoescape=True) for place in places))
-
-
 def _count_where(condition: ColumnElement[bool]) -> ColumnElement[int]:
     return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
-
-
-_ORDERS: Final[dict[Sort, ColumnElement[Any]]] = {
-    Sort.STATUS: BATCHES.c.status,
-    Sort.LINES: BATCHES.c.total,
-    Sort.ETA: func.coalesce(ENDED_AT, BATCHES.c.eta_at, BATCHES.c.expires_at),
-    Sort.PRIORITY: BATCHES.c.priority,
-}

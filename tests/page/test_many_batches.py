@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import event
 
-from batchyard.store.overview import Asked, Show, Sort
+from batchyard.store.batch.filters import Asked, Show, Sort
 from tests.page import samples
 
 if TYPE_CHECKING:

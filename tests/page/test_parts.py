@@ -17,11 +17,12 @@ from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.failures import grouped_refusals
 from batchyard.page.shared import SharedAnswers
-from batchyard.page.words import compact, percent
+from batchyard.page.words import compact, percent, size
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
+from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.store.batch.history import POINTS
-from batchyard.store.overview import Asked, Engines, ModelQueue, Show, Sort
+from batchyard.store.overview import Engines, ModelQueue
 from batchyard.wire import TokenUsage
 from tests.page import samples
 from tests.page.screenshots import MADE_FROM, source_hash
@@ -120,6 +121,11 @@ def test_numbers_are_short_and_do_not_lie() -> None:
         "100 %",
         "–",
     ]
+
+
+def test_sizes_have_the_units_of_bytes() -> None:
+    found = [size(each) for each in (0, 1, 812, 1_400, 1_234_000_000)]
+    assert found == ["0 B", "1 B", "812 B", "1.4 kB", "1.2 GB"]
 
 
 def test_a_line_with_several_errors_is_named_once() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import EngineLoad, RunnerKind
+from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.store.batch.history import MOST_POINTS, POINT_SECONDS, POINTS, too_many
-from batchyard.store.overview import Asked, Show, Sort
 from tests.contract.store.samples import (
     MODEL,
     USAGE,
