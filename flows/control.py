@@ -41,7 +41,7 @@ log = event_logger(__name__)
 
 _LOOK_SECONDS = 2.0
 _RECONCILE_EVERY = 5
-"""In looks. The flow run `reconcile` does the same, in any case."""
+"""Counted in looks. The flow run `reconcile` does the same in addition."""
 
 
 @asynccontextmanager
@@ -65,7 +65,10 @@ async def control_services() -> AsyncIterator[Services]:
 
 
 async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
-    """Start and drain runners, and write forecasts, if it is our turn; whether it was."""
+    """Start and drain runners, and write forecasts, if this process has the scheduler's lease.
+
+    Returns whether it has.
+    """
     for given_up in await scheduler.look():
         await _stop_batches_of(services, given_up)
     if not scheduler.is_acting:
@@ -116,7 +119,7 @@ async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> No
 
 
 async def report_all(services: Services, api: PrefectApi, owner: str) -> None:
-    """Report each status that a batch has entered to Prefect, if it is our turn."""
+    """Report each status that a batch has entered to Prefect, if ``owner`` has the lease for it."""
     while await report_status_changes(api, services.store, owner):
         pass
 

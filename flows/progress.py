@@ -31,8 +31,8 @@ _FIRST_LOOK_SECONDS: Final = 1.0
 """A batch that is done by then has its report, and needs no progress."""
 _MOST_SECONDS: Final = 30.0
 _LOOKS: Final = 60
-"""At least so often in the time that a batch runs, up to one each half minute: a look each three
-seconds would cost Prefect's server as much as a chunk does, for hours."""
+"""The pause is this fraction of the time so far, from 3 to 30 seconds: a look every three seconds
+would cost Prefect's server as much as a chunk does, for hours."""
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ async def watch_progress(
 
 
 class _Watch:
-    """Looks at one batch; tells Prefect only what is news."""
+    """Looks at one batch, and sends Prefect only what has changed."""
 
     def __init__(self, services: Services, batch_id: str, history: RunHistory) -> None:
         self._services = services

@@ -67,7 +67,7 @@ async def _serve_with_services(model: str, stop: StopSignal) -> State:
         async with worker_services() as services:
             return await _serve_here(services, model, stop)
     except (StoreError, StorageError, SettingsError, DispatchFailed) as error:
-        # Not of the model's making, and batches can wait until it is put right.
+        # The model is not the cause, and batches can wait until an operator has repaired it.
         return Completed(name=PUT_OFF, message=f"On {socket.gethostname()}: {error}")
 
 

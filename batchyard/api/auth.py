@@ -38,7 +38,7 @@ class Caller:
 
     @property
     def sees_tenant(self) -> str | None:
-        """The tenant whose things are shown; None, for an operator, is all of them."""
+        """The tenant whose batches and usage are shown; None, for an operator: all tenants."""
         return None if self.is_operator else self.tenant
 
 

@@ -1,4 +1,4 @@
-"""What becomes of batches, for all who watch them: one look at the database serves them all."""
+"""The changes of batches, for all clients that watch them: one query a second serves them all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True):
     """When it will probably be done, in Unix seconds; null while it is not known."""
     is_paused: bool = False
     wait_reason: str | None = None
-    """Why nothing of it runs now; null if something does, or may soon."""
+    """Why none of its requests runs now; null if one does, or may soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Seen:
 
 
 class Watcher:
-    """One who watches a batch. It sees the newest state, and none that it was too slow for."""
+    """Watches a batch for one client. It sees only the newest state: a slow one skips some."""
 
     def __init__(self, watched: _Watched) -> None:
         self._watched = watched
-        self.wake = asyncio.Event()
-        """Set when there may be something new; whoever waits for it clears it."""
+        self.changed = asyncio.Event()
+        """Set when there may be a new state. Clear it before you read the state."""
 
     @property
     def seen(self) -> Seen | None:
@@ -95,16 +95,16 @@ class _Watched:
         self.samples: deque[tuple[float, int]] = deque()
 
     def show(self, live: LiveBatch, now: float) -> None:
-        """Wake all watchers, if there is something new for them."""
+        """Keep the new state, and notify the watchers if they see a difference."""
         rate = self._rate(live.tokens, now) if _runs(live.record) else None
         seen = _seen(live, rate)
         if seen != self.seen:
             self.seen = seen
-            self.wake()
+            self.notify()
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         for watcher in self.watchers:
-            watcher.wake.set()
+            watcher.changed.set()
 
     def _rate(self, tokens: int, now: float) -> float | None:
         self.samples.append((now, tokens))
@@ -119,7 +119,7 @@ class _Watched:
 
 
 class BatchWatch:
-    """Looks at all watched batches together, once a second, while there are any."""
+    """Reads all watched batches with one query a second. Without any, it makes no query."""
 
     def __init__(
         self,
@@ -134,12 +134,12 @@ class BatchWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to look, which costs nothing while there is nobody to look for."""
+        """Start the task that reads them."""
         self._task = asyncio.create_task(self._run(), name="watch batches")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Look no more."""
+        """Stop the task."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -147,7 +147,7 @@ class BatchWatch:
 
     @contextlib.contextmanager
     def watch(self, batch_id: str, tenant: str) -> Iterator[Watcher]:
-        """Within the block, a watcher of the batch; ``tenant`` is the one who watches.
+        """A watcher of the batch for the block; ``tenant`` is the client's.
 
         Raises :class:`TooManyWatch`.
         """
@@ -199,7 +199,7 @@ class BatchWatch:
         except BatchyardError as error:
             log.warning("watch.not_read", error)
             return
-        except Exception as error:  # noqa: BLE001 - a defect must not leave all watchers without news for ever
+        except Exception as error:  # noqa: BLE001 - a defect must not end the events of all watchers
             log.error("watch.failed", cause=error)
             return
         now = self._clock()
@@ -209,7 +209,7 @@ class BatchWatch:
                 watched.show(live, now)
             else:
                 watched.is_gone = True
-                watched.wake()
+                watched.notify()
 
 
 def _runs(record: BatchRecord) -> bool:

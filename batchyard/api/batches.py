@@ -61,7 +61,7 @@ async def create_batch(
     with _as_batches_say():
         earlier = None
         if key is not None:
-            # What was accepted once need not pass again: its URLs may have expired meanwhile.
+            # A request that was accepted before is not checked again: its URLs may have expired.
             earlier = await services.store.idempotency.find(caller.tenant, key)
         if earlier is not None:
             batch = await services.store.batches.get(earlier, caller.tenant)
@@ -111,12 +111,12 @@ async def cancel_batch(
         batch = await caller.services.store.batches.cancel(batch_id, caller.tenant)
     except TransitionConflict as error:
         raise ApiError(409, str(error)) from None
-    # A batch that has no owner yet needs one that ends it.
+    # A batch without an owner needs a runner that ends it.
     request.app.state.request_runner()
     return JsonResponse(batch.to_wire())
 
 
-# Not here but by whichever process delivers: a file may have gigabytes.
+# A deliverer sends it, and not this process: a file may have gigabytes.
 @router.post(
     "/{batch_id}/results",
     summary="Deliver the results of an ended batch to other URLs",
@@ -164,7 +164,7 @@ def _idempotency_key(key: str | None, asked: CreateBatch) -> IdempotencyKey | No
 
 @contextmanager
 def _as_batches_say() -> Iterator[None]:
-    """What only the making of a batch raises, as the answer that it means."""
+    """Errors that only the creation of a batch raises, as answers."""
     try:
         yield
     except IdempotencyConflict as error:

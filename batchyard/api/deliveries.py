@@ -1,4 +1,4 @@
-"""``/deliveries``: who was told of what, each attempt, and once more from the start."""
+"""``/deliveries``: list notifications and result files, look at each attempt, send again."""
 
 from __future__ import annotations
 

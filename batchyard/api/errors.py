@@ -56,7 +56,7 @@ _STATUS_MESSAGES = {404: "Invalid URL ({} {}).", 405: "Not allowed to {} on {}."
 
 
 class ErrorDetails(msgspec.Struct, frozen=True):
-    """What went wrong, of which kind it is, and which parameter is to blame."""
+    """What went wrong, its kind, and the parameter that caused it."""
 
     message: str
     type: str
@@ -136,7 +136,7 @@ def as_api_error(error: BatchyardError) -> ApiError:
         case RecordNotFound():
             return ApiError(404, str(error))
         case TransitionConflict():
-            return ApiError(409, "Somebody else changed this at the same time; look at it again.")
+            return ApiError(409, "Another request changed this at the same time: read it again.")
         case ObjectTooLarge():
             return ApiError(413, str(error), param="file", code=error.code)
         case StorageFull() | OtherTables():
@@ -174,7 +174,7 @@ async def _api_error(_: Request, error: Any) -> Response:
 async def _batchyard_error(request: Request, error: Any) -> Response:
     answered = as_api_error(error)
     if answered.status >= 500:
-        # Of what will pass the message is enough; a defect needs its traceback.
+        # For a temporary error the message is enough; a defect needs its traceback.
         defect = None if error.is_retriable else error
         log.error(
             "api.failed",

@@ -122,7 +122,7 @@ class EventStream(Response):
 
     async def _follow(self, watcher: Watcher, ends: _Ends, send: Send) -> None:
         while not (ends.are_there or watcher.is_gone):
-            watcher.wake.clear()
+            watcher.changed.clear()
             seen = watcher.seen
             data = b"" if seen is None else self._news(seen)
             if data:
@@ -131,7 +131,7 @@ class EventStream(Response):
                 return
             try:
                 async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                    await watcher.wake.wait()
+                    await watcher.changed.wait()
             except TimeoutError:
                 await _send(send, b": keep-alive\n\n")
 
@@ -159,7 +159,7 @@ class _Ends:
 
     def stop(self) -> None:
         self.are_there = True
-        self._watcher.wake.set()
+        self._watcher.changed.set()
 
     async def wait_for_leave(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -49,7 +49,7 @@ async def batch_event_stream(
     """
     batch = await caller.services.store.batches.get(batch_id, caller.sees_tenant)
     if batch.status in TERMINAL and last_event_id == event_id(to_json(batch.to_wire())):
-        # With any other answer an EventSource would connect again, for ever.
+        # With any other answer an EventSource would connect again and again.
         return Response(status_code=204)
     return EventStream(
         request.app.state.batch_watch, batch_id, caller.tenant, last_event_id=last_event_id

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _KEPT_SECONDS = 5.0
 _KEPT_TIMES = 10
-"""Anybody may ask, so an answer is kept for five seconds, or for ten times what it took."""
+"""No key is needed, so an answer is kept for five seconds, or for ten times what it took."""
 _PATIENCE_SECONDS = 5.0
 _NO_OBJECT = "health/no-such-object"
 
@@ -38,7 +38,7 @@ router = APIRouter(include_in_schema=False)
 
 
 class Kept(Generic[T]):
-    """What a question was last answered with, for some seconds. One asks, and all others wait."""
+    """The last answer, for some seconds. One request asks, and all others wait."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
@@ -89,7 +89,7 @@ def health_of(services: Services, prefect: Callable[[], Awaitable[bool | None]])
 
 @router.get("/livez")
 async def livez() -> Response:
-    """200 while the process works, whatever else does not."""
+    """200 while this process works, even if the database or the storage does not."""
     return PlainTextResponse("ok\n")
 
 

@@ -60,7 +60,7 @@ class RunnerStarter:
         except BatchyardError as error:
             self._failed(str(error))
             return False
-        except Exception as error:  # noqa: BLE001 - an answer that is none: no reason to stop asking
+        except Exception as error:  # noqa: BLE001 - an answer that cannot be read must not end this task
             self._failed(type(error).__name__)
             return False
         self._failure = None
@@ -79,7 +79,9 @@ async def starting_runners(app: FastAPI) -> AsyncIterator[None]:
     try:
         prefect = PrefectApi.from_environment()
     except SettingsError as error:
-        log.warning("runner.not_started", f"{error} Batches wait until somebody runs them.")
+        log.warning(
+            "runner.not_started", f"{error} Batches wait until a runner is started in another way."
+        )
         app.state.request_runner = lambda: None
         yield
         return

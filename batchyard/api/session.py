@@ -107,8 +107,8 @@ def cookie_name(request: Request, name: str) -> str:
 
 
 def _is_https(request: Request) -> bool:
-    # uvicorn believes only proxies that it is told of. This is about the client's own cookie: one
-    # that lies to us here makes it no worse for others.
+    # uvicorn trusts only the configured proxies. A client that sends this header itself changes
+    # only its own cookie.
     forwarded = request.headers.get("x-forwarded-proto", "").split(",")[0].strip().lower()
     return request.url.scheme == "https" or forwarded == "https"
 
@@ -140,7 +140,7 @@ async def check_csrf(request: Request) -> None:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two secrets are equal, in a time that does not tell how much of them is."""
+    """Whether two secrets are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(one.encode(), other.encode("utf-8", "surrogatepass"))
 
 

@@ -120,4 +120,4 @@ def _adapter_name(value: str) -> str:
     try:
         return msgspec.json.decode(value, type=_Adapter).name
     except msgspec.MsgspecError:
-        return ""  # vLLM says so better than we could
+        return ""  # vLLM says what is wrong with it

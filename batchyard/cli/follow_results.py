@@ -70,7 +70,7 @@ async def _follow(batch_id: str, files: list[_Lines]) -> BatchStatus:
 
 
 async def _readable(results: LiveResults) -> AsyncIterator[list[FinishedLine]]:
-    """What can be read now: while the database or the object store is away, that is nothing."""
+    """The lines that can be read now; none if the database or the object store does not answer."""
     with contextlib.suppress(StoreUnavailable, StorageUnavailable):
         async for part in results.read():
             yield part

@@ -39,7 +39,7 @@ async def local_key_file(services: Services) -> Path | None:
             return None
     if not _is_embedded(services.settings):
         return None
-    # One without a file is what a process left that was killed in here.
+    # A key without its file was left by a process that was killed between the two.
     if any(key.name != _NAME or key.revoked_at for key in await keys.list()):
         return None
     made = await keys.create(_TENANT, _NAME)
@@ -49,9 +49,10 @@ async def local_key_file(services: Services) -> Path | None:
 
 
 async def login_code(services: Services, path: Path) -> str | None:
-    """A code that logs a browser in once, as an operator: who reads the key has the database.
+    """A code that logs a browser in once, as an operator.
 
-    ``path``: the file of :func:`local_key_file`. None: its key is no longer valid.
+    A user who can read the key can read the database as well. ``path``: the file of
+    :func:`local_key_file`. None: its key is no longer valid.
     """
     holder = await services.store.api_keys.holder_of(await in_thread(_read, path))
     return None if holder is None else await services.store.sessions.make_code(holder.key_id)

@@ -54,7 +54,7 @@ def serve(
     New batches start a runner through Prefect, at PREFECT_API_URL.
     """
     with listening(host, port) as listener:
-        # Before the processes that share the port all ask for the same.
+        # Once, before the processes that share the port start.
         key_file = asyncio.run(_prepare())
         typer.echo(f"API:  http://{_authority(host, listener)}/v1")
         typer.echo(f"Key:  {f'in {key_file}' if key_file else 'batchyard keys create NAME'}")

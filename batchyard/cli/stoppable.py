@@ -63,9 +63,9 @@ def run_stoppable(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 def leave(unfinished: LeftUnfinished) -> NoReturn:
-    """End the process at once: its threads may be busy for as long as they like.
+    """End the process at once: its threads may still be busy for long.
 
-    Guardians end our child processes when they see that we are gone.
+    Guardians end our child processes as soon as this process has ended.
     """
     if sys.stderr.isatty():
         # The display that was left behind has hidden it.

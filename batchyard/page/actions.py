@@ -29,7 +29,7 @@ _SEE_OTHER: Final = 303
 
 @router.post("/batches/{batch_id}/pause")
 async def pause(batch_id: str, request: Request, caller: PageCaller) -> Response:
-    """Start none of its requests until it is resumed."""
+    """Start no more of its requests until it is resumed."""
     return await _steer(request, caller, batch_id, caller.services.store.batch_schedule.pause)
 
 
@@ -105,7 +105,7 @@ async def _steer(
     batch_id: str,
     change: Callable[[str], Awaitable[BatchRecord]],
 ) -> Response:
-    # The change does not look whose it is.
+    # The change itself does not check the tenant.
     await caller.services.store.batches.get(batch_id, caller.sees_tenant)
     try:
         await change(batch_id)

@@ -53,7 +53,7 @@ class Charts:
     speed: str
     """Time; tokens per second; share of the prompt from the cache, in percent."""
     words: str
-    """The same in words, for who sees no drawing."""
+    """The same in words, for people who cannot see the charts."""
 
 
 def charts_of(

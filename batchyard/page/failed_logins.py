@@ -1,4 +1,4 @@
-"""How many logins failed from which address, so that nobody tries keys without end."""
+"""Counts failed logins by address, to limit how fast keys can be tried."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FailedLogins:
             self._failures.popitem(last=False)
 
     def wait_seconds(self, address: str) -> int:
-        """For how long no login from there is tried; 0: it is."""
+        """For how many seconds logins from the address are refused; 0: they are not."""
         failures = self._failures.get(_network(address))
         if failures is None or len(failures) < MOST_FAILURES:
             return 0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES: Final = 4 * 1024**2
 _INPUT_BYTES: Final = 16 * 1024**2
-"""How far into the input is looked for the numbers of lines: a fraction of a second."""
+"""How many bytes of the input are searched for line numbers: this takes a fraction of a second."""
 _MOST_LINES: Final = 12
 _MOST_SEGMENTS: Final = 24
 _SEGMENT_BYTES: Final = 1024**2
@@ -39,7 +39,7 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class FailedLine:
-    """``number`` counts from 1; None: it was not looked for so far into the file."""
+    """``number`` counts from 1; None: the line is further into the file than is searched."""
 
     custom_id: str
     number: int | None
@@ -88,7 +88,7 @@ class Findings:
 
 
 async def find(services: Services, batch: BatchRecord) -> Findings:
-    """What there is to see of the batch's lines. Raises nothing for files that are gone."""
+    """Failed lines and answers of the batch. Files that no longer exist are left out."""
     if batch.errors and not batch.in_progress_at:
         return Findings(grouped_refusals(batch.errors))
     try:

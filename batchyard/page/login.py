@@ -38,8 +38,8 @@ log = event_logger(__name__)
 router = APIRouter(include_in_schema=False)
 
 _FORM_COOKIE = "batchyard_login"
-"""A secret of the browser's before it has a session, from which its form's token is derived: the
-form of another site cannot log it in as somebody else."""
+"""A secret of a browser without a session. The token of the form is derived from it, so that the
+form of another site cannot log the browser in as another user."""
 _FORM_SECONDS = 3600
 _UNKNOWN = "This key is unknown or revoked."
 _USED = "This link was used before, or it is too old. Log in with a key."
@@ -119,7 +119,7 @@ async def _log_in_with_code(request: Request, code: str) -> Response:
 
 
 async def _begin(request: Request, response: Response, token: str) -> None:
-    """Replace what session the browser had: one that was put upon it before must not go on."""
+    """End the browser's earlier session: an attacker may have set its cookie."""
     before = session_token(request)
     if before is not None:
         await request.app.state.services.store.sessions.end(before)

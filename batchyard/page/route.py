@@ -22,7 +22,7 @@ _TITLES = {403: "Not allowed", 404: "Not found", 409: "Not possible now", 503: "
 
 
 class PageRoute(APIRoute):
-    """Answers an error with a page that says it. A missing session is the application's."""
+    """Answers an error with a page. The application answers a missing session."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's handler, around which errors become pages."""

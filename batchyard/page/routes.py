@@ -1,4 +1,4 @@
-"""The page: what is looked at. Each part has a URL of its own, which the whole also contains."""
+"""The page: what it shows. Each part also has a URL of its own, from which it is renewed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ async def batches(request: Request, caller: PageCaller) -> Response:
     """The table of batches. The browser's address becomes that of the page in the same state."""
     values = await _batches(request, caller)
     response = shell(request, caller, "parts/batches.html", **values)
-    if request.headers.get("hx-trigger") != "batches-now":  # the table's own look at what is new
+    if (
+        request.headers.get("hx-trigger") != "batches-now"
+    ):  # the request that the table itself repeats
         response.headers["hx-replace-url"] = f"/{values['table'].query}"
     return response
 
@@ -107,7 +109,7 @@ async def _batch(request: Request, caller: Caller, batch_id: str) -> BatchPage:
     async def ask() -> BatchPage | None:
         return await batch_page(caller.services, batch_id, tenant, str(request.base_url))
 
-    # Another host name is another question: the page shows commands with its own address.
+    # By host name as well: the page shows commands with the address that it was loaded from.
     question = ("batch", tenant, batch_id, request.base_url.netloc)
     found = await answers_of(request).get(question, ask)
     if found is None:

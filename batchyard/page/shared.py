@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEPT_SECONDS: Final = 2.0
-"""As long an answer is shown to others; pages ask every three seconds."""
+"""How long an answer is shown to others; pages ask every three seconds."""
 _KEPT_TIMES: Final = 3
-"""An answer that took long is kept for three times as long: the database needs its time."""
+"""A slow answer is kept for three times as long as it took, to spare the database."""
 _MOST_ANSWERS: Final = 256
 
 
@@ -28,14 +28,14 @@ class _Answer:
 
 
 class SharedAnswers:
-    """The last answers, by question. One asks, and all others who ask the same wait for it."""
+    """The last answers, by question. One request asks; others with its question wait for it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
 
     async def get(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer, at most some seconds old. An error is raised to who asked, and not kept."""
+        """The answer, at most some seconds old. An error is raised to its request, not kept."""
         answer = self._answers.setdefault(question, _Answer())
         self._answers.move_to_end(question)
         while len(self._answers) > _MOST_ANSWERS:
@@ -50,5 +50,5 @@ class SharedAnswers:
             return value
 
     def forget(self) -> None:
-        """Drop all answers, because something was changed here: its author looks at it next."""
+        """Drop all answers after a change: the user who made it looks at it next."""
         self._answers.clear()

@@ -58,8 +58,8 @@ async def publishing(labels: Mapping[str, str], read: Callable[[], Figures]) -> 
     """Publish what ``read`` returns while the block runs, and a last time at its end.
 
     ``read`` is called in the event loop. The last one of ``labels`` gets a number if another
-    process has the same ones. Does nothing if nobody asks for metrics here. Raises nothing of its
-    own: a batch must not end for its numbers.
+    process has the same ones. Does nothing if the worker has no exporter. Raises nothing of its
+    own: an error with metrics must not end a batch.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
@@ -119,7 +119,7 @@ class _Place:
         new.replace(self._path)
 
     def release(self) -> None:
-        """Let another process have it. The gauges are void from now on."""
+        """Let another process have it. Its gauges no longer count."""
         os.close(self._lock)
 
 

@@ -293,7 +293,7 @@ async def test_one_look_serves_all_watchers_and_none_is_made_for_nobody(
                 for each in (batch, other) * (MOST_OF_A_TENANT // 2)
             ]
             for watcher in watchers:
-                await asyncio.wait_for(watcher.wake.wait(), 10)
+                await asyncio.wait_for(watcher.changed.wait(), 10)
             assert all(look == sorted([batch.id, other.id]) for look in database.looks)
             assert len(database.looks) < len(watchers) / 2
             with pytest.raises(TooManyWatch):
@@ -301,8 +301,8 @@ async def test_one_look_serves_all_watchers_and_none_is_made_for_nobody(
             await fail(services, batch)
             for watcher in watchers[::2]:
                 while watcher.seen is None or not watcher.seen.has_ended:
-                    watcher.wake.clear()
-                    await asyncio.wait_for(watcher.wake.wait(), 10)
+                    watcher.changed.clear()
+                    await asyncio.wait_for(watcher.changed.wait(), 10)
         await asyncio.sleep(0.15)
         count = len(database.looks)
         await asyncio.sleep(0.3)
@@ -320,14 +320,14 @@ async def test_watchers_wait_while_the_database_is_away(
             await asyncio.wait_for(database.looked_often.wait(), 10)
             assert watcher.seen is None
             database.failure = None
-            await asyncio.wait_for(watcher.wake.wait(), 10)
+            await asyncio.wait_for(watcher.changed.wait(), 10)
             assert watcher.seen is not None
 
 
 async def test_a_batch_that_is_deleted_ends_its_streams(services: Services) -> None:
     async with BatchWatch(services.store.batches.live) as watch:
         with watch.watch("batch_gone", "one") as watcher:
-            await asyncio.wait_for(watcher.wake.wait(), 10)
+            await asyncio.wait_for(watcher.changed.wait(), 10)
             assert watcher.is_gone
 
 
