@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from batchyard.services.services import open_services
@@ -43,6 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
         shared = tempfile.mkdtemp(prefix="session-")
         config.add_cleanup(lambda: shutil.rmtree(shared, ignore_errors=True))
         os.environ[SESSION] = shared
+    # How long an example takes says how busy the machine is.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
     _start_processes_quickly()
     # Collecting makes a million objects that stay.
     gc.disable()

@@ -185,6 +185,7 @@ async def test_an_object_stays_by_the_key_that_its_row_has(yard: Yard) -> None:
 
 
 async def test_a_row_is_deleted_before_its_bytes(yard: Yard) -> None:
+    await installed_days_ago(yard, 1)
     file = await record(yard, "files/one")
 
     class Away(MemoryStorage):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.schedule import (
@@ -233,7 +233,6 @@ rates_of = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.integers(0, 6), works, active, rates_of)
 def test_no_pool_ever_passes_its_limit(
     limit: int,
@@ -245,7 +244,6 @@ def test_no_pool_ever_passes_its_limit(
     assert not started or len(runners) + len(started) <= limit
 
 
-@settings(deadline=None)
 @given(st.none() | st.integers(0, 6), works, active, rates_of, st.randoms())
 def test_the_order_in_which_things_are_seen_changes_nothing(
     limit: int | None,
@@ -260,7 +258,6 @@ def test_the_order_in_which_things_are_seen_changes_nothing(
     assert plan(limit, demand, runners, rates) == decided
 
 
-@settings(deadline=None)
 @given(st.none() | st.integers(0, 6), works, active, rates_of)
 def test_once_carried_out_it_asks_for_nothing_more(
     limit: int | None,
@@ -328,7 +325,6 @@ class Yard:
                 self.runners[name] = replace(one, ready_at=self.now)
 
 
-@settings(deadline=None)
 @given(st.floats(0, 200), st.lists(st.floats(0, 1000), min_size=2, max_size=2))
 def test_two_models_share_one_place_and_swap_now_and_then(
     load_seconds: float, deadlines: list[float]
@@ -345,7 +341,6 @@ def test_two_models_share_one_place_and_swap_now_and_then(
     assert min(yard.worked["a"], yard.worked["b"]) >= 0.4 * sum(yard.worked.values())
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(2, 6), st.floats(0, 60))
 def test_no_model_with_work_starves(limit: int, count: int, load_seconds: float) -> None:
     yard = Yard(limit=limit, load_seconds=load_seconds)
