@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchTraits:
-    """What the engine must know of a request that is the same for its whole batch."""
+    """What the engine must know of a request that is the same for all of its batch in a chunk."""
 
     cache_salt: str | None = None
     """Only requests with the same salt share what the engine has cached of prompts; None: those
     without one. It is made of letters, digits, ``-`` and ``_``."""
+    traceparent: str | None = None
+    """The span that the engine's own spans continue, as the W3C's header; None: tracing is off."""
 
 
 NO_TRAITS: Final = BatchTraits()

@@ -122,6 +122,7 @@ class _Outgoing:
             request.request_id,
             request.content_type,
             request.of_batch.cache_salt,
+            request.of_batch.traceparent,
         )
         self.count += 1
         self.owed.add(request.tag)

@@ -190,11 +190,14 @@ class RemoteEngine:
         salt = request.of_batch.cache_salt
         if salt is not None and await self._is_salted(request):
             body = spliced(body, salt)
+        headers = {"Content-Type": request.content_type, "X-Request-Id": request.request_id}
+        if request.of_batch.traceparent is not None:
+            headers["traceparent"] = request.of_batch.traceparent
         try:
             async with session.post(
                 self._address + request.url,
                 data=body,
-                headers={"Content-Type": request.content_type, "X-Request-Id": request.request_id},
+                headers=headers,
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 NO_MEDIA_DOMAIN = "none.invalid"
 """A host that cannot exist (RFC 2606): where no other may be fetched from, nothing is fetched."""
+_NOT_FOR_ENGINES = {"VIRTUAL_ENV", "VLLM_API_KEY", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
+"""The last one: with it vLLM 0.32 exports traces of its start without having been told to, and by
+gRPC. Where it is told to, by its own option, it sets the variable itself."""
 _MULTIPLIERS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
@@ -193,12 +196,14 @@ def engine_environment(
         name: value
         for name, value in inherited.items()
         if not name.startswith(("BATCHYARD_", "PREFECT_", "PYTHON"))
-        and name not in {"VIRTUAL_ENV", "VLLM_API_KEY"}
+        and name not in _NOT_FOR_ENGINES
     }
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     if profile is CPU and "kv-cache-memory-bytes" not in options:
         # vLLM's own choice is nearly all of the machine's memory.
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(4, memory_bytes() // 4 // GIB)))
+    if "otlp-traces-endpoint" in options:
+        defaults["OTEL_SERVICE_NAME"] = "vllm"
     if is_path(weights) and not names_hub_repository(options):
         defaults |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if not follows_media_redirects:

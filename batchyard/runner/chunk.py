@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -112,15 +112,16 @@ class ChunkRun:
         self._action = action
         self._interrupted.set()
 
-    async def run(self) -> ChunkTally | None:
+    async def run(self, traceparent: str | None = None) -> ChunkTally | None:
         """Return when every request has its durable result line; None: it was stopped early.
 
+        ``traceparent``: the span that the engine's spans of these requests continue.
         What is finished by then is durable in any case. Raises
         :class:`~batchyard.errors.LeaseLost` when another runner owns the chunk, and
         :class:`~batchyard.errors.EngineLost` when the engine was given up. Any other exception
         is about this chunk; nothing of it is in the window then.
         """
-        work = asyncio.create_task(self._work())
+        work = asyncio.create_task(self._work(traceparent))
         interrupted = asyncio.create_task(self._interrupted.wait())
         window_end = asyncio.create_task(self.window.ended())
         try:
@@ -148,8 +149,9 @@ class ChunkRun:
                 await self._save()
         raise AssertionError("unreachable: the window has ended, and its check raises")
 
-    async def _work(self) -> None:
+    async def _work(self, traceparent: str | None) -> None:
         requests = await self.admission.unless_slow(self._prepare())
+        self._traits = replace(self._traits, traceparent=traceparent)
         flusher = asyncio.create_task(self._flush_regularly())
         try:
             admission = asyncio.create_task(self._admit(requests))

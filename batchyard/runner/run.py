@@ -236,7 +236,7 @@ class Runner:
                 requests=lease.request_count,
                 runner=self._owner,
             ) as span:
-                tally = await chunk.run()
+                tally = await chunk.run(span.traceparent)
                 if tally is not None:
                     span.note(completed=tally.completed, failed=tally.failed)
         except LeaseLost as error:

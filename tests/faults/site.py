@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
-    from batchyard.engine.stub import StubEngine
+    from batchyard.engine.base import Engine
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
     from tests.faults.nursery import Actor, Nursery
@@ -185,7 +185,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def working(
-        self, *engines: StubEngine, controls: int = 1, services: Services | None = None
+        self, *engines: Engine, controls: int = 1, services: Services | None = None
     ) -> AsyncIterator[None]:
         """Controls and a runner for each engine, as tasks of this process: the engine is in view.
 
@@ -193,8 +193,8 @@ class Site:
         """
         used = services or self.services
 
-        async def serve(engine: StubEngine) -> None:
-            async def engine_for(_: str) -> StubEngine:
+        async def serve(engine: Engine) -> None:
+            async def engine_for(_: str) -> Engine:
                 return engine
 
             await actor.runner(replace(used, engine_for=engine_for), engine.model)
@@ -302,7 +302,7 @@ async def open_site(
         given["database_url"] = database_url
         await upgrade(database_url, patience_seconds=PATIENCE_SECONDS)
 
-    async def no_engine(_: str) -> StubEngine:
+    async def no_engine(_: str) -> Engine:
         raise AssertionError("the test itself runs nothing")
 
     hurry = {"look_seconds": look_seconds, "poll_seconds": poll_seconds}

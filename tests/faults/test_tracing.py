@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard import tracing
 from batchyard.batch_options import DeliveryKind
+from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
+from tests.contract.engine.stub_server import API_KEY, serve
 from tests.faults.site import MODEL, Asked, Site, lines, open_site
 from tests.services.receiver import Reply, running_receiver
 from tests.services.traces import CALLER, TRACE, collecting, exported
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+    from batchyard.engine.base import Engine
     from batchyard.store import BatchRecord
     from tests.services.receiver import Receiver
 
@@ -55,7 +59,9 @@ async def site(tmp_path: Path, hooks: Receiver) -> AsyncIterator[Site]:
         yield opened
 
 
-async def ended_batch(site: Site, url: str, traceparent: str | None = None) -> BatchRecord:
+async def ended_batch(
+    site: Site, url: str, traceparent: str | None = None, engine: Engine | None = None
+) -> BatchRecord:
     path = site.folder / "in.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines(60, "of a secret prompt")))
     request = BatchRequest(
@@ -63,7 +69,7 @@ async def ended_batch(site: Site, url: str, traceparent: str | None = None) -> B
         receivers={DeliveryKind.WEBHOOK: url},
         traceparent=traceparent,
     )
-    async with asyncio.timeout(30), site.working(StubEngine()):
+    async with asyncio.timeout(30), site.working(engine or StubEngine()):
         batch_id = await create_batch(site.services, request)
         batch = await site.ended(Asked(batch_id, [], []))
         while await site.services.store.deliveries.seconds_to_next() is not None:  # noqa: ASYNC110 - the database's
@@ -91,6 +97,21 @@ async def test_a_batch_is_one_trace_that_continues_the_callers(
     assert sorted(attribute(span, "chunk") for span in chunks) == [0, 1]
     assert sum(attribute(span, "completed") for span in chunks) == 60
     assert {attribute(span, "model") for span in chunks} == {MODEL}
+
+
+async def test_each_request_tells_the_engine_the_span_of_its_chunk(
+    collector: Receiver, hooks: Receiver, site: Site
+) -> None:
+    """Spans of the engine's own are children of it."""
+    stub = StubEngine(MODEL)
+    await stub.start()
+    async with serve(stub) as url:
+        await ended_batch(site, hooks.url(), CALLER, RemoteEngine(url, MODEL, api_key=API_KEY))
+    chunks = [span for span in await exported(collector, STEPS) if span.name == "chunk.run"]
+    told = Counter(request.of_batch.traceparent for request in stub.log)
+    assert told == {
+        f"00-{TRACE}-{span.span_id.hex()}-01": attribute(span, "requests") for span in chunks
+    }
 
 
 async def test_a_receiver_of_webhooks_may_continue_the_trace(
@@ -158,6 +179,8 @@ async def test_without_an_endpoint_nothing_is_traced(
     hooks: Receiver, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    batch = await ended_batch(site, hooks.url(), CALLER)
+    stub = StubEngine()
+    batch = await ended_batch(site, hooks.url(), CALLER, stub)
     assert batch.options.traceparent is None
+    assert {request.of_batch.traceparent for request in stub.log} == {None}
     assert "traceparent" not in hooks.requests[0].headers

@@ -3,8 +3,8 @@
 One POST to :data:`PATH` carries any number of requests. Both directions are frames, a header line
 and a body of exactly ``LENGTH`` bytes::
 
-    request   TAG URL LENGTH REQUEST_ID CONTENT_TYPE CACHE_SALT\\n body
-              (without the last word: no salt; without the last two: JSON)
+    request   TAG URL LENGTH REQUEST_ID CONTENT_TYPE CACHE_SALT TRACEPARENT\\n body
+              (the last words may be missing: no trace, no salt, JSON; CACHE_SALT ``-``: none)
     abort     TAG - 0 -\\n
     answer    TAG STATUS LENGTH RETRY_AFTER\\n body       (RETRY_AFTER is ``-`` where there is none)
 
@@ -40,10 +40,13 @@ ALIVE_INTERVAL_SECONDS: Final = 5.0
 """How often :data:`ALIVE` is sent while no answer is."""
 
 JSON: Final = "application/json"
-MOST_WORDS: Final = 6
+MOST_WORDS: Final = 7
+NO_SALT: Final = "-"
+"""In place of a salt, where another word follows."""
 ABORT_URL: Final = "-"
 """In place of a URL: the frame aborts the request in flight that has its tag."""
 
+_NO_WORD: Final = "the words of a header must be printable ASCII without spaces"
 MAX_HEADER_BYTES: Final = 16_384
 MAX_DIGITS: Final = 20
 
@@ -59,19 +62,24 @@ def request_frame(
     request_id: str,
     content_type: str = JSON,
     cache_salt: str | None = None,
+    traceparent: str | None = None,
 ) -> bytes:
     """One request. Raises :class:`FrameError` for any word with a space in it."""
     if url == ABORT_URL:
         raise FrameError("the URL would make it an abort")
     if not (_is_word(url) and _is_word(request_id) and _is_word(content_type)):
-        raise FrameError("the words of a header must be printable ASCII without spaces")
+        raise FrameError(_NO_WORD)
     words = [str(tag), url, str(len(body)), request_id]
-    if content_type != JSON or cache_salt is not None:
+    if content_type != JSON or cache_salt is not None or traceparent is not None:
         words.append(content_type)
     if cache_salt is not None:
-        if not _is_word(cache_salt):
-            raise FrameError("the words of a header must be printable ASCII without spaces")
+        if cache_salt == NO_SALT or not _is_word(cache_salt):
+            raise FrameError(_NO_WORD)
         words.append(cache_salt)
+    if traceparent is not None:
+        if not _is_word(traceparent):
+            raise FrameError(_NO_WORD)
+        words += [traceparent] if cache_salt is not None else [NO_SALT, traceparent]
     return b"%b\n%b" % (" ".join(words).encode(), body)
 
 
@@ -96,7 +104,7 @@ def _is_number(word: bytes) -> bool:
 class FrameParser:
     """Cuts a stream of bytes, however it is sliced, into frames of four words.
 
-    ``most_words`` 6: a frame may have two more.
+    ``most_words`` 7: a frame may have three more.
     """
 
     def __init__(self, most_words: int = 4) -> None:

@@ -112,6 +112,10 @@ class _Stream:
         self._in_flight[tag] = replay
         scope = self._scope_of(url, request_id, len(body), *more[:1])
         scope[SALT_KEY] = more[1].decode() if more[1:] else None
+        if more[2:]:
+            scope["headers"].append((b"traceparent", more[2]))
+            if scope[SALT_KEY] == line_frames.NO_SALT:
+                scope[SALT_KEY] = None
         replay.start(scope, self._timeout_seconds)
 
     def _abort(self, tag: int) -> None:

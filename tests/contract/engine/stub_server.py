@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from batchyard.engine.base import EngineRequest, NoAnswer
+from batchyard.engine.base import BatchTraits, EngineRequest, NoAnswer
 from batchyard.engine.stub_answers import ANSWERS
 from batchyard.errors import EngineLost
 
@@ -45,6 +45,7 @@ async def serve(stub: StubEngine, socket_path: Path | None = None) -> AsyncItera
             await request.read(),
             request.headers["X-Request-Id"],
             request.headers["Content-Type"],
+            BatchTraits(traceparent=request.headers.get("traceparent")),
         )
         try:
             answer = await stub.answer(asked, timeout_seconds=NEVER_SECONDS)

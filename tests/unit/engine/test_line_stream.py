@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     Message = MutableMapping[str, Any]
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
 words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
 urls = words.map("/".__add__)
 frames = st.tuples(st.integers(0, 2**63), urls, st.binary(max_size=200), words)
@@ -130,7 +132,20 @@ def test_a_cache_salt_comes_last() -> None:
     assert list(FrameParser(MOST_WORDS).feed(frame)) == [(words, b"body")]
 
 
-@pytest.mark.parametrize("salt", ["", "a b", "a\nb", "é"])
+@pytest.mark.parametrize(("salt", "word"), [("s-1", b"s-1"), (None, b"-")])
+def test_a_trace_comes_behind_the_salt(salt: str | None, word: bytes) -> None:
+    frame = request_frame(1, "/v1", b"body", "x", cache_salt=salt, traceparent=TRACEPARENT)
+
+    words = [b"1", b"/v1", b"4", b"x", b"application/json", word, TRACEPARENT.encode()]
+    assert list(FrameParser(MOST_WORDS).feed(frame)) == [(words, b"body")]
+
+
+def test_a_trace_that_is_no_word_is_refused() -> None:
+    with pytest.raises(FrameError):
+        request_frame(1, "/v1", b"", "x", traceparent=f"{TRACEPARENT}\nx")
+
+
+@pytest.mark.parametrize("salt", ["", "a b", "a\nb", "é", "-"])
 def test_a_salt_that_is_no_word_is_refused(salt: str) -> None:
     with pytest.raises(FrameError):
         request_frame(1, "/v1", b"", "x", cache_salt=salt)
@@ -218,6 +233,10 @@ async def application(
                 raise
         case "/headers":
             message = {"body": dict(scope["headers"])[b"content-type"]}
+        case "/trace":
+            message = {"body": dict(scope["headers"]).get(b"traceparent", b"none")}
+        case "/salt":
+            message = {"body": str(scope[line_stream.SALT_KEY]).encode()}
         case "/busy":
             status, headers = 429, [(b"Retry-After", b"7")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -244,6 +263,23 @@ async def test_an_exception_in_the_application_is_that_requests_500() -> None:
     assert answers[1][0] == 500
     assert b"ZeroDivisionError" in answers[1][1]
     assert answers[2] == (200, b"bx=1", b"-")
+
+
+async def test_a_request_has_the_trace_that_it_was_sent_with() -> None:
+    """As a header, and beside any salt."""
+    connection = Connection(application)
+    connection.send(
+        request_frame(1, "/trace", b"", "r1", cache_salt="s-1"),
+        request_frame(2, "/trace", b"", "r2", traceparent=TRACEPARENT),
+        request_frame(3, "/salt", b"", "r3", traceparent=TRACEPARENT),
+        request_frame(4, "/salt", b"", "r4", cache_salt="s-1", traceparent=TRACEPARENT),
+        is_last=True,
+    )
+
+    answers = await connection.answers()
+
+    bodies = [answers[tag][1] for tag in (1, 2, 3, 4)]
+    assert bodies == [b"none", TRACEPARENT.encode(), b"None", b"s-1"]
 
 
 async def test_a_request_has_the_content_type_that_it_was_sent_with() -> None:

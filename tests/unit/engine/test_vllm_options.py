@@ -185,6 +185,20 @@ def test_an_engine_of_clients_follows_no_redirect() -> None:
     assert name not in environment("org/m")
 
 
+def test_an_engine_exports_traces_only_where_its_options_say_so() -> None:
+    """With the variable, the processes below its server would do so on their own."""
+    name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+    set_for_us = {name: "http://collector:4318/v1/traces", "OTEL_TRACES_SAMPLER": "always_off"}
+
+    without = environment("org/m", **set_for_us)
+    with_option = environment("org/m", "--otlp-traces-endpoint", "http://c:4317", **set_for_us)
+
+    assert name not in without
+    assert "OTEL_SERVICE_NAME" not in without
+    assert with_option["OTEL_SERVICE_NAME"] == "vllm"
+    assert with_option["OTEL_TRACES_SAMPLER"] == "always_off"
+
+
 def environment(
     weights: str, *options: str, own: dict[str, str] | None = None, **inherited: str
 ) -> dict[str, str]:
