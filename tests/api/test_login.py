@@ -295,6 +295,15 @@ async def test_another_sites_form_logs_nobody_in(
         browser.cookies.clear()
 
 
+async def test_another_sites_form_logs_nobody_out(
+    browser: httpx.AsyncClient, keys: tuple[str, str]
+) -> None:
+    await log_in(browser, keys[0])
+    for fields in ({}, {"csrf": csrf_of("")}):
+        assert (await browser.post("/logout", data=fields)).status_code == 403
+    assert (await browser.get("/test/page")).status_code == 200
+
+
 async def test_a_request_that_writes_needs_the_sessions_token(
     browser: httpx.AsyncClient, keys: tuple[str, str]
 ) -> None:

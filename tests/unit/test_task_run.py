@@ -6,10 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from prefect.context import FlowRunContext
 
 from batchyard.errors import ModelNotFound, StoreUnavailable
 from tasks import step as steps
 from tasks import task_run
+from tasks.run_chunk import run_chunk
 from tasks.step import step
 from tasks.task_run import RecordedTask
 
@@ -24,9 +26,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return sent
 
 
-async def test_a_short_step_is_one_event(events: list[dict[str, Any]]) -> None:
+async def test_a_short_step_is_one_event(
+    events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_run, "_SHOWN_AFTER_SECONDS", 0.01)
     async with RecordedTask("fetch", "fetch", flow_run_id=FLOW_RUN) as run:
         run.message = "172 MB"
+    await asyncio.sleep(0.03)
     (event,) = events
     assert event["event"] == "prefect.task-run.Completed"
     assert event["payload"]["validated_state"]["message"] == "172 MB"
@@ -63,6 +69,56 @@ async def test_a_step_ends_as_its_block_does(
         async with RecordedTask("fetch", "fetch", flow_run_id=FLOW_RUN):
             raise error
     assert events[0]["event"].endswith(event)
+
+
+async def test_a_step_may_fail_without_an_error(events: list[dict[str, Any]]) -> None:
+    """As that of a batch which was stopped meanwhile."""
+    async with RecordedTask("run", "run chunks", flow_run_id=FLOW_RUN) as run:
+        run.has_failed, run.message = True, "No engine serves the model."
+    assert events[0]["event"] == "prefect.task-run.Failed"
+    assert events[0]["payload"]["validated_state"]["message"] == run.message
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no event loop"), OSError(), ValueError()])
+async def test_what_goes_wrong_in_prefect_is_not_the_steps_matter(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def emit(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(task_run, "emit_event", emit)
+    ended = False
+    async with RecordedTask("fetch", "fetch", flow_run_id=FLOW_RUN):
+        ended = True
+    assert ended
+
+
+async def test_the_flow_run_is_still_the_current_one_afterwards(
+    events: list[dict[str, Any]],
+) -> None:
+    """Its context is left out of the event, and is there for what comes after the step."""
+    token = FlowRunContext.__var__.set(here := object())  # type: ignore[arg-type]
+    try:
+        async with RecordedTask("fetch", "fetch", flow_run_id=FLOW_RUN):
+            pass
+        assert FlowRunContext.__var__.get() is here
+    finally:
+        FlowRunContext.__var__.reset(token)
+    assert len(events) == 1
+
+
+async def test_a_chunk_runs_on_although_its_record_is_given_up(
+    events: list[dict[str, Any]],
+) -> None:
+    is_over = asyncio.Event()
+    work: asyncio.Task[Any] = asyncio.create_task(is_over.wait())
+    record = asyncio.create_task(run_chunk("batch_1", 3, work))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    record.cancel()
+    await asyncio.wait([record])
+    is_over.set()
+    assert await work
 
 
 async def test_outside_of_a_flow_run_nothing_is_recorded(events: list[dict[str, Any]]) -> None:
