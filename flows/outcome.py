@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from prefect import get_client
-from prefect.client.schemas.actions import ArtifactCreate
 from prefect.context import FlowRunContext
 
 from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.services.places import places_of
+from flows.artifacts import create_artifact
 from flows.run_page import NOT_SHOWN
 
 if TYPE_CHECKING:
@@ -55,15 +54,12 @@ async def kept_outcome(services: Services, batch_id: str) -> dict[str, Any] | No
         outcome = await outcome_of(services, batch)
         context = FlowRunContext.get()
         if context is not None and context.flow_run is not None:
-            artifact = ArtifactCreate(
+            await create_artifact(
+                kind="json",
                 key=f"batch-of-{context.flow_run.id}",
-                type="json",
-                description=f"How {batch_id} ended, for a flow that has started this run.",
                 data=json.dumps(outcome),
-                flow_run_id=context.flow_run.id,
+                description=f"How {batch_id} ended, for a flow that has started this run.",
             )
-            async with get_client() as client:
-                await client.create_artifact(artifact)
     except StoreError as error:
         log.warning("outcome.not_known", error, batch=batch_id)
         return None

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prefect.artifacts import acreate_markdown_artifact
-
 from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.prices import money
 from batchyard.services.places import places_of
 from batchyard.time_words import duration
+from flows.artifacts import create_artifact
 from flows.plot import speed_plot
 from flows.run_page import NOT_SHOWN
 
@@ -28,9 +27,10 @@ log = event_logger(__name__)
 async def report_batch(services: Services, batch: BatchRecord, history: RunHistory) -> None:
     """The batch as a Markdown artifact, keyed by its id."""
     try:
-        await acreate_markdown_artifact(
-            markdown=await _report(services, batch, history),
+        await create_artifact(
+            kind="markdown",
             key=batch.id.replace("_", "-"),
+            data=await _report(services, batch, history),
             description=_headline(batch),
         )
     except (*NOT_SHOWN, StoreError) as error:

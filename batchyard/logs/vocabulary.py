@@ -72,7 +72,7 @@ EVENTS: Final = {
     "engine.stopped": "An engine was stopped.",
     "file.bytes_left": "The bytes of a deleted file remain for now; `expire-files` tries again.",
     "flow_run.lost": "A flow run's process is gone; Prefect was told that it crashed.",
-    "flow_run.not_changed": "The name or the tags of a flow run could not be changed.",
+    "flow_run.not_changed": "The name, the tags or the end of a flow run could not be set.",
     "flow_run.uses": "Which database, object store and Prefect a flow run uses.",
     "health.failed": "A check of /readyz failed.",
     "lease.not_renewed": "A lease could not be renewed; it is tried again until it expires.",

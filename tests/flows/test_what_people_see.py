@@ -228,8 +228,7 @@ async def test_nothing_that_prefect_does_not_take_fails_a_batch(
         raise httpx.ConnectError("Prefect is away")
 
     monkeypatch.setattr(run_page, "get_client", refuse)
-    monkeypatch.setattr("flows.outcome.get_client", refuse)
-    monkeypatch.setattr("flows.report.acreate_markdown_artifact", refuse)
+    monkeypatch.setattr("flows.artifacts.get_client", refuse)
     monkeypatch.setattr(progress, "acreate_progress_artifact", refuse)
     monkeypatch.setattr(progress, "_FIRST_LOOK_SECONDS", 0.01)
     monkeypatch.setattr("tasks.task_run.emit_event", refuse)

@@ -1,0 +1,114 @@
+"""Flow runs inside of the flow run `run-batches`: created as running, and ended, by one call each.
+
+Prefect's engine makes four calls more for each: it changes the run twice, reads it, and sets it
+to running after it was created as pending. People see the same without them: a name, tags, times,
+logs, task runs, artifacts, a final state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from prefect import get_client
+from prefect.client.schemas.actions import FlowRunCreate
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.results import get_result_store
+from prefect.states import Failed, Running, exception_to_crashed_state, to_state_create
+
+from batchyard.logs import event_logger
+from batchyard.services.log_words import describe
+from flows.run_page import NOT_SHOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from uuid import UUID
+
+    from prefect import Flow
+    from prefect.client.orchestration import PrefectClient
+    from prefect.states import State
+
+log = event_logger(__name__)
+
+_LAST_CALL_SECONDS: Final = 5.0
+"""A process that is told to stop waits no longer; Prefect's client would try for a minute."""
+
+
+class FlowRuns:
+    """Runs of ``flow``, whose work is given instead of its function."""
+
+    def __init__(self, flow: Flow[Any, Any]) -> None:
+        self._flow = flow
+        self._flow_id: UUID | None = None
+        # On SQLite, Prefect's server answers 503 to all but one of several that are created at
+        # once, because each reads before it writes. Its client then waits for two seconds or more.
+        self._creating = asyncio.Lock()
+
+    async def run(
+        self,
+        work: Callable[[], Awaitable[State[Any]]],
+        *,
+        name: str,
+        tags: Sequence[str],
+        parameters: dict[str, Any],
+    ) -> State[Any]:
+        """Await ``work`` as a flow run that ends with the state that it returns.
+
+        An exception ends the flow run as failed, a cancellation as crashed; both are raised.
+        """
+        async with get_client() as client:
+            run = await self._create(client, name, tags, parameters)
+            try:
+                with self._context(client, run):
+                    state = await work()
+            except BaseException as error:
+                await _end_after(client, run, error)
+                raise
+            await client.set_flow_run_state(run.id, state, force=True)
+        return state
+
+    async def _create(
+        self, client: PrefectClient, name: str, tags: Sequence[str], parameters: dict[str, Any]
+    ) -> FlowRun:
+        async with self._creating:
+            # Prefect's client would look for the flow each time.
+            if self._flow_id is None:
+                self._flow_id = await client.create_flow(self._flow)
+            wanted = FlowRunCreate(
+                flow_id=self._flow_id,
+                flow_version=self._flow.version,
+                name=name,
+                parameters=parameters,
+                tags=list(tags),
+                state=to_state_create(Running()),
+            )
+            body = wanted.model_dump(mode="json", exclude_unset=True)
+            answer = await client.request("POST", "/flow_runs/", json=body)
+        return FlowRun.model_validate(answer.json())
+
+    def _context(self, client: PrefectClient, run: FlowRun) -> FlowRunContext:
+        """What Prefect's functions, its log handler and our tasks find as the current flow run."""
+        return FlowRunContext(
+            flow=self._flow,
+            flow_run=run,
+            parameters=run.parameters,
+            client=client,
+            task_runner=self._flow.task_runner,
+            result_store=get_result_store(),
+            persist_result=False,
+        )
+
+
+async def _end_after(client: PrefectClient, run: FlowRun, error: BaseException) -> None:
+    """Show the end. The error itself goes on, whatever Prefect says, and soon."""
+    state = (
+        Failed(message=describe(error))
+        if isinstance(error, Exception)
+        else await exception_to_crashed_state(error)
+    )
+    try:
+        async with asyncio.timeout(_LAST_CALL_SECONDS):
+            await client.set_flow_run_state(run.id, state, force=True)
+    except NOT_SHOWN as trouble:
+        log.warning("flow_run.not_changed", type(trouble).__name__)

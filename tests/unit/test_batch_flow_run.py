@@ -1,0 +1,148 @@
+"""Flow runs inside of `run-batches`: which calls Prefect gets for one, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from prefect.client.orchestration import PrefectClient
+from prefect.runtime import flow_run
+from prefect.states import Completed, State
+
+from batchyard.errors import StoreUnavailable
+from flows import batch_flow_run
+from flows.batch_flow_run import FlowRuns
+from flows.process_batch import process_batch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+NAME = "batch_1"
+
+
+class Client(PrefectClient):
+    """Takes the calls that Prefect's client would send, and answers as the server does."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.created: list[dict[str, Any]] = []
+        self.ends: list[State[Any]] = []
+        self.run_id = uuid4()
+        self.is_away = False
+        self.is_creating = False
+
+    async def create_flow(self, flow: Any) -> Any:
+        assert flow is process_batch
+        self.calls.append("create_flow")
+        return uuid4()
+
+    async def request(self, method: Any, path: str, **content: Any) -> httpx.Response:
+        self.calls.append(f"{method} {path}")
+        assert not self.is_creating
+        self.is_creating = True
+        await asyncio.sleep(0.001)
+        self.is_creating = False
+        wanted = content["json"]
+        self.created.append(wanted)
+        run = {**wanted, "id": str(self.run_id), "state": {**wanted["state"], "id": str(uuid4())}}
+        return httpx.Response(201, json=run)
+
+    async def set_flow_run_state(
+        self, flow_run_id: Any, state: State[Any], force: bool = False
+    ) -> Any:
+        assert flow_run_id == self.run_id
+        assert force
+        self.calls.append("set_state")
+        if self.is_away:
+            raise httpx.ConnectError("away")
+        self.ends.append(state)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client()
+
+    @asynccontextmanager
+    async def get_client() -> AsyncIterator[Client]:
+        yield made
+
+    monkeypatch.setattr(batch_flow_run, "get_client", get_client)
+    return made
+
+
+async def run(runs: FlowRuns, work: Any) -> State[Any]:
+    return await runs.run(work, name=NAME, tags=["a", NAME], parameters={"batch_id": NAME})
+
+
+async def test_a_flow_run_costs_two_calls_and_its_flow_one(client: Client) -> None:
+    async def work() -> State[Any]:
+        assert flow_run.id == str(client.run_id)
+        assert flow_run.name == NAME
+        return Completed(message="10 of 10")
+
+    runs = FlowRuns(process_batch)
+    for _ in range(2):
+        assert (await run(runs, work)).message == "10 of 10"
+    assert client.calls == ["create_flow", *["POST /flow_runs/", "set_state"] * 2]
+    created = client.created[0]
+    assert (created["name"], created["tags"]) == (NAME, ["a", NAME])
+    assert created["parameters"] == {"batch_id": NAME}
+    assert created["state"]["type"] == "RUNNING"
+    assert [state.message for state in client.ends] == ["10 of 10"] * 2
+    assert flow_run.id is None
+
+
+async def test_flow_runs_are_created_one_after_the_other_and_run_side_by_side(
+    client: Client,
+) -> None:
+    """On SQLite, Prefect's server refuses all but one of several at once."""
+    are_all_there = asyncio.Barrier(5)
+
+    async def work() -> State[Any]:
+        await are_all_there.wait()
+        return Completed()
+
+    runs = FlowRuns(process_batch)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(run(runs, work) for _ in range(5)))
+    assert len(client.created) == len(client.ends) == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "end", "message"),
+    [
+        (StoreUnavailable("The database is away."), "Failed", "The database is away."),
+        (ValueError("a prompt"), "Failed", "ValueError"),
+        (asyncio.CancelledError(), "Crashed", None),
+    ],
+)
+async def test_an_exception_ends_the_flow_run_and_is_raised(
+    client: Client, error: BaseException, end: str, message: str | None
+) -> None:
+    async def work() -> State[Any]:
+        raise error
+
+    with pytest.raises(type(error)):
+        await run(FlowRuns(process_batch), work)
+    (state,) = client.ends
+    assert state.name == end
+    assert message is None or state.message == message
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), StoreUnavailable("away")])
+async def test_what_ended_the_work_is_raised_although_prefect_is_away(
+    client: Client, error: BaseException
+) -> None:
+    """A cancellation that became another error would not stop the process."""
+
+    async def work() -> State[Any]:
+        client.is_away = True
+        raise error
+
+    with pytest.raises(type(error)):
+        await run(FlowRuns(process_batch), work)
+    assert client.calls[-1] == "set_state"
