@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
     cache_isolation,
     kill,
+    million,
     no_barrier,
     overhead,
     plan_gain,
@@ -101,6 +102,15 @@ def test_what_is_lost_with_a_killed_runner_is_counted() -> None:
     assert loss.answers == loss.requests == 384
     assert 0 < loss.lost <= 384 // 2
     assert "| run 1" in kill.table([loss])
+
+
+@pytest.mark.slow
+def test_what_prefect_costs_is_measured_in_everything_that_is_deployed() -> None:
+    cost = million.measure(60)
+    assert (cost.lines, cost.chunks) == (60, 1)
+    assert 0 < cost.share < 1
+    assert {million.SERVER, "run-chunks"} <= cost.processors.keys()
+    assert "| one batch, stub engine | 60 lines |" in million.table([cost])
 
 
 @pytest.mark.slow

@@ -1,0 +1,186 @@
+"""What Prefect costs in a large batch: processor seconds of each process, by the number of lines.
+
+`batchyard up` runs in a home of its own: the API, Prefect's server, a worker on each pool, SQLite
+and a folder. The engine is a stub behind our real middleware, in a process of its own that answers
+at once: what it costs is not counted, as a GPU's work would not be. A share of what is left is
+therefore as large as it can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchyard.cli.offline import offline_services
+from batchyard.cli.serve import PORT_VARIABLE
+from batchyard.dispatch import PrefectApi, ensure_batch_runner
+from batchyard.lifecycle import TERMINAL
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.storage.local_file import LocalFile
+from benchmarks.lifecycle import ROOT, _free_port, _processor_seconds, _wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+SIZES = (100_000, 1_000_000)
+MODEL = "stub"
+SERVER = "Prefect server"
+_ENGINE = "vLLM"
+_STUB = ROOT / "tests" / "machines" / "stub_vllm.py"
+_PYTHON = """\
+#!/bin/sh
+# In place of the Python of an engine environment: says which vLLM it has, or runs the stub.
+if [ "$1" = -c ]; then echo "vllm-version 0.32.0"; exit; fi
+shift 2
+exec {python} {stub} "$@"
+"""
+_MODELS = """\
+[[models]]
+model = "{model}"
+weights = {weights}
+options = "--max-num-seqs 256"
+"""
+_LOOK_SECONDS = 2.0
+_ALL_SECONDS = 3 * 3600.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """``processors``: seconds from the batch's creation to its end, by process."""
+
+    lines: int
+    chunks: int
+    seconds: float
+    processors: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        return self.processors[SERVER] / sum(self.processors.values())
+
+
+def measure(lines: int) -> Cost:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        with _deployed(home):
+            return asyncio.run(_measure(home, lines))
+
+
+@contextmanager
+def _deployed(home: Path) -> Iterator[None]:
+    port = str(_free_port())
+    python, models = home / "engine-python", home / "models.toml"
+    python.write_text(_PYTHON.format(python=sys.executable, stub=_STUB))
+    python.chmod(0o700)
+    models.write_text(_MODELS.format(model=MODEL, weights=json.dumps(str(home))))
+    own = {
+        PORT_VARIABLE: str(_free_port()),
+        "HOME": str(home),  # the stub writes there what it answers
+        "BATCHYARD_HOME": str(home),
+        "BATCHYARD_CONFIG": str(models),
+        "BATCHYARD_ENGINE_PYTHON": str(python),
+        "BATCHYARD_LIMITS__MAX_REQUESTS": "10000000",
+        "BATCHYARD_LIMITS__MAX_BYTES": str(10 * 1024**3),
+        "PREFECT_SERVER_API_PORT": port,
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+    }
+    before = dict(os.environ)
+    os.environ |= own
+    with (home / "up.log").open("wb") as log:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "batchyard.cli", "up"],
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_for(home / "up.log", "Ctrl-C stops everything")
+        os.environ["PREFECT_API_AUTH_STRING"] = (home / "prefect.login").read_text().strip()
+        yield
+    finally:
+        up.send_signal(signal.SIGINT)
+        up.wait(60)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+async def _measure(home: Path, lines: int) -> Cost:
+    async with PrefectApi.from_environment() as api, offline_services() as services:
+        # The processes are there, and their imports are not counted.
+        await _run(api, services, _input(home / "warm.jsonl", 10))
+        before = _processor_seconds(home)
+        began = time.perf_counter()
+        batch = await _run(api, services, _input(home / "input.jsonl", lines))
+        seconds = time.perf_counter() - began
+        after = _processor_seconds(home)
+        chunks = await services.store.chunks.summary(batch.id)
+    processors = {
+        name: after[name] - before.get(name, 0.0) for name in sorted(after) if name != _ENGINE
+    }
+    return Cost(lines, chunks.done, seconds, processors)
+
+
+async def _run(api: PrefectApi, services: Services, source: Path) -> BatchRecord:
+    batch_id = await create_batch(services, BatchRequest(input=LocalFile(source)))
+    await ensure_batch_runner(api, services.store, silent_seconds=60.0)
+    async with asyncio.timeout(_ALL_SECONDS):
+        while (  # noqa: ASYNC110 - other processes bring it about
+            batch := await services.store.batches.get(batch_id)
+        ).status not in TERMINAL:
+            await asyncio.sleep(_LOOK_SECONDS)
+    assert batch.counts.completed == batch.counts.total > 0, batch
+    return batch
+
+
+def _input(path: Path, count: int) -> Path:
+    """Short lines, of about 170 bytes."""
+    with path.open("w") as file:
+        for number in range(count):
+            message = {"role": "user", "content": f"Question {number}: how much is it?"}
+            body = {"model": MODEL, "messages": [message], "max_tokens": 8}
+            url = "/v1/chat/completions"
+            line = {"custom_id": f"id-{number}", "method": "POST", "url": url, "body": body}
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+def table(found: list[Cost]) -> str:
+    names = sorted({name for cost in found for name in cost.processors})
+    rows = [
+        ("chunks", [f"{cost.chunks:,}" for cost in found]),
+        *(
+            (
+                f"processor seconds of {name}",
+                [f"{cost.processors.get(name, 0):.1f}" for cost in found],
+            )
+            for name in names
+        ),
+        ("Prefect's server, share of all", [f"**{cost.share:.1%}**" for cost in found]),
+    ]
+    heading = "| one batch, stub engine | " + " | ".join(f"{c.lines:,} lines" for c in found) + " |"
+    lines = [heading, "|---|" + "---|" * len(found)]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
+    return "\n".join(lines)
+
+
+def section() -> str:
+    """Measure, and return what the page is to say."""
+    return table([measure(lines) for lines in SIZES])
+
+
+if __name__ == "__main__":
+    sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
+    print(table([measure(lines) for lines in sizes]))
