@@ -14,5 +14,7 @@ POLL_SECONDS: Final = 0.25
 """How often a process with free capacity asks the database for work."""
 RETRY_SECONDS: Final = 0.5
 """The pause before the second attempt of a request; it doubles with each further one."""
+CACHE_SECONDS: Final = 3.0
+"""How often a runner asks its engine how full its cache is; the page asks as often."""
 METRICS_SECONDS: Final = 2.0
 """How often a process writes its numbers for the exporter; Prometheus asks every 15 s or so."""

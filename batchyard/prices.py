@@ -6,10 +6,14 @@ Amounts are whole billionths of the currency's unit: sums of them are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+from batchyard.lifecycle import TERMINAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from batchyard.lifecycle import BatchStatus
 
 ANY_MODEL: Final = "*"
 BILLION: Final = 1_000_000_000
@@ -69,3 +73,22 @@ def money(billionths: int, currency: str) -> str:
     amount = billionths / BILLION
     digits = 2 if amount == 0 or amount >= 1 else 6
     return f"{amount:,.{digits}f} {currency.upper()}"
+
+
+class _Priced(Protocol):
+    """A batch."""
+
+    @property
+    def status(self) -> BatchStatus: ...
+    @property
+    def cost(self) -> int | None: ...
+    @property
+    def currency(self) -> str | None: ...
+
+
+def cost_words(batch: _Priced) -> str:
+    """``1.25 USD``; ``0.40 USD so far`` until it has ended; empty: there is no price for it."""
+    if batch.cost is None or batch.currency is None:
+        return ""
+    words = money(batch.cost, batch.currency)
+    return words if batch.status in TERMINAL else f"{words} so far"

@@ -117,7 +117,8 @@ class BatchUsage(msgspec.Struct, frozen=True):
 
     ``deduplicated_requests``, which OpenAI does not have, is absent unless the batch asked for it:
     the lines that have another one's answer. Their tokens are counted once. ``cost``, which it does
-    not have either, is absent unless the operator has set prices, and until the batch ends.
+    not have either, is absent unless the operator has set prices, and until the batch ends. Until
+    then ``cost_so_far`` is what its answers cost by the prices of now.
     """
 
     input_tokens: int = 0
@@ -127,6 +128,7 @@ class BatchUsage(msgspec.Struct, frozen=True):
     total_tokens: int = 0
     deduplicated_requests: int | msgspec.UnsetType = msgspec.UNSET
     cost: Amount | msgspec.UnsetType = msgspec.UNSET
+    cost_so_far: Amount | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenUsage(NamedTuple):

@@ -13,6 +13,7 @@ from prefect.utilities.urls import url_for
 from batchyard.errors import StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
+from batchyard.prices import cost_words
 from batchyard.services import story
 from batchyard.store import RunnerKind
 from flows.run_page import NOT_SHOWN
@@ -147,6 +148,8 @@ class _Watch:
             parts.append(f"waiting: {self._waits_for}")
         elif rates and rates[-1].output_tokens_per_second >= 1:
             parts.append(f"{rates[-1].output_tokens_per_second:,.0f} output tokens per second")
+        if cost := cost_words(batch):
+            parts.append(cost)
         if batch.eta_at is not None:
             late = ", after its completion window" if batch.eta_at > batch.expires_at else ""
             parts.append(f"probably done at {_time(batch.eta_at)}{late}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import StoreError
 from batchyard.logs import event_logger
-from batchyard.prices import money
+from batchyard.prices import cost_words
 from batchyard.services.places import places_of
 from batchyard.time_words import duration
 from flows.artifacts import create_artifact
@@ -82,9 +82,8 @@ def _shared(batch: BatchRecord) -> list[tuple[str, str]]:
 
 
 def _cost(batch: BatchRecord) -> list[tuple[str, str]]:
-    if batch.cost is None or batch.currency is None:
-        return []
-    return [("Cost", money(batch.cost, batch.currency))]
+    cost = cost_words(batch)
+    return [("Cost", cost)] if cost else []
 
 
 def _speed(batch: BatchRecord, history: RunHistory) -> list[tuple[str, str]]:

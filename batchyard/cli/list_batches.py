@@ -19,7 +19,7 @@ from batchyard.cli.offline import offline_services
 from batchyard.cli.table import make_table, user_text, write_table
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import STOPPABLE, BatchStatus
-from batchyard.prices import money
+from batchyard.prices import cost_words
 from batchyard.services.connections import connections
 from batchyard.time_words import relative
 from batchyard.wire import ended_at
@@ -152,17 +152,14 @@ def table(batches: Iterable[BatchRecord], now: float) -> Table:
     # Only where there are prices: without them the column would always be empty.
     has_costs = any(batch.cost is not None for batch in found)
     columns = (*_COLUMNS, "cost") if has_costs else _COLUMNS
-    rows = ((*_row(batch, now), *([_cost(batch)] if has_costs else [])) for batch in found)
+    rows = (
+        (*_row(batch, now), *([cost_words(batch) or _NOTHING] if has_costs else []))
+        for batch in found
+    )
     made = make_table(columns, rows, right=_RIGHT)
     # A watched list is as wide as its terminal. Without an id, a line would be of no use.
     made.columns[0].min_width = _ID_WIDTH
     return made
-
-
-def _cost(batch: BatchRecord) -> str:
-    if batch.cost is None or batch.currency is None:
-        return _NOTHING
-    return money(batch.cost, batch.currency)
 
 
 def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import RunnerRecord
 
-_COLUMNS = ("model", "pool", "engines", "slots", "waiting requests", "tokens/s", "why none")
-_RIGHT = frozenset({"engines", "slots", "waiting requests", "tokens/s"})
+_COLUMNS = (
+    *("model", "pool", "engines", "slots", "waiting requests", "tokens/s", "KV cache"),
+    "why none",
+)
+_RIGHT = frozenset({"engines", "slots", "waiting requests", "tokens/s", "KV cache"})
 _NOTHING = "-"
 _PATIENCE_SECONDS = 10.0
 _MOST_BATCHES = 1_000
@@ -55,6 +58,8 @@ class _Model:
     waiting_requests: int
     tokens_per_second: float | None
     """Of one engine, as measured so far."""
+    cache_used: float | None
+    """The share of the KV cache in use, 0 to 1, of its fullest engine; None: not known."""
     why_none: str | None
     """Why no engine serves it now."""
 
@@ -109,6 +114,7 @@ async def _found() -> tuple[list[_Model], str]:
                     slots=configured.slots.get(pool),
                     waiting_requests=requests,
                     tokens_per_second=rates.get((name, pool)),
+                    cache_used=max(_caches_used(its_runners), default=None),
                     why_none=None
                     if any(each.ready_at for each in its_runners)
                     else _why_none(
@@ -121,6 +127,12 @@ async def _found() -> tuple[list[_Model], str]:
                 )
             )
         return found, configured.why_not
+
+
+def _caches_used(runners: Sequence[RunnerRecord]) -> list[float]:
+    """Of those that say it."""
+    loads = (each.load for each in runners)
+    return [each.cache_used for each in loads if each and each.cache_used is not None]
 
 
 def _engines(runners: Sequence[RunnerRecord]) -> dict[str, int]:
@@ -196,5 +208,6 @@ def _row(model: _Model) -> tuple[str | Text, ...]:
         _NOTHING if model.slots is None else f"{model.slots}",
         f"{model.waiting_requests:,}",
         _NOTHING if not speed else f"{speed:,.0f}",
+        _NOTHING if model.cache_used is None else f"{model.cache_used:.0%}",
         user_text(model.why_none or ""),
     )

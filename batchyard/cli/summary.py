@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.cli.batch_view import error_words, status_words
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.prices import money
+from batchyard.prices import cost_words
 from batchyard.printable import printable
 from batchyard.services.places import places_of
 from batchyard.storage.local import LocalStorage
@@ -61,6 +61,7 @@ def _open_lines(batch: BatchRecord, now: float) -> list[str]:
         "requests": f"{counts.completed:,} succeeded, {counts.failed:,} failed, {left:,} left"
         if counts.total
         else "",
+        "cost": cost_words(batch),
         "waits": batch.wait_reason or "",
         "done": f"{relative(max(0.0, batch.eta_at - now))}, by forecast" if batch.eta_at else "",
         "flow run": _flow_run(batch.flow_run_id) if batch.flow_run_id else "",
@@ -103,8 +104,8 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
             f"({usage.input_tokens_details.cached_tokens:,} from cache), "
             f"{usage.output_tokens:,} out"
         )
-    if batch.cost is not None and batch.currency is not None:
-        lines.append(f"  cost      {money(batch.cost, batch.currency)}")
+    if cost := cost_words(batch):
+        lines.append(f"  cost      {cost}")
     wanted = await places_of(services, batch.id)
     undelivered = batch.undelivered or {}
     for name, kind, file_id, location in (

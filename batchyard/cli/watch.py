@@ -18,6 +18,7 @@ from batchyard.cli.say import say
 from batchyard.cli.summary import summarise
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.prices import cost_words
 from batchyard.services.services import Progress
 from batchyard.time_words import relative
 
@@ -94,7 +95,11 @@ def _progress(batch: BatchRecord, now: float) -> Progress:
 
 
 def _message(batch: BatchRecord, now: float) -> str:
-    """Why it stands still or, if it does not, when it will probably be done."""
+    """Why it stands still or, if it does not, when it will probably be done; what it costs."""
+    return ", ".join(filter(None, (_pace(batch, now), cost_words(batch))))
+
+
+def _pace(batch: BatchRecord, now: float) -> str:
     if batch.paused_at is not None:
         return "paused"
     if batch.wait_reason is not None:

@@ -155,6 +155,13 @@ class Engine(Protocol):
         """
         ...
 
+    async def cache_used(self) -> float | None:
+        """The share of its KV cache that requests use now, 0 to 1; None: not known.
+
+        Raises :class:`~batchyard.errors.EngineLost` when the engine's server gives no answer.
+        """
+        ...
+
     def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:

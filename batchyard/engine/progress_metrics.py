@@ -1,4 +1,4 @@
-"""What a vLLM server's metrics, in Prometheus' text format, tell of its progress.
+"""What a vLLM server's metrics, in Prometheus' text format, tell of its progress and its load.
 
 By regular expressions and not by prometheus_client's parser: that takes 88 ms for a page of 70 KB
 (these: 0.5 ms), time that grows with the square of a label's escaped quotes, and leaves a bad
@@ -20,6 +20,7 @@ _PROGRESS = re.compile(
 _REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([-+.e\d]+)$", re.MULTILINE)
 
 _WAITING = re.compile(r"^vllm:num_requests_waiting\{.*\} ([-+.e\d]+)$", re.MULTILINE)
+_CACHE = re.compile(r"^vllm:kv_cache_usage_perc\{.*\} ([-+.e\d]+)$", re.MULTILINE)
 
 
 def work_done_of(metrics: str) -> float | None:
@@ -37,9 +38,24 @@ def waiting_of(metrics: str) -> float | None:
     return _sum(_WAITING, metrics)
 
 
+def cache_used_of(metrics: str) -> float | None:
+    """The share of the KV cache in use, 0 to 1; None if these are not vLLM's.
+
+    Of several data-parallel ranks, that of the fullest: requests wait there first.
+    """
+    shares = _numbers(_CACHE, metrics)
+    return min(1.0, max(0.0, *shares)) if shares else None
+
+
 def _sum(pattern: re.Pattern[str], metrics: str) -> float | None:
+    numbers = _numbers(pattern, metrics)
+    return None if numbers is None else math.fsum(numbers)
+
+
+def _numbers(pattern: re.Pattern[str], metrics: str) -> list[float] | None:
+    """The finite ones; None if the page has none of these, finite or not."""
     numbers = []
     for word in pattern.findall(metrics):
         with contextlib.suppress(ValueError):
             numbers.append(float(word))
-    return math.fsum(number for number in numbers if math.isfinite(number)) if numbers else None
+    return [number for number in numbers if math.isfinite(number)] if numbers else None

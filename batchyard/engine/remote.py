@@ -14,7 +14,7 @@ from batchyard.engine import seats
 from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, known_status
 from batchyard.engine.fan_out import answer_concurrently
 from batchyard.engine.middleware.cache_salt import FIELD, spliced
-from batchyard.engine.progress_metrics import requests_of, work_done_of
+from batchyard.engine.progress_metrics import cache_used_of, requests_of, work_done_of
 from batchyard.engine.queue_gate import QueueGate
 from batchyard.engine.routes import post_routes, routes_with_field
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
@@ -149,11 +149,15 @@ class RemoteEngine:
         If the metrics say that there are no requests, they are those of another server than the
         one with ours, behind a load balancer. Raises :class:`~batchyard.errors.EngineLost`.
         """
-        status, body = await self._get("/metrics")
-        if status >= 500:
-            raise EngineLost(f"the engine at {self._where} has no metrics (HTTP {status})")
-        metrics = body.decode(errors="replace") if status == 200 else ""
+        metrics = await self._metrics()
         return work_done_of(metrics) if requests_of(metrics) else None
+
+    async def cache_used(self) -> float | None:
+        """From ``/metrics`` of a vLLM, all its users' requests included; else None.
+
+        Raises :class:`~batchyard.errors.EngineLost`.
+        """
+        return cache_used_of(await self._metrics())
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
@@ -168,6 +172,13 @@ class RemoteEngine:
         async with contextlib.aclosing(answer_concurrently(requests, answer)) as answers:
             async for one in answers:
                 yield one
+
+    async def _metrics(self) -> str:
+        """Its metrics; empty if it has none."""
+        status, body = await self._get("/metrics")
+        if status >= 500:
+            raise EngineLost(f"the engine at {self._where} has no metrics (HTTP {status})")
+        return body.decode(errors="replace") if status == 200 else ""
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         """Status and body of a short exchange."""

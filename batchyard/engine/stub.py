@@ -158,6 +158,9 @@ class StubEngine:
             self._steps += self.running - self._hanging
         return float(self.executed + self._steps)
 
+    async def cache_used(self) -> None:
+        """None: it has no cache."""
+
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:

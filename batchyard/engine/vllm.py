@@ -26,7 +26,7 @@ from batchyard.engine.engine_log import (
 from batchyard.engine.guarded_process import GuardedProcess
 from batchyard.engine.line_client import stream_lines
 from batchyard.engine.middleware import line_stream
-from batchyard.engine.progress_metrics import work_done_of
+from batchyard.engine.progress_metrics import cache_used_of, work_done_of
 from batchyard.engine.routes import post_routes
 from batchyard.engine.vllm_options import (
     DeviceProfile,
@@ -184,6 +184,10 @@ class VllmEngine:
     async def work_done(self) -> float | None:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
         return work_done_of(await self.metrics())
+
+    async def cache_used(self) -> float | None:
+        """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
+        return cache_used_of(await self.metrics())
 
     async def metrics(self) -> str:
         """The engine's own metrics, in Prometheus' text format."""

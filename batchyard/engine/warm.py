@@ -81,6 +81,10 @@ class WarmEngine:
         """See :meth:`batchyard.engine.base.Engine.work_done`."""
         return await self._engine.work_done()
 
+    async def cache_used(self) -> float | None:
+        """See :meth:`batchyard.engine.base.Engine.cache_used`."""
+        return await self._engine.cache_used()
+
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:

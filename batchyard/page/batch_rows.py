@@ -10,7 +10,6 @@ from batchyard.page.words import (
     NOTHING,
     ago,
     compact,
-    cost_of,
     count,
     model_of,
     name_of,
@@ -18,6 +17,7 @@ from batchyard.page.words import (
     short_duration,
     status_of,
 )
+from batchyard.prices import cost_words
 from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.wire import ended_at
 
@@ -223,7 +223,7 @@ def row_of(listed: ListedBatch, now: float, *, with_tenant: bool) -> BatchRow:
         cached=f"{percent(listed.cached_tokens, listed.input_tokens)} cached"
         if listed.input_tokens
         else "",
-        cost=cost_of(batch),
+        cost=cost_words(batch),
         created=ago(now - batch.created_at),
     )
 

@@ -29,6 +29,7 @@ class EngineRow:
     speed: str = NOTHING
     spark: Sparkline | None = None
     hit_rate: str = NOTHING
+    cache_used: str = NOTHING
     running: str = NOTHING
     waiting: str = NOTHING
     window: str = NOTHING
@@ -76,6 +77,7 @@ def _loaded(row: EngineRow, load: EngineLoad) -> EngineRow:
         speed=compact(load.speeds[-1]) if load.speeds else NOTHING,
         spark=sparkline(load.speeds, load.every_seconds) if len(load.speeds) > 1 else None,
         hit_rate=percent(load.cached_tokens, load.input_tokens),
+        cache_used=NOTHING if load.cache_used is None else percent(load.cache_used, 1),
         running=count(load.running),
         waiting=count(load.waiting),
         window=count(load.window),

@@ -14,12 +14,12 @@ from batchyard.page.snippets import snippets_of
 from batchyard.page.words import (
     clock_time,
     compact,
-    cost_of,
     count,
     name_of,
     short_duration,
     size,
 )
+from batchyard.prices import cost_words
 from batchyard.store import DeliveryStatus
 from batchyard.time_words import moment
 from batchyard.wire import ended_at
@@ -144,7 +144,7 @@ def _facts(listed: ListedBatch) -> list[tuple[str, str]]:
         ("Tenant", batch.tenant),
         ("Endpoint", batch.endpoint),
         ("Tokens", tokens or estimate),
-        ("Cost", cost_of(batch)),
+        ("Cost", cost_words(batch)),
         ("Window", f"{batch.completion_window}, until {moment(batch.expires_at)}"),
         ("Retry of", batch.retry_of or ""),
         ("Copies", f"{count(batch.deduplicated_requests)} lines with the answer of an equal one")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from rich.filesize import decimal
 
 from batchyard.lifecycle import STOPPABLE, BatchStatus
-from batchyard.prices import money
 from batchyard.time_words import duration
 
 if TYPE_CHECKING:
@@ -78,13 +77,6 @@ def name_of(batch: BatchRecord) -> str | None:
         if text:
             return text if len(text) <= _MOST_NAME_CHARS else f"{text[: _MOST_NAME_CHARS - 1]}…"
     return None
-
-
-def cost_of(batch: BatchRecord) -> str:
-    """What it cost; empty: it has not ended, or there was no price."""
-    if batch.cost is None or batch.currency is None:
-        return ""
-    return money(batch.cost, batch.currency)
 
 
 def model_of(batch: BatchRecord) -> str:

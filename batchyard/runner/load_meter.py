@@ -35,7 +35,9 @@ class LoadMeter:
         self._total = self._total.plus(usage)
         self._slot_tokens += usage.input_tokens + usage.output_tokens
 
-    def load(self, *, running: int, waiting: int, window: int) -> EngineLoad:
+    def load(
+        self, *, running: int, waiting: int, window: int, cache_used: float | None = None
+    ) -> EngineLoad:
         """The numbers of now; the slot that has just begun is not among its speeds."""
         self._end_slots()
         return EngineLoad(
@@ -47,6 +49,7 @@ class LoadMeter:
             output_tokens=self._total.output_tokens,
             speeds=tuple(self._speeds),
             every_seconds=SLOT_SECONDS,
+            cache_used=cache_used,
         )
 
     def _end_slots(self) -> None:

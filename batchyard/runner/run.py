@@ -17,6 +17,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.runner.admission import Admission
 from batchyard.runner.batch_traits import TraitsOfBatches
+from batchyard.runner.cache_watch import CacheWatch
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.inputs import Inputs
@@ -92,6 +93,7 @@ class Runner:
         self._total = 0
         self._engine: Engine
         self._window: Window
+        self._cache: CacheWatch
         self._held: dict[tuple[str, int], ChunkLease] = {}
         self._running: dict[LeaseKey, ChunkRun] = {}
         self._inputs = Inputs(services)
@@ -135,6 +137,9 @@ class Runner:
                     counts=self._counts,
                 )
             )
+            self._cache = CacheWatch(self._engine)
+            if self._registration is not None:
+                await stack.enter_async_context(self._cache.watching())
             self._pace = Pace(self._window)
             self._closing = stack.pop_all()
         self._show_answers()
@@ -413,7 +418,10 @@ class Runner:
             return None
         window = self._window
         return self._meter.load(
-            running=window.in_flight, waiting=window.queued, window=window.limit
+            running=window.in_flight,
+            waiting=window.queued,
+            window=window.limit,
+            cache_used=self._cache.used,
         )
 
     def _count_answer(self, tokens: float, usage: TokenUsage) -> None:

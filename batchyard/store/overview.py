@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Double, and_, case, cast, func, select
 
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
+from batchyard.prices import NO_PRICES
 from batchyard.store.aggregate import Aggregate, reads
 from batchyard.store.batch.filters import (
     Asked,
@@ -33,9 +34,11 @@ from batchyard.store.batch.live import (
 from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord
 from batchyard.store.chunk.chunks import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, is_due, remaining_tokens
+from batchyard.store.chunk.shares import shares_of
 from batchyard.store.clock import clock
 from batchyard.store.leasing import is_held
 from batchyard.store.runner.runners import RunnerKind, RunnerRecord, RunnerRow, RunnerStatus
+from batchyard.store.tenant.usage import costs_so_far
 from batchyard.time_units import HOUR_SECONDS, MINUTE_SECONDS
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Select, Subquery
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.prices import Prices
+    from batchyard.store.database import Database
 _SPEED_SECONDS: Final = 20.0
 """A batch's speed is that of the time since its newest point that is so old."""
 _CHUNKS_SEEN: Final = 8
@@ -129,6 +134,10 @@ class Engines:
 class Overview(Aggregate):
     """A constant number of queries each, however many batches there are."""
 
+    def __init__(self, database: Database, prices: Prices = NO_PRICES) -> None:
+        super().__init__(database)
+        self._prices = prices
+
     @reads
     async def work(self, connection: AsyncConnection, tenant: str | None = None) -> Work:
         """The figures of now."""
@@ -191,7 +200,7 @@ class Overview(Aggregate):
         )
         rows = (await connection.execute(statement)).mappings().all()
         count = int((await connection.execute(total)).scalar_one())
-        return Listing(await _listed(connection, rows), count)
+        return Listing(await _listed(connection, rows, self._prices), count)
 
     @reads
     async def batch(
@@ -202,7 +211,7 @@ class Overview(Aggregate):
         columns = [*RECORD_COLUMNS, *_live_columns(chunks)]
         statement = _of(_joined(columns, chunks), tenant).where(BATCHES.c.id == batch_id)
         rows = (await connection.execute(statement)).mappings().all()
-        return (await _listed(connection, rows))[0] if rows else None
+        return (await _listed(connection, rows, self._prices))[0] if rows else None
 
     @reads
     async def engines(
@@ -284,8 +293,10 @@ async def _answered(connection: AsyncConnection, seconds: float, tenant: str | N
     return Answered(**dict(zip(SUMS, values, strict=True)))
 
 
-async def _listed(connection: AsyncConnection, rows: Sequence[Any]) -> list[ListedBatch]:
-    """The rows of :func:`_live_columns`, with speeds, which one query gives for all."""
+async def _listed(
+    connection: AsyncConnection, rows: Sequence[Any], prices: Prices
+) -> list[ListedBatch]:
+    """The rows of :func:`_live_columns`, with speeds and costs: a query for all of them."""
     running = [row["id"] for row in rows if row["live_running"]]
     before: dict[str, Any] = {}
     now = 0.0
@@ -293,11 +304,19 @@ async def _listed(connection: AsyncConnection, rows: Sequence[Any]) -> list[List
         now = (await connection.execute(select(clock()))).scalar_one()
         points = await connection.execute(points_before(_SPEED_SECONDS, running))
         before = {point["batch_id"]: point for point in points.mappings()}
+    open_ids = [row["id"] for row in rows if row["status"] in UNFINISHED]
+    shares = await shares_of(connection, open_ids) if prices.by_model else {}
+    costs = await costs_so_far(connection, shares, prices)
     listed = []
     for row in rows:
         sums = {name: int(row[f"live_{name}"] or 0) for name in (*SUMS, "running")}
         completed, failed = sums.pop("completed"), sums.pop("failed")
-        batch = BatchRecord.read(row).counting(completed=completed, failed=failed)
+        batch = BatchRecord.read(row).counting(
+            completed=completed,
+            failed=failed,
+            cost=costs.get(row["id"]),
+            currency=prices.currency,
+        )
         speed = _speed(row, sums, before.get(row["id"]), now) if sums["running"] else None
         listed.append(ListedBatch(batch=batch, tokens_per_second=speed, **sums))
     return listed

@@ -117,7 +117,7 @@ async def open_store(
             status_changes=StatusChanges(database),
             sealing_proof=SealingProof(database),
             figures=FiguresReader(database),
-            overview=Overview(database),
+            overview=Overview(database, prices),
             storage_mark=StorageMark(database),
             audit=AuditLog(database),
         )

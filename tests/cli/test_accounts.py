@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.cli.offline import offline_services
+from batchyard.cli.watch import _look, _message
 from batchyard.lifecycle import BatchStatus
 from batchyard.prices import Price, Prices
 from batchyard.settings import read_settings
@@ -50,6 +53,39 @@ def test_a_batch_shows_what_it_cost(alone: Run, priced: str) -> None:
     head, row = alone("list", "--all").stdout.splitlines()
     assert head.split()[-1] == "cost"
     assert row.rstrip().endswith("0.090000 EUR")
+
+
+@pytest.fixture
+def running(priced: str) -> str:
+    """A batch that goes on, and has answers that cost something; its id."""
+
+    async def work(store: Store) -> str:
+        batch = await begun_batch(store, tenant="search")
+        (lease,) = await store.chunks.claim(
+            model=MODEL, owner="r", lease_seconds=60, batch_id=batch.id
+        )
+        await store.chunks.record_progress(lease, completed=4, failed=0, usage=USAGE)
+        return batch.id
+
+    return with_store(work)
+
+
+def test_a_running_batch_shows_what_it_costs_so_far(alone: Run, running: str) -> None:
+    assert "  cost      0.090000 EUR so far" in alone("show", running).stdout
+    usage = json.loads(alone("show", running, "--json").stdout)["usage"]
+    assert usage["cost_so_far"] == {"value": 0.09, "currency": "eur"}
+    assert "cost" not in usage
+    _, row = alone("list").stdout.splitlines()
+    assert row.rstrip().endswith("0.090000 EUR so far")
+
+
+def test_a_watched_batch_shows_what_it_costs_so_far(running: str) -> None:
+    async def look() -> str:
+        async with offline_services() as services:
+            await services.store.batch_schedule.pause(running)
+            return _message(*await _look(services, running))
+
+    assert asyncio.run(look()) == "paused, 0.090000 EUR so far"
 
 
 def test_without_prices_nothing_is_said_of_costs(alone: Run) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.settings import temporary_settings
 
-from batchyard.store import RunnerKind
+from batchyard.store import EngineLoad, RunnerKind
 from blocks.engines import RemoteEngineBlock
 from tests.cli.conftest import Ended, with_store
 from tests.contract.store.samples import begun_batch
@@ -36,6 +36,7 @@ async def some_work(store: Store) -> None:
         runner = await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model=model)
         if model == "loaded":
             await store.runners.ready(runner.id)
+            await store.runners.heartbeat(runner.id, load=EngineLoad(cache_used=0.375))
     await store.rates.record("loaded", "gpu", tokens_per_second=1234.0)
     await store.rates.record("idle", "gpu", tokens_per_second=10.0)
     await store.batch_schedule.record_waits({"waiting": "All slots are taken."})
@@ -61,10 +62,11 @@ def test_each_model_has_its_engines_or_the_reason_why_there_is_none(alone: Run) 
         "slots": None,
         "waiting_requests": 10,
         "tokens_per_second": 1234.0,
+        "cache_used": 0.375,
         "why_none": None,
     }
     lines = [line.split() for line in alone("models").stdout.splitlines()]
-    assert ["loaded", "gpu", "1", "-", "10", "1,234"] in lines
+    assert ["loaded", "gpu", "1", "-", "10", "1,234", "38%"] in lines
 
 
 def test_without_prefect_it_is_said_what_is_not_known(alone: Run) -> None:

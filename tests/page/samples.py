@@ -87,6 +87,7 @@ async def engine(
         cached_tokens=int(9_400_000 * cached),
         output_tokens=2_100_000,
         speeds=speeds,
+        cache_used=0.91 if running else 0.0,
     )
     await store.runners.heartbeat(runner.id, answered=5, load=load)
     return runner.id

@@ -208,6 +208,14 @@ def test_an_engine_says_why_it_is_idle(
     assert bool(row.why) == bool(why)
 
 
+@pytest.mark.parametrize(
+    ("used", "shown"), [(0.374, "37 %"), (0.0, "0 %"), (0.002, "<1 %"), (None, "–")]
+)
+def test_an_engine_shows_how_full_its_cache_is(used: float | None, shown: str) -> None:
+    engines = Engines([runner(load=EngineLoad(running=2, cache_used=used))], {}, {})
+    assert [row.cache_used for row in engine_rows(engines, 200.0)] == [shown]
+
+
 def test_a_runner_measures_its_tokens_in_slots_of_time() -> None:
     now = [0.0]
     meter = LoadMeter(clock=lambda: now[0])

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard import intervals
 from batchyard.engine.stub import StubEngine
-from batchyard.errors import StoreUnavailable
+from batchyard.errors import EngineLost, StoreUnavailable
 from batchyard.metric_families import INFLIGHT, LEASES_LOST, QUEUED, READY, WINDOW
 from batchyard.runner.run import Runner
 from batchyard.services import patience
@@ -112,6 +113,38 @@ async def test_a_runner_that_was_taken_for_dead_ends(yard: Yard, pool: PoolRunne
         while not await runners.lose(-60):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
     assert await pool.ended() == 0
+
+
+async def test_a_runner_reports_how_full_the_cache_of_its_engine_is(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the engine says so: one that does not answer is not as full as it was."""
+    monkeypatch.setattr(intervals, "CACHE_SECONDS", 0.01)
+    said: list[float | Exception] = [0.375]
+
+    async def cache_used(_: StubEngine) -> float:
+        if isinstance(answer := said[-1], Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(StubEngine, "cache_used", cache_used)
+    pool.start()
+    await reports_of_cache(yard, 0.375)
+    said.append(EngineLost("the engine was lost"))
+    await reports_of_cache(yard, None)
+    said.append(0.5)
+    await reports_of_cache(yard, 0.5)
+
+
+async def reports_of_cache(yard: Yard, used: float | None) -> None:
+    """Return once the runner's row says so."""
+    runners = yard.services.store.runners
+    async with asyncio.timeout(SOON_SECONDS):
+        while True:
+            rows = await runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
+            if [each.load.cache_used for each in rows if each.load] == [used]:
+                return
+            await asyncio.sleep(0.01)
 
 
 async def test_a_runner_that_is_told_to_drain_takes_no_more(yard: Yard, pool: PoolRunner) -> None:

@@ -105,7 +105,7 @@ class Batches(Aggregate):
             # Before the quota, which is no reason to refuse what was accepted already.
             batch_id = await claim(connection, new.tenant, idempotency, new.id)
             if batch_id != new.id:
-                return await load_batch(connection, batch_id)
+                return await load_batch(connection, batch_id, prices=self._prices)
         if batches_per_hour is not None:
             await hold_pace(connection, new.tenant, batches_per_hour)
         await hold_quota(connection, new.tenant, quota, batches=1)
@@ -127,8 +127,8 @@ class Batches(Aggregate):
     async def get(
         self, connection: AsyncConnection, batch_id: str, tenant: str | None = None
     ) -> BatchRecord:
-        """The batch, without its locations, its counts live."""
-        return await load_batch(connection, batch_id, tenant)
+        """The batch, without its locations, its counts and its cost live."""
+        return await load_batch(connection, batch_id, tenant, self._prices)
 
     @reads
     async def locations(self, connection: AsyncConnection, batch_id: str) -> BatchLocations:
@@ -201,13 +201,13 @@ class Batches(Aggregate):
         try:
             await move_batch(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
         except TransitionConflict:
-            batch = await load_batch(connection, batch_id)
+            batch = await load_batch(connection, batch_id, prices=self._prices)
             if batch.status in TERMINAL - {BatchStatus.CANCELLED}:
                 raise TransitionConflict(
                     f"Cannot cancel a batch with status '{batch.status.value}'."
                 ) from None
             return batch
-        batch = await load_batch(connection, batch_id)
+        batch = await load_batch(connection, batch_id, prices=self._prices)
         await note_action(connection, "batch.cancelled", batch_id, tenant=batch.tenant)
         return batch
 
@@ -268,7 +268,12 @@ class Batches(Aggregate):
     ) -> Page[BatchRecord]:
         """Batches, of one tenant or of all, newest first, behind the batch ``after``."""
         return await read_page(
-            connection, tenant=tenant, unfinished=unfinished, limit=limit, after=after
+            connection,
+            tenant=tenant,
+            unfinished=unfinished,
+            limit=limit,
+            after=after,
+            prices=self._prices,
         )
 
     @reads
@@ -276,7 +281,7 @@ class Batches(Aggregate):
         self, connection: AsyncConnection, batch_ids: Collection[str]
     ) -> dict[str, LiveBatch]:
         """Those of these batches that exist, by their ids, in a constant number of queries."""
-        return await read_live(connection, batch_ids)
+        return await read_live(connection, batch_ids, self._prices)
 
     @writes
     async def advance(

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import TERMINAL, UNFINISHED
+from batchyard.prices import NO_PRICES
 from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord
-from batchyard.store.chunk.rows import CHUNKS, summarise
+from batchyard.store.chunk.shares import shares_of
 from batchyard.store.page import Page, from_place
+from batchyard.store.tenant.usage import costs_so_far
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.prices import Prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,15 @@ class LiveBatch:
 
 
 async def load_batch(
-    connection: AsyncConnection, batch_id: str, tenant: str | None = None
+    connection: AsyncConnection,
+    batch_id: str,
+    tenant: str | None = None,
+    prices: Prices = NO_PRICES,
 ) -> BatchRecord:
     """As :meth:`Batches.get <batchyard.store.batch.batches.Batches.get>`, within a transaction.
 
-    Raises :class:`~batchyard.errors.RecordNotFound`.
+    Without ``prices`` it has no cost before its end. Raises
+    :class:`~batchyard.errors.RecordNotFound`.
     """
     statement = select(*RECORD_COLUMNS).where(BATCHES.c.id == batch_id)
     if tenant is not None:
@@ -40,11 +48,8 @@ async def load_batch(
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise batch_not_found(batch_id)
-    record = BatchRecord.read(row)
-    if record.status in TERMINAL:
-        return record
-    live = await summarise(connection, batch_id)
-    return record.counting(completed=live.completed, failed=live.failed)
+    (live,) = await _live(connection, [BatchRecord.read(row)], prices)
+    return live.record
 
 
 async def read_page(
@@ -54,6 +59,7 @@ async def read_page(
     unfinished: bool,
     limit: int,
     after: str | None,
+    prices: Prices,
 ) -> Page[BatchRecord]:
     """As :meth:`.Batches.page`, within a transaction."""
     statement = select(*RECORD_COLUMNS)
@@ -66,59 +72,41 @@ async def read_page(
         from_place(statement, BATCHES, order="desc", limit=limit, after=place)
     )
     page = Page((BatchRecord.read(row) for row in found.mappings()), limit=limit)
-    page[:] = await _counted(connection, page)
+    page[:] = [each.record for each in await _live(connection, page, prices)]
     return page
 
 
 async def read_live(
-    connection: AsyncConnection, batch_ids: Collection[str]
+    connection: AsyncConnection, batch_ids: Collection[str], prices: Prices
 ) -> dict[str, LiveBatch]:
     """As :meth:`.Batches.live`, within a transaction."""
     statement = select(*RECORD_COLUMNS).where(BATCHES.c.id.in_(batch_ids))
     found = await connection.execute(statement)
     records = [BatchRecord.read(row) for row in found.mappings()]
-    sums = await _live_sums(connection, records)
-    live = {}
-    for record in records:
-        if record.status in TERMINAL:
-            live[record.id] = LiveBatch(record, record.total_tokens)
-        else:
-            completed, failed, tokens = sums.get(record.id, (0, 0, 0))
-            counted = record.counting(completed=completed, failed=failed)
-            live[record.id] = LiveBatch(counted, tokens)
-    return live
+    return {each.record.id: each for each in await _live(connection, records, prices)}
 
 
-async def _counted(
-    connection: AsyncConnection, batches: Sequence[BatchRecord]
-) -> list[BatchRecord]:
-    """The same with live counts, in one query for all: one for each would take too long."""
-    live = await _live_sums(connection, batches)
-    counts = [live.get(batch.id, (0, 0, 0)) for batch in batches]
-    return [
-        batch if batch.status in TERMINAL else batch.counting(completed=completed, failed=failed)
-        for batch, (completed, failed, _) in zip(batches, counts, strict=True)
-    ]
-
-
-async def _live_sums(
-    connection: AsyncConnection, batches: Sequence[BatchRecord]
-) -> dict[str, tuple[int, int, int]]:
-    """Completed and failed lines, and tokens, of those that have not ended and have chunks."""
+async def _live(
+    connection: AsyncConnection, batches: Sequence[BatchRecord], prices: Prices
+) -> list[LiveBatch]:
+    """The same, each with its counts of now, in one query for all: one for each would take long."""
     unfinished = [batch.id for batch in batches if batch.status not in TERMINAL]
-    if not unfinished:
-        return {}
-    summed = [func.sum(CHUNKS.c[name]) for name in ("completed", "failed", "total_tokens")]
-    sums = await connection.execute(
-        select(CHUNKS.c.batch_id, *summed)
-        .where(CHUNKS.c.batch_id.in_(unfinished))
-        .group_by(CHUNKS.c.batch_id)
-    )
-    # PostgreSQL adds 64-bit integers up to a Decimal.
-    return {
-        batch_id: (int(completed), int(failed), int(tokens))
-        for batch_id, completed, failed, tokens in sums
-    }
+    shares = await shares_of(connection, unfinished)
+    costs = await costs_so_far(connection, shares, prices)
+    live = []
+    for batch in batches:
+        if batch.status in TERMINAL:
+            live.append(LiveBatch(batch, batch.total_tokens))
+            continue
+        models = shares.get(batch.id, {}).values()
+        counted = batch.counting(
+            completed=sum(each.completed for each in models),
+            failed=sum(each.failed for each in models),
+            cost=costs.get(batch.id),
+            currency=prices.currency,
+        )
+        live.append(LiveBatch(counted, sum(each.usage.total_tokens for each in models)))
+    return live
 
 
 async def _place(connection: AsyncConnection, batch_id: str, tenant: str | None) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from sqlmodel import Field, SQLModel
 
 from batchyard.batch_error import BatchError
 from batchyard.batch_options import DeliveryKind  # noqa: TC001 - SQLModel reads it at run time
-from batchyard.lifecycle import BatchStatus
+from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.prices import BILLION
 from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
 from batchyard.store.leasing import LeaseColumns
@@ -131,7 +131,7 @@ NO_FORECAST: Final = {"eta_at": None, "late_since": None}
 class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
     """A batch, less its locations. Times are whole Unix seconds.
 
-    ``counts`` are live until the end; ``usage`` is zero until the end. The owner of
+    ``counts`` and ``cost`` are live until the end; ``usage`` is zero until the end. The owner of
     its lease processes it.
     """
 
@@ -160,7 +160,9 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
     deduplicated_requests: int = Field(default=0, sa_type=BigInteger)
     """Requests with another one's answer; zero until the end."""
     cost: int | None = Field(sa_type=BigInteger)
-    """In billionths of ``currency``, by the prices at its end; None: it has, or had, no price."""
+    """In billionths of ``currency``, by the prices at its end; None: it has, or had, no price.
+    Until then, what it costs so far, which is not in its row.
+    """
     currency: str | None
     undelivered: dict[str, str] | None = Field(sa_type=JsonText(dict[str, str]))
     """Why a result file is not where the user wanted it, by ``output`` and ``error``."""
@@ -180,9 +182,14 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
         """The tokens of all its answers."""
         return usage_from(vars(self))
 
-    def counting(self, *, completed: int, failed: int) -> BatchRecord:
-        """The same batch with these live counts."""
-        return self.model_copy(update={"completed": completed, "failed": failed})
+    def counting(
+        self, *, completed: int, failed: int, cost: int | None = None, currency: str = ""
+    ) -> BatchRecord:
+        """The same batch, which has not ended, with these live counts and its cost so far."""
+        live: dict[str, Any] = {"completed": completed, "failed": failed}
+        if cost is not None:
+            live |= {"cost": cost, "currency": currency}
+        return self.model_copy(update=live)
 
     def to_wire(self) -> Batch:
         """The Batch object that clients see."""
@@ -223,7 +230,8 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
             usage = msgspec.structs.replace(usage, deduplicated_requests=count)
         if self.cost is not None and self.currency is not None:
             cost = Amount(value=self.cost / BILLION, currency=self.currency)
-            usage = msgspec.structs.replace(usage, cost=cost)
+            name = "cost" if self.status in TERMINAL else "cost_so_far"
+            usage = msgspec.structs.replace(usage, **{name: cost})
         return usage
 
 

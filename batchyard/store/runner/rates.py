@@ -13,6 +13,8 @@ from batchyard.store.columns import Record, Row
 from batchyard.store.upsert import upsert
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
@@ -41,16 +43,20 @@ class RateRow(Row, RateRecord, table=True):
 _RATES = RateRow.metadata.tables["rates"]
 
 
-async def newest_rate(connection: AsyncConnection, model: str) -> float | None:
-    """Tokens per second of one runner of the model, where that was measured last."""
+async def newest_rates(connection: AsyncConnection, models: Collection[str]) -> dict[str, float]:
+    """Tokens per second of one runner of each model, where that was measured last.
+
+    Without models that were never measured.
+    """
+    if not models:
+        return {}
     statement = (
-        select(_RATES.c.tokens_per_second)
-        .where(_RATES.c.model == model, _RATES.c.tokens_per_second.is_not(None))
-        .order_by(_RATES.c.measured_at.desc())
-        .limit(1)
+        select(_RATES.c.model, _RATES.c.tokens_per_second)
+        .where(_RATES.c.model.in_(models), _RATES.c.tokens_per_second.is_not(None))
+        .order_by(_RATES.c.measured_at)
     )
-    rate: float | None = (await connection.execute(statement)).scalar_one_or_none()
-    return rate
+    # Of several pools the last one stays, which is the newest.
+    return {row.model: row.tokens_per_second for row in await connection.execute(statement)}
 
 
 class Rates(Aggregate):

@@ -72,6 +72,8 @@ class EngineLoad(msgspec.Struct, frozen=True):
     speeds: tuple[float, ...] = ()
     """Tokens per second, prompts and answers, in slots of ``every_seconds``; the newest last."""
     every_seconds: float = 20.0
+    cache_used: float | None = None
+    """The share of the engine's KV cache that is in use, 0 to 1; None: it does not say."""
 
 
 class RunnerRecord(Record):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import BigInteger, Double, Index, cast, func, insert, select
+from sqlalchemy import BigInteger, Double, Index, func, insert, select
 from sqlmodel import Field
 
 from batchyard.store.aggregate import Aggregate, reads
-from batchyard.store.chunk.rows import CHUNKS
+from batchyard.store.chunk.shares import Share, shares_of
 from batchyard.store.columns import USAGE_COLUMNS, Record, Row, UsageColumns
-from batchyard.store.runner.rates import newest_rate
-from batchyard.wire import ended_at
+from batchyard.store.runner.rates import newest_rates
+from batchyard.wire import TokenUsage, ended_at
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -140,77 +140,93 @@ async def count_usage(
     """Count a batch that ends in this transaction: the columns of its row that say what it cost."""
     if not batch.completed + batch.failed:
         return {}
-    shares: dict[str, dict[str, Any]] = {}
+    shares: dict[str, Share] = {}
     if batch.model is None or prices.has_hours:
-        shares = await _shares(connection, batch)
+        found = await shares_of(connection, [batch.id])
+        shares = {name: each for name, each in found.get(batch.id, {}).items() if each.requests}
     if batch.model is not None:
         # The files have the last word on tokens: of a line that ran twice they have one answer.
-        final = {"requests": batch.completed + batch.failed}
-        final |= {name: getattr(batch, name) for name in USAGE_COLUMNS}
-        estimate = sum(each["estimate"] for each in shares.values())
-        shares = {batch.model: {**final, "estimate": estimate}}
-    rows = [
-        await _priced(connection, batch, model, share, prices) for model, share in shares.items()
-    ]
+        final = Share(
+            completed=batch.completed,
+            failed=batch.failed,
+            estimate=sum(each.estimate for each in shares.values()),
+            usage=TokenUsage(*(getattr(batch, name) for name in USAGE_COLUMNS)),
+        )
+        shares = {batch.model: final}
+    pricing = await _pricing(connection, prices, shares)
+    rows = [_row(batch, model, share, pricing) for model, share in shares.items()]
     if rows:
         await connection.execute(insert(_USAGE), rows)
     costs = [row["cost"] for row in rows if row["cost"] is not None]
     return {"cost": sum(costs), "currency": prices.currency} if costs else {}
 
 
-async def _shares(connection: AsyncConnection, batch: BatchRecord) -> dict[str, dict[str, Any]]:
-    """What its chunks have counted, by their model."""
-    answered = CHUNKS.c.completed + CHUNKS.c.failed
-    estimate = CHUNKS.c.token_estimate * cast(answered, Double) / CHUNKS.c.request_count
-    sums = [func.sum(CHUNKS.c[name]).label(name) for name in USAGE_COLUMNS]
-    statement = (
-        select(
-            CHUNKS.c.model,
-            func.sum(answered).label("requests"),
-            func.sum(estimate).label("estimate"),
-            *sums,
-        )
-        .where(CHUNKS.c.batch_id == batch.id)
-        .group_by(CHUNKS.c.model)
-        .order_by(CHUNKS.c.model)
+async def costs_so_far(
+    connection: AsyncConnection, shares: Mapping[str, Mapping[str, Share]], prices: Prices
+) -> dict[str, int]:
+    """What batches that still run cost by now, in billionths, by their ids. Stored nowhere.
+
+    Without those that have no answer or no price. Each may end with another cost: a line that
+    runs twice is counted twice until the batch ends, and prices and measured speeds may change.
+    """
+    if not prices.by_model:
+        return {}
+    pricing = await _pricing(
+        connection, prices, {name for each in shares.values() for name in each}
     )
-    shares = {}
-    for row in (await connection.execute(statement)).mappings():
-        counted = {name: int(row[name]) for name in ("requests", *USAGE_COLUMNS)}
-        if counted["requests"]:
-            shares[row["model"]] = {**counted, "estimate": float(row["estimate"])}
-    return shares
+    costs = {}
+    for batch_id, models in shares.items():
+        amounts = [pricing.cost(name, each) for name, each in models.items() if each.requests]
+        known = [amount for amount in amounts if amount is not None]
+        if known:
+            costs[batch_id] = sum(known)
+    return costs
 
 
-async def _priced(
-    connection: AsyncConnection,
-    batch: BatchRecord,
-    model: str,
-    share: Mapping[str, Any],
-    prices: Prices,
-) -> dict[str, Any]:
-    price = prices.of(model)
-    seconds = None
-    if price is not None and price.engine_hour:
-        rate = await newest_rate(connection, model)
-        # The rate, too, is in tokens by the plan's estimate.
-        seconds = None if not rate else share["estimate"] / rate
-    cost = None
-    if price is not None:
-        cost = price.amount(
-            input_tokens=share["input_tokens"],
-            cached_tokens=share["cached_tokens"],
-            output_tokens=share["output_tokens"],
-            engine_seconds=seconds or 0.0,
+@dataclass(frozen=True, slots=True)
+class _Pricing:
+    """The prices, and what else the price of a model needs."""
+
+    prices: Prices
+    rates: Mapping[str, float]
+    """Tokens per second by the plan's estimate, of the models whose time has a price."""
+
+    def engine_seconds(self, model: str, share: Share) -> float | None:
+        """None: time has no price, or the model's speed was never measured."""
+        rate = self.rates.get(model)
+        return share.estimate / rate if rate else None
+
+    def cost(self, model: str, share: Share) -> int | None:
+        """In billionths; None: there is no price."""
+        price = self.prices.of(model)
+        if price is None:
+            return None
+        return price.amount(
+            input_tokens=share.usage.input_tokens,
+            cached_tokens=share.usage.cached_tokens,
+            output_tokens=share.usage.output_tokens,
+            engine_seconds=self.engine_seconds(model, share) or 0.0,
         )
+
+
+async def _pricing(
+    connection: AsyncConnection, prices: Prices, models: Collection[str]
+) -> _Pricing:
+    timed = [name for name in models if (price := prices.of(name)) and price.engine_hour]
+    return _Pricing(prices, await newest_rates(connection, timed))
+
+
+def _row(batch: BatchRecord, model: str, share: Share, pricing: _Pricing) -> dict[str, Any]:
+    cost = pricing.cost(model, share)
     return {
         "batch_id": batch.id,
         "model": model,
         "tenant": batch.tenant,
         "endpoint": batch.endpoint,
         "ended_at": ended_at(batch),
-        "engine_seconds": seconds,
+        "engine_seconds": pricing.engine_seconds(model, share),
         "cost": cost,
-        "currency": None if cost is None else prices.currency,
-        **{name: share[name] for name in ("requests", *USAGE_COLUMNS)},
+        "currency": None if cost is None else pricing.prices.currency,
+        "requests": share.requests,
+        **share.usage._asdict(),
     }

@@ -181,6 +181,20 @@ async def test_its_metrics_are_on_the_exporters_page_with_our_labels(
 
 
 @in_session_loop
+async def test_its_cache_fills_while_a_request_runs(session_vllm: VllmEngine) -> None:
+    running = asyncio.create_task(ask(session_vllm, request(1, slow_body())))
+    async with asyncio.timeout(20):
+        while not (used := await session_vllm.cache_used()):  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.02)
+    assert 0 < used <= 1
+    running.cancel()
+    await asyncio.wait([running])
+    async with asyncio.timeout(20):
+        while await session_vllm.cache_used() != 0:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.02)
+
+
+@in_session_loop
 async def test_a_prompt_comes_back_as_it_was_sent(session_vllm: VllmEngine) -> None:
     """Echoed by the engine, control characters and all."""
     prompt = "\r\n\t é 漢字 \U0001f600 {}\n"

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, event, select
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import BatchStatus
-from batchyard.prices import BILLION, Price, Prices
+from batchyard.prices import BILLION, Price, Prices, cost_words
 from batchyard.store import NewChunk, Store, UsageTotal, open_store
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS
+from batchyard.store.overview import Asked
 from batchyard.store.tenant.usage import _USAGE
-from batchyard.wire import RequestCounts
+from batchyard.wire import Amount, BatchUsage, RequestCounts
 from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish, new_batch
 
 if TYPE_CHECKING:
@@ -175,6 +177,103 @@ async def test_engine_time_is_the_batchs_share_by_the_measured_speed(priced: Sto
     (record,) = await priced.usage.of_batch(batch.id)
     assert record.engine_seconds == 5.0
     assert done.cost == 5 * BILLION
+
+
+async def running(store: Store, **changes: Any) -> BatchRecord:
+    """A batch that goes on, and has the tokens of USAGE by now."""
+    batch = await begun_batch(store, **changes)
+    (lease,) = await store.chunks.claim(
+        model=str(batch.model), owner="r", lease_seconds=60, batch_id=batch.id
+    )
+    await store.chunks.record_progress(lease, completed=4, failed=1, usage=USAGE)
+    return await store.batches.get(batch.id)
+
+
+async def test_a_running_batch_says_what_it_costs_so_far(priced: Store) -> None:
+    """Wherever it is read; and in its row there is no cost before its end."""
+    batch = await running(priced)
+    listed = await priced.overview.batches(Asked())
+    alone = await priced.overview.batch(batch.id)
+    assert alone is not None
+    read = [
+        batch,
+        *await priced.batches.page(),
+        (await priced.batches.live([batch.id]))[batch.id].record,
+        listed.batches[0].batch,
+        alone.batch,
+        await priced.batches.cancel(batch.id),
+    ]
+    assert [(each.cost, each.currency) for each in read] == [(COST, "eur")] * 6
+    assert {cost_words(each) for each in read} == {"0.035000 EUR so far"}
+    usage = batch.to_wire().usage
+    assert usage.cost_so_far == Amount(value=COST / BILLION, currency="eur")
+    assert usage.cost is msgspec.UNSET
+    assert await stored_costs(priced) == [(None, None)]
+
+
+async def stored_costs(store: Store) -> list[tuple[int | None, str | None]]:
+    async def work(connection: AsyncConnection) -> list[Any]:
+        found = await connection.execute(select(BATCHES.c.cost, BATCHES.c.currency))
+        return [tuple(row) for row in found]
+
+    return await store.database.read(work)
+
+
+async def test_the_cost_at_the_end_takes_the_place_of_the_cost_so_far(priced: Store) -> None:
+    batch = await running(priced)
+    await priced.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+    usage = BatchUsage(output_tokens=1_000_000)
+    counts = RequestCounts(10, 10, 0)
+    done = await finish(priced, batch.id, S.COMPLETED, counts=counts, usage=usage)
+    assert cost_words(done) == "1,000.00 EUR"
+    assert done.to_wire().usage.cost_so_far is msgspec.UNSET
+    assert await stored_costs(priced) == [(1000 * BILLION, "eur")]
+
+
+async def test_the_cost_so_far_has_every_model_and_the_time_of_engines(priced: Store) -> None:
+    await priced.rates.record("timed", "old", tokens_per_second=1.0)
+    await priced.rates.record("timed", "gpu", tokens_per_second=5.0)
+    batch = await priced.batches.create(new_batch())
+    chunks = [
+        NewChunk(model=model, first_record=0, request_count=10, token_estimate=100)
+        for model in (MODEL, "timed", "free")
+    ]
+    await priced.batches.begin(batch.id, model=None, total=30, plan_key="p", chunks=chunks)
+    await write(priced, CHUNKS, completed=5, input_tokens=1000)
+    # 1,000 tokens at 100 a million, and half of 100 estimated tokens at 5 a second, 1 a second.
+    expected = BILLION // 10 + 10 * BILLION
+    assert (await priced.batches.get(batch.id)).cost == expected
+
+
+async def test_a_batch_without_an_answer_or_a_price_costs_nothing_so_far(priced: Store) -> None:
+    """It does not say 0: nothing is known of it yet."""
+    batches = [await begun_batch(priced), await running(priced, model="free")]
+    batches.append(await priced.batches.create(new_batch()))
+    for batch in batches:
+        assert (await priced.batches.get(batch.id)).cost is None
+        assert cost_words(batch) == ""
+
+
+async def test_costs_of_many_batches_take_no_more_queries_than_those_of_one(
+    priced: Store,
+) -> None:
+    run: list[str] = []
+    engine = priced.database._engine.sync_engine
+    event.listen(engine, "before_cursor_execute", lambda *args: run.append(args[2]))
+    for model in (MODEL, "timed"):
+        await running(priced, model=model)
+
+    async def queries() -> tuple[int, int]:
+        run.clear()
+        await priced.batches.page()
+        first = len(run)
+        await priced.overview.batches(Asked())
+        return first, len(run) - first
+
+    few = await queries()
+    for _ in range(5):
+        await running(priced)
+    assert await queries() == few
 
 
 async def test_what_was_counted_stays_when_its_batch_is_deleted(store: Store) -> None:

@@ -21,7 +21,7 @@ from batchyard.web.retry_after import retry_after_seconds
 from tests.contract.engine.stub_server import API_KEY, serve
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from batchyard.engine.base import EngineAnswer
@@ -248,6 +248,17 @@ def test_a_route_with_a_name_in_braces_may_take_anything_there(url: str, expecte
 
 
 async def work_done_of(metrics: str, status: int = 200) -> float | None:
+    return await answer_of(RemoteEngine.work_done, metrics, status)
+
+
+async def cache_used_of(metrics: str, status: int = 200) -> float | None:
+    return await answer_of(RemoteEngine.cache_used, metrics, status)
+
+
+async def answer_of(
+    ask: Callable[[RemoteEngine], Awaitable[float | None]], metrics: str, status: int
+) -> float | None:
+    """What the engine says of a server with these metrics."""
     """What the engine says of a server with these metrics."""
 
     async def get(request: web.Request) -> web.Response:
@@ -261,7 +272,7 @@ async def work_done_of(metrics: str, status: int = 200) -> float | None:
     engine = RemoteEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", "m")
     await engine.start()
     try:
-        return await engine.work_done()
+        return await ask(engine)
     finally:
         await engine.stop()
         await runner.cleanup()
@@ -302,3 +313,32 @@ async def test_the_work_of_another_server_is_not_known(metrics: str, status: int
 async def test_a_server_that_fails_to_tell_its_work_is_no_server_without_metrics() -> None:
     with pytest.raises(EngineLost, match="HTTP 503"):
         await work_done_of("", 503)
+
+
+@pytest.mark.parametrize(
+    ("shares", "used"),
+    [
+        (["0.25"], 0.25),
+        (["0.0"], 0.0),
+        (["0.2", "0.75"], 0.75),
+        (["1.5"], 1.0),
+        (["-1.0"], 0.0),
+        (["NaN"], None),
+        (["1e999"], None),
+        ([], None),
+    ],
+)
+async def test_the_cache_is_as_full_as_the_fullest_rank_says(
+    shares: list[str], used: float | None
+) -> None:
+    rows = (
+        f'vllm:kv_cache_usage_perc{{engine="{rank}"}} {share}\n'
+        for rank, share in enumerate(shares)
+    )
+    assert await cache_used_of("".join(rows)) == used
+
+
+async def test_how_full_the_cache_is_of_a_server_without_metrics_is_not_known() -> None:
+    assert await cache_used_of(metrics_of(kv_cache_usage_perc=0.5), 404) is None
+    with pytest.raises(EngineLost, match="HTTP 503"):
+        await cache_used_of("", 503)

@@ -1,0 +1,65 @@
+"""What batches come to by their chunks, for each of their models: so far, and at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Double, cast, func, select
+
+from batchyard.store.chunk.rows import CHUNKS
+from batchyard.store.columns import USAGE_COLUMNS
+from batchyard.wire import TokenUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a batch has of one model."""
+
+    completed: int
+    failed: int
+    estimate: float
+    """Tokens of the requests that have an answer or an error, as the plan estimated them."""
+    usage: TokenUsage
+
+    @property
+    def requests(self) -> int:
+        """Those with an answer or an error."""
+        return self.completed + self.failed
+
+
+async def shares_of(
+    connection: AsyncConnection, batch_ids: Collection[str]
+) -> dict[str, dict[str, Share]]:
+    """By batch, and then by model, in one query. A batch without chunks is not in it."""
+    if not batch_ids:
+        return {}
+    answered = CHUNKS.c.completed + CHUNKS.c.failed
+    estimate = CHUNKS.c.token_estimate * cast(answered, Double) / CHUNKS.c.request_count
+    names = ("completed", "failed", *USAGE_COLUMNS)
+    statement = (
+        select(
+            CHUNKS.c.batch_id,
+            CHUNKS.c.model,
+            func.sum(estimate).label("estimate"),
+            *(func.sum(CHUNKS.c[name]).label(name) for name in names),
+        )
+        .where(CHUNKS.c.batch_id.in_(batch_ids))
+        .group_by(CHUNKS.c.batch_id, CHUNKS.c.model)
+        .order_by(CHUNKS.c.batch_id, CHUNKS.c.model)
+    )
+    shares: dict[str, dict[str, Share]] = {}
+    for row in (await connection.execute(statement)).mappings():
+        # PostgreSQL adds 64-bit integers up to a Decimal.
+        shares.setdefault(row["batch_id"], {})[row["model"]] = Share(
+            completed=int(row["completed"]),
+            failed=int(row["failed"]),
+            estimate=float(row["estimate"]),
+            usage=TokenUsage(*(int(row[name]) for name in USAGE_COLUMNS)),
+        )
+    return shares
