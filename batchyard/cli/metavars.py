@@ -17,6 +17,7 @@ _OF_OPTIONS: Final = {
     "engine_url": "URL",
     "errors": "PLACE",
     "event": "TYPE",
+    "field": "NAME",
     "host": "ADDRESS",
     "input_file": "PLACE",
     "metadata": "KEY=VALUE",

@@ -558,3 +558,37 @@ def test_expire_files_says_what_is_gone(alone: Run) -> None:
     assert ended.status == 0, ended.stderr
     assert ended.stdout.splitlines()[0].split() == ["files", "expired", "1", "(2.0", "kB)"]
     assert alone("expire-files").stdout.splitlines()[0].split()[2] == "0"
+
+
+@pytest.mark.parametrize(
+    ("field", "printed"),
+    [
+        ("status", "in_progress"),
+        ("request_counts.total", "10"),
+        ("batchyard.tenant", "search"),
+        ("output_file_id", ""),
+        ("metadata.job", "day 1: a\tb"),
+        ("metadata.team.name", "x"),
+        ("request_counts", '{"total":10,"completed":0,"failed":0}'),
+    ],
+)
+def test_one_field_of_a_batch_is_printed_plain_for_scripts(
+    alone: Run, field: str, printed: str
+) -> None:
+    batch_id = begun(tenant="search", metadata={"job": "day 1: a\tb", "team.name": "x"})
+    ended = alone("show", batch_id, "--field", field)
+    assert (ended.status, ended.stdout, ended.stderr) == (0, f"{printed}\n", "")
+
+
+@pytest.mark.parametrize("field", ["stat", "status.x", "request_counts.", "", "usage.cost"])
+def test_an_unknown_field_is_refused_with_the_names_that_there_are(alone: Run, field: str) -> None:
+    ended = alone("show", begun(), "--field", field)
+    assert (ended.status, ended.stdout) == (2, "")
+    said = "".join(ended.stderr.split())
+    assert f"Thereisnofield'{field}'" in said.replace("│", "")
+    for name in ("status", "request_counts.completed", "usage.total_tokens", "batchyard.tenant"):
+        assert name in said.replace("│", "")
+
+
+def test_one_field_and_the_whole_object_are_not_asked_for_at_once(alone: Run) -> None:
+    assert alone("show", begun(), "--field", "status", "--json").status == 2

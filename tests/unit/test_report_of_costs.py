@@ -36,6 +36,7 @@ def test_the_progress_has_the_cost_so_far_where_there_is_a_price(
     cost: int | None, words: list[str]
 ) -> None:
     batch: Any = SimpleNamespace(
+        id="batch_1",
         status=BatchStatus.IN_PROGRESS,
         cost=cost,
         currency="eur",
