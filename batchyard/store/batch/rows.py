@@ -243,6 +243,7 @@ class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata
         Index(None, "status", "expires_at"),
         Index(None, "tenant", "status"),
         Index(None, "tenant", "created_at", "id"),
+        Index(None, "created_at", "id"),
     )
 
     input_location: str | None = Field(sa_type=Sealed)
