@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import (
     api_load,
+    batch_list,
     cache_isolation,
     kill,
     lifecycle,
@@ -66,6 +67,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "two_runners": two_runners.section,
     "many_engines": many_engines.section,
     "api_load": api_load.section,
+    "batch_list": batch_list.section,
 }
 """In the order of the page."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import (
+    batch_list,
     cache_isolation,
     kill,
     million,
@@ -159,3 +160,14 @@ async def test_users_wait_less_beside_a_batch_that_shares_on_vllm() -> None:
     assert sharing.first_p50 < filling.first_p50 / 2
     assert sharing.batch_rate > filling.batch_rate / 4
     assert "| a batch that shares it |" in shared_server.table([alone, filling, sharing])
+
+
+@pytest.mark.alone
+async def test_the_page_is_timed_on_both_databases() -> None:
+    """Every answer has batches in it, or it would not be an answer."""
+    found = await batch_list.measure((5_200,), rounds=1)
+    assert [each.database for each in found] == ["SQLite", "PostgreSQL"]
+    assert all(each > 0 for answers in found for each in answers.milliseconds.values())
+    assert "| milliseconds | 5,200 batches, SQLite | 5,200 batches, PostgreSQL |" in (
+        batch_list.table(found)
+    )

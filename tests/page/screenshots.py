@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "screenshots"
+_PRICES = {"*": {"input": 0.15, "cached": 0.03, "output": 0.6}}
 MADE_FROM = FOLDER / "made-from.txt"
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home, profile = Path(folder) / "home", Path(folder) / "chromium"
         profile.mkdir()
-        settings = read_settings(home=home)
+        settings = read_settings(home=home, prices=_PRICES)
         key, batch_id = asyncio.run(_fill(settings))
         with served(settings, (key, key)) as api, running_chromium(profile) as browser:
             site = f"http://127.0.0.1:{api.port}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,19 @@ from sqlalchemy import update
 
 from batchyard.batch_error import BatchError
 from batchyard.page import static_files
-from batchyard.page.batch_rows import asked_from, query_of
+from batchyard.page.batch_rows import asked_from, query_of, table_of
 from batchyard.page.charts import Charts, charts_of
 from batchyard.page.engine_rows import engine_rows
 from batchyard.page.failures import grouped_refusals
+from batchyard.page.one_batch import batch_page
 from batchyard.page.shared import SharedAnswers
 from batchyard.page.words import compact, percent, size
+from batchyard.prices import Price, Prices
 from batchyard.runner.load_meter import SLOT_SECONDS, LoadMeter
 from batchyard.store import EngineLoad, RunnerKind, RunnerRecord, RunnerStatus
 from batchyard.store.batch.filters import Asked, Show, Sort
 from batchyard.store.batch.history import POINTS
-from batchyard.store.overview import Engines, ModelQueue
+from batchyard.store.overview import Engines, ModelQueue, Overview
 from batchyard.wire import TokenUsage
 from tests.page import samples
 from tests.page.screenshots import MADE_FROM, source_hash
@@ -156,6 +159,24 @@ async def charts(services: Services, batch_id: str) -> Charts | None:
     assert listed
     points = await services.store.batch_history.of(batch_id)
     return charts_of(listed, points, await services.store.database.now(), None)
+
+
+async def test_the_table_has_costs_so_far_and_costs(services: Services) -> None:
+    """Of a batch with a price; the batch's page says the same."""
+    store = services.store
+    priced = Overview(store.database, Prices(by_model={"qwen3-32b": Price(output=1.0)}))
+    batch = await samples.running(services, "Runs", owner="r", total=1_000, done=0.5)
+    await samples.waiting(store, "Waits", tenant="one")
+    asked = Asked()
+    table = table_of(asked, await priced.batches(asked), await store.database.now())
+    assert {row.name: row.cost for row in table.rows} == {
+        "Runs": "0.080000 USD so far",
+        "Waits": "",
+    }
+    opened = replace(services, store=replace(store, overview=priced))
+    page = await batch_page(opened, batch.id, None, "http://x")
+    assert page is not None
+    assert ("Cost", "0.080000 USD so far") in page.facts
 
 
 def runner(**changes: object) -> RunnerRecord:
