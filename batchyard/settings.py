@@ -303,7 +303,8 @@ class Settings(BaseSettings):
     """What batches cost, by model, ``*`` for all others, as JSON:
     ``{"*": {"input": 0.1, "cached": 0.02, "output": 0.4, "engine_hour": 2.5}}``. The first three
     are prices of a million tokens; ``cached`` is as ``input`` if it is not set. ``engine_hour`` is
-    the price of an hour of one engine, with all its GPUs. A batch's cost is fixed at its end."""
+    the price of an hour of one engine, with all its GPUs. A batch's cost is fixed at its end; what
+    it costs so far is computed by each process that shows it."""
     currency: str = Field(default="usd", pattern="^[A-Za-z]{3}$")
     """The currency of ``prices``, as its ISO code of three letters."""
     limits: LimitSettings = LimitSettings()
