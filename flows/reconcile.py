@@ -77,7 +77,7 @@ class Reconciler:
     def __init__(self, services: Services, api: PrefectApi, run_id: str) -> None:
         self._services = services
         self._api = api
-        self._standby = Standby(api, RECONCILE)
+        self._standby = Standby(api, RECONCILE, run_id)
         self._id = run_id
         owner = f"reconcile_{run_id}"
         self._scheduler = RunnerScheduler(api, services.store, services.settings, owner)

@@ -26,37 +26,48 @@ even when one of them fails.
 class Standby:
     """The next flow run of ``deployment``, as ``flow/deployment``; it has no parameters.
 
+    ``run_id`` is the flow run that works now: what another one has left for it stands by for it.
     Its methods raise :class:`~batchyard.errors.DispatchFailed` and
     :class:`~batchyard.errors.SettingsError`.
     """
 
-    def __init__(self, api: PrefectApi, deployment: str) -> None:
+    def __init__(self, api: PrefectApi, deployment: str, run_id: str | None = None) -> None:
         self._api = api
         self._deployment = deployment
+        self._left = None if run_id is None else self._key_after(run_id)
         self._id: str | None = None
 
     async def postpone(self) -> None:
         """Let it start in ``SECONDS`` from now. Make it, if there is none."""
         if self._id is None or not await self._api.postpone(self._id, SECONDS):
             self._id = await self._make()
+            # One that was left for this flow run may be about to start.
+            await self._api.postpone(self._id, SECONDS)
 
     async def start_now(self) -> None:
         """Let it start at once, or make one that does: the caller is about to end.
 
         One that has begun already does not count. The same signal may be about to end it, too.
+        So may the next one, while its process loads and cannot make another: for this case one
+        more starts in ``SECONDS``, unless the next one postpones it.
         """
         if self._id is None or not await self._api.postpone(self._id, 0.0):
             self._id = await self._make()
             await self._api.postpone(self._id, 0.0)
+        await self._start(self._key_after(self._id))
 
     async def _make(self) -> str:
         # Flow runs that fail one after the other, each of which makes the next, must not become
         # more and more: of those that ask in the same half minute, all get the same one.
-        key = f"{self._deployment} standby {math.floor(time.time() / SECONDS)}"
+        key = self._left or f"{self._deployment} standby {math.floor(time.time() / SECONDS)}"
+        self._left = None
         run = await self._start(key)
         if run.state != "SCHEDULED":
             run = await self._start(None)  # that one is the caller, or has ended
         return run.id
+
+    def _key_after(self, run_id: str) -> str:
+        return f"{self._deployment} after {run_id}"
 
     async def _start(self, key: str | None) -> FlowRun:
         name = self._deployment.partition("/")[0]

@@ -123,7 +123,7 @@ async def test_another_one_ends_after_it_has_seen_that_the_first_lives(
         ended = await Reconciler(services, api, "second").run()
         assert ended.message == "Another flow run reconciles."
         assert await owner(services) == "first"
-    assert len(prefect.runs) == 1
+        assert len(prefect.runs) == 1
 
 
 async def test_one_that_was_started_too_early_takes_over_from_a_lost_one(
@@ -195,8 +195,9 @@ async def test_after_an_hour_the_next_one_goes_on_at_once(
     ended = await Reconciler(services, api, "first").run()
     assert ended.message == "The next flow run goes on."
     assert await owner(services) is None
-    (run,) = prefect.runs
-    assert (run["state"]["type"], run["state"]["state_details"]) == ("SCHEDULED", {})
+    next_one, after_it = (run["state"] for run in prefect.runs)
+    assert (next_one["type"], next_one["state_details"]) == ("SCHEDULED", {})
+    assert after_it["state_details"]
 
 
 async def test_one_that_is_stopped_lets_the_next_one_go_on_at_once(
@@ -214,5 +215,6 @@ async def test_one_that_is_stopped_lets_the_next_one_go_on_at_once(
     async with at_work(services, api, "first"):
         await until(is_postponed)
     assert await owner(services) is None
-    (run,) = prefect.runs
-    assert (run["state"]["type"], run["state"]["state_details"]) == ("SCHEDULED", {})
+    next_one, after_it = (run["state"] for run in prefect.runs)
+    assert (next_one["type"], next_one["state_details"]) == ("SCHEDULED", {})
+    assert after_it["state_details"]

@@ -107,8 +107,35 @@ async def test_who_ends_in_order_need_not_be_waited_for(
     stands_by = Standby(api, RECONCILE)
     await stands_by.postpone()
     await stands_by.start_now()
-    assert prefect.states() == ["SCHEDULED"]
     assert "scheduled_time" not in prefect.runs[0]["state"]["state_details"]
+
+
+async def test_one_that_is_stopped_while_it_loads_leaves_another_one(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    """As when two control workers are replaced within seconds: its process could make none."""
+    await Standby(api, RECONCILE).start_now()
+    assert prefect.states() == ["SCHEDULED", "SCHEDULED"]
+    assert standby.SECONDS - 2 < starts_in(prefect) <= standby.SECONDS
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_what_was_left_for_a_flow_run_stands_by_for_it(
+    api: PrefectApi, prefect: SmallPrefect, is_stopped: bool
+) -> None:
+    """So one that is stopped again and again does not leave more and more."""
+    await Standby(api, RECONCILE).start_now()
+    prefect.put("RUNNING", run=0)
+    prefect.runs[1]["state"]["state_details"] = {"scheduled_time": datetime.now(UTC).isoformat()}
+    second = Standby(api, RECONCILE, prefect.runs[0]["id"])
+    if is_stopped:
+        await second.start_now()
+        assert prefect.states() == ["RUNNING", "SCHEDULED", "SCHEDULED"]
+        assert "scheduled_time" not in prefect.runs[1]["state"]["state_details"]
+    else:
+        await second.postpone()
+        assert prefect.states() == ["RUNNING", "SCHEDULED"]
+        assert starts_in(prefect) > standby.SECONDS - 2
 
 
 async def test_one_that_never_stood_in_for_another_leaves_one_behind_too(
@@ -116,7 +143,7 @@ async def test_one_that_never_stood_in_for_another_leaves_one_behind_too(
 ) -> None:
     """It is stopped before it knows whether the first one is lost."""
     await Standby(api, RECONCILE).start_now()
-    assert prefect.states() == ["SCHEDULED"]
+    assert "scheduled_time" not in prefect.runs[0]["state"]["state_details"]
 
 
 async def test_two_that_are_stopped_at_once_are_followed_by_one(
@@ -130,5 +157,6 @@ async def test_two_that_are_stopped_at_once_are_followed_by_one(
     monkeypatch.setattr(standby.time, "time", lambda: 1_000_060.0)
     await second.start_now()
     await first.start_now()
-    assert prefect.states() == ["RUNNING", "SCHEDULED"]
+    # And the one that they leave in case that it is stopped while it loads.
+    assert prefect.states() == ["RUNNING", "SCHEDULED", "SCHEDULED"]
     assert "scheduled_time" not in prefect.runs[1]["state"]["state_details"]
