@@ -9,7 +9,7 @@ import resource
 import secrets
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ import typer
 from rich.filesize import decimal
 
 from batchyard.cli.as_json import LINES, print_lines
+from batchyard.cli.findings import Finding, Level, failed, ok, warning, with_advice
 from batchyard.cli.say import say
 from batchyard.dispatch import RUN_BATCHES, RUN_CHUNKS, PrefectApi
 from batchyard.engine.vllm_version import vllm_version
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 _ROOM_BYTES = 5 * 1024**3
 """What a batch of the usual limits takes in the home, several times over."""
+_FULL_BYTES = 256 * 1024**2
+_CLOCK_SECONDS = 30.0
+"""S3 refuses requests whose clock is 15 minutes off, receivers of webhooks 5 minutes."""
 _FILES = 4096
 """Each request in flight has a connection or two."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - its size is asked for, nothing is written
@@ -54,23 +58,6 @@ class Role(enum.StrEnum):
     CONTROL = "control"
     GPU = "gpu"
     CLI = "cli"
-
-
-class Level(enum.StrEnum):
-    """How bad it is; only what failed makes the exit status 1."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "FAILED"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check has found, and what to do."""
-
-    level: Level
-    what: str
-    text: str
 
 
 def doctor(
@@ -102,9 +89,9 @@ async def _check(role: Role) -> AsyncIterator[Finding]:
     try:
         settings = read_settings()
     except BatchyardError as error:
-        yield Finding(Level.FAILED, "settings", str(error))
+        yield failed("settings", str(error))
         return
-    yield _ok("settings", connections(settings)["Settings"])
+    yield ok("settings", connections(settings)["Settings"])
     for finding in _home(settings):
         yield finding
     async for finding in _services(settings, role):
@@ -125,41 +112,40 @@ def _home(settings: Settings) -> Iterator[Finding]:
     home = settings.home_folder
     existing = next(path for path in (home, *home.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield _failed("disk", f"BATCHYARD_HOME, {home}, cannot be written: name another folder.")
+        yield failed("disk", f"BATCHYARD_HOME, {home}, cannot be written: name another folder.")
         return
     free = shutil.disk_usage(existing).free
     if free < _ROOM_BYTES:
         yield Finding(
-            Level.WARNING,
+            Level.FAILED if free < _FULL_BYTES else Level.WARNING,
             "disk",
-            f"{home} has {decimal(free)} left; batches need {decimal(_ROOM_BYTES)} or more.",
+            f"{home} has {decimal(free)} left; batches need {decimal(_ROOM_BYTES)} or more: free "
+            "some space, or name a folder on another disk in BATCHYARD_HOME.",
         )
     else:
-        yield _ok("disk", f"{home}, {decimal(free)} free")
+        yield ok("disk", f"{home}, {decimal(free)} free")
 
 
 def _files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _FILES:
-        return Finding(
-            Level.WARNING,
+        return warning(
             "limits",
             f"A process may have {soft} open files: raise it to {_FILES} (ulimit -n, or "
             "LimitNOFILE in a systemd unit).",
         )
-    return _ok("limits", f"{soft} open files")
+    return ok("limits", f"{soft} open files")
 
 
 def _shared_memory() -> Finding:
     size = shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0
     if size < _SHARED_MEMORY_BYTES:
-        return Finding(
-            Level.WARNING,
+        return warning(
             "limits",
             f"{_SHARED_MEMORY} has {decimal(size)}: an engine on several GPUs needs "
             f"{decimal(_SHARED_MEMORY_BYTES)} or more (--shm-size, or an emptyDir in memory).",
         )
-    return _ok("limits", f"{_SHARED_MEMORY} has {decimal(size)}")
+    return ok("limits", f"{_SHARED_MEMORY} has {decimal(size)}")
 
 
 def _engine(settings: Settings) -> Finding:
@@ -167,10 +153,10 @@ def _engine(settings: Settings) -> Finding:
         python = engine_python(settings)
         version = vllm_version(python, os.environ)
     except BatchyardError as error:
-        return _failed("engine", str(error))
+        return failed("engine", str(error))
     slots = ", ".join(settings.engine_slots) or "one with all devices"
     name = this_machine(settings.machine)
-    return _ok("engine", f"vLLM {version or 'of an unknown version'}; slots of {name}: {slots}")
+    return ok("engine", f"vLLM {version or 'of an unknown version'}; slots of {name}: {slots}")
 
 
 # -- what it shares with others ------------------------------------------------------------------
@@ -184,19 +170,20 @@ async def _services(settings: Settings, role: Role) -> AsyncIterator[Finding]:
         if role is not Role.CLI:
             check_shared_database(settings)
         async with open_services(settings) as services:
-            yield _ok("database", f"{what['Database']}, {_since(began)}")
+            yield ok("database", f"{what['Database']}, {_since(began)}")
             if (limits := await connection_limits(services.store.database)) is not None:
                 yield _connections(limits)
+                yield await _clock(services)
             yield _key(settings)
             yield (found := await _storage(services, what["Storage"]))
             if found.level is Level.OK:
                 yield await _mark(services)
     except WrongSealingKey as error:
-        yield _failed("key", str(error))
+        yield failed("key", str(error))
     except StoreError as error:
-        yield _failed("database", f"{what['Database']}: {error}")
+        yield failed("database", f"{what['Database']}: {with_advice(error)}")
     except BatchyardError as error:
-        yield _failed("settings", str(error))
+        yield failed("settings", str(error))
 
 
 def _connections(limits: ConnectionLimits) -> Finding:
@@ -206,28 +193,41 @@ def _connections(limits: ConnectionLimits) -> Finding:
         f"may open {limits.wanted - limits.others}, others have {limits.others}"
     )
     if limits.wanted <= limits.most:
-        return _ok("database", text)
-    return Finding(
-        Level.WARNING,
+        return ok("database", text)
+    return warning(
         "database",
         f"{text}: raise max_connections of PostgreSQL by {limits.wanted - limits.most} or more.",
+    )
+
+
+async def _clock(services: Services) -> Finding:
+    """Leases have the database's clock. Signatures have this machine's, and others judge them."""
+    began = time.time()
+    theirs = await services.store.database.now()
+    ahead = (began + time.time()) / 2 - theirs
+    if abs(ahead) < _CLOCK_SECONDS:
+        return ok("clock", f"within {_CLOCK_SECONDS:.0f} s of the database's")
+    return warning(
+        "clock",
+        f"The clock of this machine is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} "
+        "the database's: let NTP set both. S3 and receivers of webhooks refuse signatures with a "
+        "wrong time.",
     )
 
 
 def _key(settings: Settings) -> Finding:
     """It is the database's: else the services would not have opened."""
     if settings.secret_key is None and settings.database_url is not None:
-        return Finding(
-            Level.WARNING,
+        return warning(
             "key",
             f"The key is a file in {settings.home_folder}: every machine that uses this database "
             "needs the same, in BATCHYARD_SECRET_KEY or as a copy of the file.",
         )
-    return _ok("key", "opens what the database has sealed")
+    return ok("key", "opens what the database has sealed")
 
 
 async def _storage(services: Services, where: str) -> Finding:
-    """An object that is written, read and deleted again."""
+    """An object that is written, read, listed and deleted again: all rights that are needed."""
     began, key, content = time.monotonic(), f"doctor/{secrets.token_hex(8)}", b"batchyard"
 
     async def parts() -> AsyncIterator[bytes]:
@@ -236,12 +236,15 @@ async def _storage(services: Services, where: str) -> Finding:
     try:
         await services.storage.put(key, parts())
         found = b"".join([part async for part in services.storage.get(key)])
+        listed = [name async for name in services.storage.list(key)]
         await services.storage.delete(key)
     except BatchyardError as error:
-        return _failed("storage", f"{where}: {error}")
+        return failed("storage", f"{where}: {with_advice(error)}")
+    if listed != [key]:
+        return failed("storage", f"{where}: what was written is not in the list of its objects.")
     if found != content:
-        return _failed("storage", f"{where}: what was read is not what was written.")
-    return _ok("storage", f"{where}, {_since(began)}")
+        return failed("storage", f"{where}: what was read is not what was written.")
+    return ok("storage", f"{where}, {_since(began)}")
 
 
 async def _mark(services: Services) -> Finding:
@@ -249,40 +252,38 @@ async def _mark(services: Services) -> Finding:
     try:
         found = await check_mark(services)
     except BatchyardError as error:
-        return _failed("storage", str(error))
+        return failed("storage", str(error))
     ours = await services.store.storage_mark.get()
     if found is None and ours is not None and ours.number:
-        return Finding(
-            Level.WARNING,
+        return warning(
             "storage",
             "The database was used with an object store, and this one has no mark of it: is "
             "BATCHYARD_STORAGE right? If its objects are lost, batches that need them fail.",
         )
-    return _ok("storage", "is the one that the database knows")
+    return ok("storage", "is the one that the database knows")
 
 
 async def _prefect(settings: Settings, role: Role) -> AsyncIterator[Finding]:
     began, where = time.monotonic(), connections(settings)["Prefect"]
     if role in {Role.ALL, Role.CLI} and not os.environ.get("PREFECT_API_URL"):
-        yield Finding(Level.WARNING, "Prefect", f"{where}; only `batchyard run` works without it.")
+        yield warning("Prefect", f"{where}; only `batchyard run` works without it.")
         return
     try:
         async with PrefectApi.from_environment() as api:
             models = await api.offered_models()
-            yield _ok("Prefect", f"{where}, {_since(began)}")
+            yield ok("Prefect", f"{where}, {_since(began)}")
             yield _models([model.name for model in models])
             for deployment in _deployments(settings, role):
                 await api.latest(deployment)
-                yield _ok("Prefect", f"has the deployment {deployment}")
+                yield ok("Prefect", f"has the deployment {deployment}")
     except BatchyardError as error:
-        yield _failed("Prefect", str(error))
+        yield failed("Prefect", with_advice(error))
 
 
 def _models(names: list[str]) -> Finding:
     if names:
-        return _ok("models", ", ".join(names))
-    return Finding(
-        Level.WARNING,
+        return ok("models", ", ".join(names))
+    return warning(
         "models",
         "No model has an engine block: name them in a file, and run `batchyard deploy`.",
     )
@@ -297,11 +298,3 @@ def _deployments(settings: Settings, role: Role) -> list[str]:
 
 def _since(began: float) -> str:
     return f"{(time.monotonic() - began) * 1000:.0f} ms"
-
-
-def _ok(what: str, text: str) -> Finding:
-    return Finding(Level.OK, what, text)
-
-
-def _failed(what: str, text: str) -> Finding:
-    return Finding(Level.FAILED, what, text)

@@ -11,10 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from batchyard.cli import make_app
+from batchyard.errors import AccessDenied
+from batchyard.storage.local import LocalStorage
 from batchyard.store import ConnectionLimits, new_sealing_key
+from batchyard.store.database import Database
 from tests.services.postgres import postgres_for_session
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 
@@ -63,6 +67,14 @@ def test_little_room_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor("cli")["disk"].startswith("warning ")
 
 
+def test_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["batchyard.cli.doctor"], "_ROOM_BYTES", 2**62)
+    monkeypatch.setattr(sys.modules["batchyard.cli.doctor"], "_FULL_BYTES", 2**61)
+    said = doctor("cli", status=1)["disk"]
+    assert said.startswith("FAILED ")
+    assert said.endswith("free some space, or name a folder on another disk in BATCHYARD_HOME.")
+
+
 def test_tables_that_are_not_there_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -92,6 +104,32 @@ def test_an_object_store_that_cannot_be_written_is_named(
     assert doctor("cli", status=1)["storage"].startswith(f"FAILED {tmp_path}/file: ")
 
 
+def test_an_object_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "BATCHYARD_STORAGE": "s3://bucket/prefix",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    said = doctor("cli", status=1)["storage"]
+    assert "BATCHYARD_STORAGE and, for S3, AWS_ENDPOINT_URL are right" in said
+
+
+def test_an_object_store_that_may_not_be_listed_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clean-ups need it: without this right, nothing would ever be deleted."""
+
+    async def listing(_: LocalStorage, __: str) -> AsyncIterator[str]:
+        raise AccessDenied("not allowed to use s3://b/p: check key and bucket policy")
+        yield ""
+
+    monkeypatch.setattr(LocalStorage, "list", listing)
+    assert "check key and bucket policy" in doctor("cli", status=1)["storage"]
+
+
 def test_an_api_machine_needs_prefect() -> None:
     assert doctor("api", status=1)["Prefect"].startswith("FAILED PREFECT_API_URL is not set")
 
@@ -100,6 +138,10 @@ def test_a_prefect_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     said = doctor("cli", status=1)["Prefect"]
     assert "http://127.0.0.1:9/api did not answer" in said
+    assert said.endswith(
+        "Check that it runs, that PREFECT_API_URL is right, and that this machine may connect to "
+        "it."
+    )
 
 
 def test_a_gpu_machine_needs_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,3 +175,39 @@ def test_a_postgresql_is_asked_for_its_limit(
     )
     CliRunner().invoke(make_app(), ["migrate"], catch_exceptions=False)
     assert "197 connections; " in doctor("cli")["database"]
+    assert doctor("cli")["clock"] == "ok within 30 s of the database's"
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(120, "120 s ahead of"), (-90, "90 s behind")])
+def test_a_clock_that_is_off_is_a_warning(
+    seconds: int, says: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 and receivers would refuse what this machine signs."""
+    cluster = postgres_for_session(request)
+    url = cluster.url(asyncio.run(cluster.create_database()))
+    monkeypatch.setenv("BATCHYARD_DATABASE_URL", url)
+    CliRunner().invoke(make_app(), ["migrate"], catch_exceptions=False)
+    now = Database.now
+
+    async def other(database: Database) -> float:
+        return await now(database) - seconds
+
+    monkeypatch.setattr(Database, "now", other)
+    said = doctor("cli")["clock"]
+    assert said.startswith(f"warning The clock of this machine is {says} the database's: let NTP")
+
+
+def test_a_postgresql_that_refuses_the_login_is_named(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = postgres_for_session(request)
+    for url in (cluster.url("nowhere"), cluster.url("postgres").replace("//batchyard@", "//me@")):
+        monkeypatch.setenv("BATCHYARD_DATABASE_URL", url)
+        said = doctor("cli", status=1)["database"]
+        assert said.endswith("Check user, password and database in BATCHYARD_DATABASE_URL.")
+
+
+def test_a_postgresql_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHYARD_DATABASE_URL", "postgresql://me@127.0.0.1:9/batchyard")
+    said = doctor("cli", status=1)["database"]
+    assert "that BATCHYARD_DATABASE_URL is right" in said

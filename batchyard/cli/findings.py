@@ -1,0 +1,73 @@
+"""What a check of `batchyard doctor` finds: how bad it is, and in words what to do."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchyard.errors import DispatchFailed, StorageUnavailable, StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from batchyard.errors import BatchyardError
+
+_MAY_CONNECT = "and that this machine may connect to it."
+_REFUSED_SQLSTATES = ("28", "3D000")
+"""A user or password, a database that is not there."""
+
+
+class Level(enum.StrEnum):
+    """How bad it is; only what failed makes the exit status 1."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check has found, and what to do."""
+
+    level: Level
+    what: str
+    text: str
+
+
+def ok(what: str, text: str) -> Finding:
+    """Nothing to do."""
+    return Finding(Level.OK, what, text)
+
+
+def warning(what: str, text: str) -> Finding:
+    """It works, and may not always."""
+    return Finding(Level.WARNING, what, text)
+
+
+def failed(what: str, text: str) -> Finding:
+    """It does not work."""
+    return Finding(Level.FAILED, what, text)
+
+
+def with_advice(error: BatchyardError) -> str:
+    """Its message. If that says only what has happened, also where to look."""
+    match error:
+        case StoreUnavailable():
+            advice = f"Check that it runs, that BATCHYARD_DATABASE_URL is right, {_MAY_CONNECT}"
+        case StoreError() if _sqlstate(error).startswith(_REFUSED_SQLSTATES):
+            advice = "Check user, password and database in BATCHYARD_DATABASE_URL."
+        case StorageUnavailable():
+            advice = (
+                "Check that it runs, that BATCHYARD_STORAGE and, for S3, AWS_ENDPOINT_URL are "
+                f"right, {_MAY_CONNECT}"
+            )
+        case DispatchFailed() if error.__cause__ is not None:
+            advice = f"Check that it runs, that PREFECT_API_URL is right, {_MAY_CONNECT}"
+        case _:
+            return str(error)
+    return f"{str(error).rstrip('.')}. {advice}"
+
+
+def _sqlstate(error: BatchyardError) -> str:
+    """PostgreSQL's code of what was translated into this error; empty if there is none."""
+    cause = error.__cause__
+    return str(getattr(getattr(cause, "orig", None) or cause, "sqlstate", None) or "")
