@@ -40,6 +40,8 @@ _KINDS: Final = {
 _OTHERS: Final = {
     "BATCHYARD_CONFIG": "The file of settings to read, instead of the first `batchyard.toml` that "
     "is found.",
+    "BATCHYARD_API_HOST": "The address that `batchyard serve` listens on, if there is no "
+    "`--host`. 127.0.0.1 by default.",
     "BATCHYARD_API_PORT": "The port of `batchyard serve` and `batchyard up`, if there is no "
     "`--port`. 8000 by default.",
     "BATCHYARD_ENGINE_API_KEY": "The API key of the server at `batchyard run --engine-url`.",

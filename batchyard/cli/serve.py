@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT: Final = 8000
 PORT_VARIABLE: Final = "BATCHYARD_API_PORT"
+HOST_VARIABLE: Final = "BATCHYARD_API_HOST"
 
 _APPLICATION = "batchyard.api.app:create_app"
 _BACKLOG = 2048
@@ -39,7 +40,10 @@ _KEEP_ALIVE_SECONDS = 75
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="The address to listen on; 0.0.0.0 for all interfaces.")
+        str,
+        typer.Option(
+            envvar=HOST_VARIABLE, help="The address to listen on; 0.0.0.0 for all interfaces."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
@@ -74,7 +78,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         number = error.errno or 0
         if number < 0:  # those of name resolution
             raise SettingsError(
-                f"{host} is not an address of this machine: choose another with --host."
+                f"{host} is not an address of this machine: choose another with --host or "
+                f"{HOST_VARIABLE}."
             ) from error
         raise SettingsError(
             f"The API cannot listen on {host}, port {port} ({os.strerror(number)}): "

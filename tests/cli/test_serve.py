@@ -140,7 +140,10 @@ def test_a_host_that_is_none_is_a_clear_error(start: Start) -> None:
     process = start("--host", "no-such-host.invalid", "--port", "0")
     _, stderr = process.communicate(timeout=_SECONDS)
     assert process.returncode == 1
-    what = "no-such-host.invalid is not an address of this machine: choose another with --host."
+    what = (
+        "no-such-host.invalid is not an address of this machine: choose another with --host or "
+        "BATCHYARD_API_HOST."
+    )
     assert stderr == f"batchyard: {what}\n"
 
 

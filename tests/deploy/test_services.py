@@ -15,12 +15,17 @@ from batchyard.cli.serve import _GRACE_SECONDS, _KEEP_ALIVE_SECONDS
 from commands.worker_process import _END_SECONDS
 from tests.deploy.test_chart import commands, known_variables
 from tests.deploy.tools import ROOT
+from tests.pages import block
 
+PAGE = "docs/deploy/several-machines.md"
+FROM_PREFECT = "docs/how-to/run-from-prefect.md"
+COMMAND = (ROOT / "infra" / "systemd" / "batchyard.sh").read_text()
 UNITS = sorted((ROOT / "infra" / "systemd").glob("*.service"))
 OURS = [path for path in UNITS if "prefect" not in path.stem]
 WORKERS = [path for path in OURS if "api" not in path.stem]
 NGINX = (ROOT / "infra" / "nginx" / "batchyard.conf").read_text()
 INSTALLED = "/opt/batchyard/bin/"
+_PLUGINS = "PREFECT_PLUGINS_ENABLED"
 
 
 def values(path: Path, name: str) -> list[str]:
@@ -100,6 +105,55 @@ def test_a_stop_waits_for_the_drain(path: Path) -> None:
 def test_the_api_has_time_for_its_transfers() -> None:
     (path,) = (path for path in OURS if "api" in path.stem)
     assert seconds(path, "TimeoutStopSec") > _GRACE_SECONDS
+
+
+def test_prefects_server_has_the_settings_of_the_page_about_it() -> None:
+    """But for its address, its login, and a plugin for SQLite."""
+    (path,) = set(UNITS) - set(OURS)
+    said = re.findall(r"^export (\w+)=(.*)$", block(FROM_PREFECT, "server"), re.MULTILINE)
+    others = {"PREFECT_SERVER_API_AUTH_STRING", "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"}
+    wanted = {name: value for name, value in said if name not in others | {_PLUGINS}}
+    assert len(wanted) >= 4
+    assert environment(path).items() >= wanted.items()
+
+
+@pytest.mark.parametrize("given", [None, "postgresql://batchyard_owner@db/batchyard"])
+def test_the_command_for_root_has_the_variables_of_the_units(
+    given: str | None, tmp_path: Path
+) -> None:
+    """And their user; the URL of another user of the database may be given to it."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for name, script in {
+        "runuser": '[ "$1 $2 $3" = "-u batchyard --" ] && shift 3 && exec "$@"',
+        "batchyard": 'env -0; printf "%s\\0" "args=$*"',
+    }.items():
+        (bin_folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (bin_folder / name).chmod(0o755)
+    (tmp_path / "environment").write_text(block(PAGE, "environment"))
+    command = COMMAND.replace(INSTALLED, f"{bin_folder}/")
+    command = command.replace(". /etc/batchyard/", f". {tmp_path}/")
+    path = tmp_path / "command"
+    path.write_text(command)
+    variables = {"PATH": f"{bin_folder}:/usr/bin:/bin"}
+    variables |= {} if given is None else {"BATCHYARD_DATABASE_URL": given}
+    done = subprocess.run(
+        ["sh", path, "migrate", "--wait", "5"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen = dict(each.split("=", 1) for each in done.stdout.rstrip("\0").split("\0"))
+    page = "postgresql://batchyard:PASSWORD@db.example.org/batchyard?ssl=require"
+    assert seen["BATCHYARD_DATABASE_URL"] == (given or page)
+    assert seen["args"] == "migrate --wait 5"
+    (control,) = (each for each in OURS if "control" in each.stem)
+    of_units = {n: v for n, v in environment(control).items() if n in seen}
+    assert of_units.items() <= seen.items()
+    assert {"BATCHYARD_HOME", "BATCHYARD_CONFIG", "PREFECT_HOME"} <= of_units.keys()
+    known = known_variables()
+    assert {name for name in seen if name.startswith(("BATCHYARD_", "PREFECT_"))} <= known
 
 
 def nginx(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A real nginx with the committed example as its configuration, on ports of loopback."""
+"""A real nginx with a committed example as its configuration, on ports of loopback."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.services.debian import unpacked
 from tests.services.prefect import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-EXAMPLE = Path(__file__).parents[2] / "infra" / "nginx" / "batchyard.conf"
+_EXAMPLES = Path(__file__).parents[2] / "infra" / "nginx"
 
 _START_SECONDS = 20.0
 # The header tells a test which server has answered.
@@ -37,22 +37,25 @@ http {{
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
     add_header x-upstream $upstream_addr always;
-    include {folder}/batchyard.conf;
+    include {folder}/example.conf;
 }}
 """
 
 
 @dataclass(frozen=True)
 class Nginx:
-    """A running proxy. ``context`` trusts its certificate."""
+    """A running proxy. ``context`` trusts its certificate, which ``ca_file`` has issued."""
 
     url: str
     context: ssl.SSLContext
+    ca_file: Path
 
 
 @contextlib.contextmanager
-def running_nginx(folder: Path, servers: Sequence[str]) -> Iterator[Nginx]:
-    """The example in front of ``servers``, each a host and a port."""
+def running_nginx(
+    folder: Path, servers: Sequence[str], example: str = "batchyard.conf"
+) -> Iterator[Nginx]:
+    """An example in front of ``servers``, each a host and a port."""
     program = unpacked("nginx") / "usr/sbin/nginx"
     port, plain = free_port(), free_port()
     authority = trustme.CA()
@@ -61,7 +64,8 @@ def running_nginx(folder: Path, servers: Sequence[str]) -> Iterator[Nginx]:
     for blob in certificate.cert_chain_pems:
         blob.write_to_path(str(folder / "cert.pem"), append=True)
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    (folder / "batchyard.conf").write_text(_example(folder, port, plain, servers))
+    ports = {"443 ssl": f"{port} ssl", "80": str(plain)}
+    (folder / "example.conf").write_text(_example(folder, example, ports, servers))
     (folder / "nginx.conf").write_text(_AROUND.format(folder=folder))
     process = subprocess.Popen(
         [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"],
@@ -70,23 +74,26 @@ def running_nginx(folder: Path, servers: Sequence[str]) -> Iterator[Nginx]:
     try:
         context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
         _wait_until_it_listens(port, folder, process)
-        yield Nginx(f"https://localhost:{port}/v1", context)
+        yield Nginx(f"https://localhost:{port}/v1", context, folder / "ca.pem")
     finally:
         process.terminate()
         process.wait(10)
 
 
-def _example(folder: Path, port: int, plain: int, servers: Sequence[str]) -> str:
+def _example(folder: Path, name: str, ports: Mapping[str, str], servers: Sequence[str]) -> str:
     """The example with this machine's addresses and certificate in their places."""
-    text = EXAMPLE.read_text()
+    text = (_EXAMPLES / name).read_text()
     upstream = "".join(f"    server {each}\\1;\n" for each in servers)
+    server = (r"    server 127\.0\.0\.1:8000(.*);\n", upstream)
+    if "upstream " not in text:
+        server = (r"proxy_pass http://127\.0\.0\.1:\d+;", f"proxy_pass http://{servers[0]};")
     for pattern, value in (
-        (r"    server 127\.0\.0\.1:8000(.*);\n", upstream),
+        server,
         (r"    listen \[::\]:\d+( ssl)?;\n", ""),
-        (r"listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
-        (r"listen 80;", f"listen 127.0.0.1:{plain};"),
-        (r"/etc/nginx/tls/batches\.crt", str(folder / "cert.pem")),
-        (r"/etc/nginx/tls/batches\.key", str(folder / "key.pem")),
+        *((rf"listen {each};", f"listen 127.0.0.1:{port};") for each, port in ports.items()),
+        (r"server_name \w+\.example\.org;", "server_name localhost;"),
+        (r"/etc/nginx/tls/\w+\.crt", str(folder / "cert.pem")),
+        (r"/etc/nginx/tls/\w+\.key", str(folder / "key.pem")),
     ):
         text, count = re.subn(pattern, value, text)
         assert count, pattern
