@@ -62,6 +62,16 @@ class Installation:
         """A command of Batchyard in the API's container; the last line that it prints."""
         return self.podman.output("podman", "exec", container("api"), *words).splitlines()[-1]
 
+    def set_variables(self, **values: str) -> None:
+        """Change .env, also what is commented out in it."""
+        env = self.folder / ".env"
+        text = env.read_text()
+        for name, value in values.items():
+            line = f"{name}={value}"
+            text, count = re.subn(rf"^(# )?{name}=.*$", line, text, flags=re.MULTILINE)
+            assert count == 1
+        env.write_text(text)
+
     def up(self) -> None:
         """Return when the API answers."""
         self.compose("up", "--detach", "--no-build", timeout=600)
@@ -130,17 +140,11 @@ def installation(podman: Podman, folder: Path) -> Iterator[Installation]:
     shutil.copytree(COMPOSE, here, ignore=shutil.ignore_patterns(".env"))
     podman.run("sh", "./secrets.sh", cwd=here)
     made = Installation(podman, here, free_port())
-    change = {
-        "API_ADDRESS": f"127.0.0.1:{made.api_port}",
-        "PREFECT_ADDRESS": f"127.0.0.1:{free_port()}",
-        "POSTGRES_IMAGE": POSTGRES,
-    }
-    env = here / ".env"
-    text = env.read_text()
-    for name, value in change.items():
-        text, count = re.subn(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
-        assert count == 1
-    env.write_text(text)
+    made.set_variables(
+        API_ADDRESS=f"127.0.0.1:{made.api_port}",
+        PREFECT_ADDRESS=f"127.0.0.1:{free_port()}",
+        POSTGRES_IMAGE=POSTGRES,
+    )
     (here / "compose.override.yaml").write_text(yaml.safe_dump({"services": _NO_TIMERS}))
     settings = here / "batchyard.toml"
     settings.write_text(_SETTINGS + settings.read_text())

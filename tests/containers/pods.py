@@ -13,6 +13,7 @@ import contextlib
 import copy
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,6 +74,11 @@ class Pods:
     def stop(self, pod: str, seconds: int) -> None:
         """SIGTERM, and SIGKILL when the pod's grace period is over."""
         self.podman.output("podman", "pod", "stop", "--time", str(seconds), pod, timeout=600)
+
+    def replace(self, pod: str, documents: list[Document]) -> None:
+        """Delete it, and start what the documents have in its place."""
+        self.podman.output("podman", "pod", "rm", "--force", "--time", "1", pod)
+        self.play(pod, documents)
 
     def start(self, pod: str) -> None:
         self.podman.output("podman", "pod", "start", pod, timeout=600)
@@ -140,6 +146,28 @@ def install(made: Pods, *sets: str) -> None:
     made.ends_well("batchyard-deploy")
 
 
+def upgrade(made: Pods, tag: str, *sets: str) -> None:
+    """What `helm upgrade` to images with this tag does, with one pod after the other.
+
+    A cluster starts the API's next pod before it stops the one that is there.
+    """
+    tags = (f'image.tag="{tag}"', f'runnerImage.tag="{tag}"')
+    documents = rendered(VALUES, 'fullnameOverride="batchyard"', *tags, *sets)
+    config = one(documents, "ConfigMap", "batchyard")
+    pods = {each["metadata"]["name"]: each for each in documents if each["kind"] == "Deployment"}
+    migrate, deploy = (
+        _pod_of(one(documents, "Job", f"batchyard-{each}")) for each in ("migrate", "deploy")
+    )
+    made.replace("batchyard-migrate", [migrate])
+    made.ends_well("batchyard-migrate")
+    for name, deployment in pods.items():
+        seconds = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        made.stop(f"{name}-pod-0", seconds)
+        made.replace(f"{name}-pod-0", [config, deployment])
+    made.replace("batchyard-deploy", [config, deploy])
+    made.ends_well("batchyard-deploy")
+
+
 def _remove_all(podman: Podman) -> None:
     podman.run("podman", "pod", "rm", "--all", "--force", "--time", "1", check=False)
     podman.run("podman", "secret", "rm", "--all", check=False)
@@ -165,6 +193,7 @@ def _for_podman(document: Document, folders: Path) -> Document:
     for volume in spec.get("volumes", []):
         if "emptyDir" in volume:
             folder = folders / name / volume["name"]
+            shutil.rmtree(folder, ignore_errors=True)  # of the pod that this one replaces
             folder.mkdir(parents=True)
             os.chown(folder, 0, spec["securityContext"]["fsGroup"])
             folder.chmod(0o2777)

@@ -11,6 +11,7 @@ import pytest
 from tests.containers.batches import every_line_is_there_once, is_under_way, submitted
 from tests.containers.installation import hooks, installation, wait
 from tests.containers.tools import Podman, make_postgres
+from tests.containers.versions import VERSIONS, build_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,3 +157,39 @@ def test_every_line_is_found_once_after(
     fault(installed)
     every_line_is_there_once(client, batch, installed.story)
     print(f"{time.monotonic() - began:.0f} s until the end")  # noqa: T201 - for whoever measures
+
+
+@pytest.fixture(scope="module")
+def versions(
+    installed: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, str]]:
+    """The variables of .env that select each version, and those of the one that was installed."""
+    folder = tmp_path_factory.mktemp("versions")
+    made = {
+        name: build_version(installed.podman, name, make(folder / name))
+        for name, make in VERSIONS.items()
+    }
+    return made | {"as it was": build_version(installed.podman)}
+
+
+@pytest.mark.parametrize("version", ["adds", "as it was", "renames"])
+def test_every_line_is_found_once_after_a_change_to_the_version_that(
+    version: str,
+    versions: dict[str, dict[str, str]],
+    installed: Installation,
+    client: openai.OpenAI,
+) -> None:
+    """Tables that only add, the way back, and tables that older processes cannot use."""
+    batch = submitted(client)
+    is_under_way(client, batch, installed.story)
+    began = time.monotonic()
+    installed.set_variables(**versions[version])
+    installed.up()
+    every_line_is_there_once(client, batch, installed.story)
+    print(f"{time.monotonic() - began:.0f} s until the end")  # noqa: T201 - for whoever measures
+    product, engine = versions[version].values()
+    images = {each: installed.image(each) for each in ("migrate", "deploy", "api", "prefect")}
+    images |= {each: installed.image(each) for each in ("control", "runner-cpu")}
+    assert images == dict.fromkeys(images, f"localhost/{product}") | {
+        "runner-cpu": f"localhost/{engine}"
+    }

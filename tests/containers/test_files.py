@@ -34,11 +34,12 @@ PAGE = ROOT / "docs" / "deploy" / "compose.md"
 TEXT = (COMPOSE / "compose.yaml").read_text()
 FILE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
-EXAMPLE = dict(
-    line.split("=", 1)
-    for line in (COMPOSE / ".env.example").read_text().splitlines()
-    if line and not line.startswith("#")
+_LINES = re.findall(
+    r"^(# )?([A-Z0-9_]+)=(.*)$", (COMPOSE / ".env.example").read_text(), re.MULTILINE
 )
+EXAMPLE = {name: value for _, name, value in _LINES}
+OF_THE_VERSION = {name for mark, name, _ in _LINES if mark}
+"""Commented out in the example, so that an .env does not keep them when the version changes."""
 SECRETS = {"POSTGRES_PASSWORD", "SECRET_KEY", "PREFECT_LOGIN", "S3_SECRET_KEY", "GRAFANA_PASSWORD"}
 
 
@@ -146,7 +147,7 @@ def test_secrets_are_made_anew_for_each_installation(folder: Path) -> None:
     second = made_env(folder)
     assert all(first[name] != second[name] for name in SECRETS)
     assert {name: first[name] for name in first.keys() - SECRETS} == {
-        name: EXAMPLE[name] for name in EXAMPLE.keys() - SECRETS
+        name: EXAMPLE[name] for name in EXAMPLE.keys() - SECRETS - OF_THE_VERSION
     }
     Fernet(first["SECRET_KEY"])
     assert re.fullmatch(r"[A-Za-z0-9]{40}", first["POSTGRES_PASSWORD"])
@@ -209,9 +210,18 @@ def test_the_images_are_of_this_version() -> None:
         assert set(re.findall(r"-t batchyard[\w-]*:(\S+)", text)) == {__version__}
     ours = [value for name, value in EXAMPLE.items() if value.startswith("batchyard")]
     assert {value.partition(":")[2] for value in ours if ":batchyard" not in value} == {__version__}
+    pages = "".join(path.read_text() for path in PAGE.parent.glob("*.md"))
+    assert set(re.findall(r"batchyard[\w-]*:(\d[\w.]*)", pages)) == {__version__}
     for name, service in SERVICES.items():
         if "build" in service:
             assert filled(service["image"]).endswith(f":{__version__}"), name
+
+
+def test_an_env_keeps_only_the_image_whose_data_would_not_fit_another_one() -> None:
+    """Those of Batchyard, and the one of vLLM, change with the version that is checked out."""
+    assert {name for name in EXAMPLE if name.endswith("_IMAGE")} - OF_THE_VERSION == {
+        "POSTGRES_IMAGE"
+    }
 
 
 def test_the_defaults_of_the_compose_file_are_those_of_the_example() -> None:

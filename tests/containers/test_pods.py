@@ -15,12 +15,14 @@ import pytest
 from tests.containers.batches import every_line_is_there_once, is_under_way, submitted
 from tests.containers.docker_pool import MODEL, POOL, create_pool, docker_worker
 from tests.containers.installation import answers, wait
-from tests.containers.pods import RUNNER, VALUES, install, pods
+from tests.containers.pods import RUNNER, VALUES, install, pods, upgrade
 from tests.containers.tools import Podman, make_postgres
+from tests.containers.versions import VERSIONS, build_version
 from tests.deploy.tools import one, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.containers.pods import Pods
 
@@ -33,6 +35,7 @@ MODELS = [
     {"model": model, "weights": "/opt/models/tiny-chat", "pool": pool, "options": OPTIONS}
     for model, pool in (("tiny-chat", "gpu"), (MODEL, POOL))
 ]
+RELEASE = (f"settings={json.dumps(SETTINGS)}", f"models={json.dumps(MODELS)}")
 MANY = 1500
 API, CONTROL = "batchyard-api-pod-0", "batchyard-control-pod-0"
 
@@ -48,7 +51,7 @@ def installed(
     make_postgres(podman)
     with pods(podman, tmp_path_factory.mktemp("pods")) as made:
         create_pool(made, engine_cpu)
-        install(made, f"settings={json.dumps(SETTINGS)}", f"models={json.dumps(MODELS)}")
+        install(made, *RELEASE)
         yield made
 
 
@@ -113,3 +116,16 @@ def test_containers_of_a_docker_pool_run_a_batch(installed: Pods, client: openai
 def engines_of_the_pool(installed: Pods) -> list[str]:
     words = ("podman", "ps", "--filter", "label=io.prefect.deployment-name", "--format")
     return installed.podman.output(*words, "{{.Names}}").split()
+
+
+def test_an_upgrade_of_the_release_in_the_middle_of_a_batch_loses_nothing(
+    installed: Pods, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    """The new tables, then each pod with the new image, then the deployments. The last test."""
+    build_version(installed.podman, "adds", VERSIONS["adds"](tmp_path / "adds"))
+    batch = submitted(client, MANY)
+    is_under_way(client, batch, installed.story)
+    upgrade(installed, "adds", *RELEASE)
+    assert "Tables: now revision" in installed.log("batchyard-migrate")
+    later = client.copy(base_url=f"http://{installed.address(API)}:8000/v1")
+    every_line_is_there_once(later, batch, installed.story, MANY)
