@@ -61,16 +61,16 @@ def run_helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def _rendered(values: Path, *sets: str) -> str:
+def _rendered(chart: Path, values: Path, *sets: str) -> str:
     options = [word for each in sets for word in ("--set-json", each)]
-    done = run_helm("template", "by", CHART, "--namespace", "ai", "--values", values, *options)
+    done = run_helm("template", "by", chart, "--namespace", "ai", "--values", values, *options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def rendered(values: Path, *sets: str) -> list[Document]:
+def rendered(values: Path, *sets: str, chart: Path = CHART) -> list[Document]:
     """Every document that the chart makes of a file of values."""
-    return [each for each in yaml.safe_load_all(_rendered(values, *sets)) if each]
+    return [each for each in yaml.safe_load_all(_rendered(chart, values, *sets)) if each]
 
 
 def one(documents: list[Document], kind: str, name: str) -> Document:
