@@ -55,6 +55,7 @@ def _version(
     if not folder.exists():
         for package in _PACKAGES:
             shutil.copytree(ROOT / package, folder / package)
+        shutil.copy(ROOT / "prefect.yaml", folder)
     versions = folder / "batchyard" / "store" / "migrations" / "versions"
     for old, new in names.items():
         for path in folder.rglob("*.py"):

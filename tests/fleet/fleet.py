@@ -69,14 +69,14 @@ class Fleet:
     def home(self, name: str) -> Path:
         return self.root / "homes" / name
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, **more: str) -> None:
         """Start the process of this name; a control or GPU worker has a machine of its own."""
         words = {"api": ("serve", "--port", str(self.ports.get(name))), "gpu": ("worker", "gpu")}
         kind = name.partition("-")[0]
         command = words.get(kind, ("worker", kind))
         self.home(name).mkdir(parents=True, exist_ok=True)
         own = {"BATCHYARD_HOME": str(self.home(name)), "BATCHYARD_MACHINE": name}
-        self.prefect.start_as(name, "batchyard", *command, **own)
+        self.prefect.start_as(name, "batchyard", *command, **own, **more)
         if kind == "api":
             self.wait_for_api(name)
 
@@ -120,6 +120,11 @@ class Fleet:
         (name,) = [name for name, each in self.ports.items() if each == port]
         return name
 
+    def story(self) -> str:
+        """The ends of all logs, for whoever has to find out why a test failed."""
+        names = (*APIS, *CONTROLS, "gpu-1")
+        return "\n".join(f"--- {name}\n{self.prefect.log(name)}" for name in names)
+
     # -- clients ----------------------------------------------------------------------------
 
     def url(self, name: str | None = None) -> str:
@@ -141,6 +146,19 @@ class User:
     engine: StubEngine
     key: str
     folder: Path
+    engine_url: str
+
+    async def save_model(self) -> None:
+        """Its engine, as a block on Prefect's server."""
+        block = RemoteEngineBlock(
+            model=self.engine.model,
+            base_url=self.engine_url,
+            api_key=API_KEY,
+            max_num_seqs=self.engine.max_num_seqs,
+            exclusive=True,
+        )
+        with temporary_settings({PREFECT_API_URL: self.fleet.prefect.api_url}):
+            await block.save(self.engine.model, overwrite=True)
 
     def client(self, name: str | None = None, **options: Any) -> openai.OpenAI:
         return self.fleet.client(self.key, name, **options)
@@ -175,7 +193,10 @@ class User:
             chunks = await self.services.store.chunks.summary(asked.id)
             return max(batch.counts.completed, chunks.completed) >= count
 
-        await until(some_are_durable)
+        try:
+            await until(some_are_durable)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.fleet.story()}") from late
 
     async def completed(self, *batches: Asked, seconds: float = 150.0) -> None:
         """Each ends as completed, with the answer of every line, once and in its place."""
@@ -248,17 +269,9 @@ async def user_of(fleet: Fleet, folder: Path, model: str) -> AsyncIterator[User]
     engine = StubEngine(model, max_num_seqs=4, latency=0.05)
     await engine.start()
     async with open_services(settings) as services, serve(engine) as url:
-        block = RemoteEngineBlock(
-            model=model,
-            base_url=url,
-            api_key=API_KEY,
-            max_num_seqs=engine.max_num_seqs,
-            exclusive=True,
-        )
-        with temporary_settings({PREFECT_API_URL: fleet.prefect.api_url}):
-            await block.save(model)
         key = (await services.store.api_keys.create(model, model)).secret
-        user = User(fleet, services, engine, key, folder)
+        user = User(fleet, services, engine, key, folder, url)
+        await user.save_model()
         await asyncio.to_thread(_add_endpoint, user)
         try:
             yield user
