@@ -2,28 +2,23 @@
 
 The model of the world: the runners of a model are one stream of tokens. It goes to the most
 urgent batches first. Among batches of the same urgency the tenants share it equally, and each
-tenant's share goes to one batch at a time: by priority, then deadline, then age. A batch becomes
-more urgent as its deadline comes near. Nothing new arrives.
+tenant's share goes to one batch at a time: by priority, small ones first, then deadline, then age
+(in an engine, :mod:`batchyard.turns` leaves a quarter to large ones). A batch becomes more urgent
+as its deadline comes near. Nothing new arrives.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard.turns import URGENCY_SECONDS, urgency
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-URGENCY_SECONDS = (3_600, 21_600, 86_400)
-"""Up to an hour, six hours, a day left until the deadline; a fourth class has more.
-
-Classes and not the deadline itself: with it alone, whoever asks for the shortest window would
-keep everybody else waiting.
-"""
 
 _ROUNDING_SECONDS = 1e-3
 """What sums of floats may be off; without it, an exact second would be rounded up to the next."""
@@ -44,6 +39,8 @@ class OpenWork:
     created_at: int
     remaining_tokens: float
     is_paused: bool = False
+    is_small: bool = False
+    """Little of it is left to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +50,6 @@ class Capacity:
     tokens_per_second: float
     runners: int
     loading_seconds: float = 0.0
-
-
-def urgency(seconds_left: float) -> int:
-    """The class of a batch whose deadline is so far away; 0 goes first."""
-    return bisect_left(URGENCY_SECONDS, seconds_left)
 
 
 def forecast(
@@ -126,7 +118,13 @@ class _Job:
         self.item = item
         self.seconds_left = seconds_left
         self.tokens = item.remaining_tokens
-        self.order = (-item.priority, item.deadline, item.created_at, item.batch_id)
+        self.order = (
+            -item.priority,
+            not item.is_small,
+            item.deadline,
+            item.created_at,
+            item.batch_id,
+        )
         self.home: _UrgencyClass | None = None
         self.finish = 0.0
         """While it is served: what its class will have served each tenant when it is done."""

@@ -68,12 +68,15 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
                 async with lease.doing(step):
                     match step:
                         case Step.PREPARE:
+                            await lease.turn()
                             await fetch(batch_id)
+                            await lease.turn()
                             await _prepare(services, batch_id)
                         case Step.RUN:
                             async with watch_progress(services, batch_id, history):
                                 await run_chunks(batch_id, partial(_run, services, lease))
                         case Step.FINISH:
+                            await lease.turn()
                             collected = await collect(batch_id, lease.epoch)
                             await upload(batch_id, collected)
     except BatchEnded:

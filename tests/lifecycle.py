@@ -37,11 +37,14 @@ async def take_to_its_end(
                 async with lease.doing(step):
                     match step:
                         case Step.PREPARE:
+                            await lease.turn()
                             await fetch_input(services, batch_id)
+                            await lease.turn()
                             await prepare_batch(services, batch_id)
                         case Step.RUN:
                             await run(lease)
                         case Step.FINISH:
+                            await lease.turn()
                             collected = await collect_results(services, batch_id, lease.epoch)
                             await publish_results(services, batch_id, collected)
     except BatchEnded:

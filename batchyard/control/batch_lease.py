@@ -108,6 +108,10 @@ class LeasedBatch:
             log.warning("batch.stopped", error, batch=self.id, error_code=error.code)
             await stop_failed(self._services, self.id, error, self.epoch)
 
+    async def turn(self) -> None:
+        """Wait until it is the batch's turn to be worked on: before each part of a step."""
+        await self._held.take_turn(self.id)
+
     async def until_run(self) -> int:
         """Wait until nothing more of the batch will run; how many requests have an answer then."""
         await self._batch.until_run()
@@ -129,7 +133,8 @@ class LeasedBatch:
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
-        async with self._held.waiting(), batch_span(self._services, "batch.run", self.id):
+        self._held.pause(self.id)
+        async with batch_span(self._services, "batch.run", self.id):
             yield
 
 
@@ -154,7 +159,7 @@ async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
     if services.held is not None:
         yield services.held
         return
-    async with HeldBatches(services.store, services.settings) as held, held.working():
+    async with HeldBatches(services.store, services.settings) as held:
         yield held
 
 

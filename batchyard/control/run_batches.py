@@ -83,7 +83,7 @@ class BatchRunner:
         is_draining = False
         while True:
             if not is_draining:
-                await self._take_up(settings.batches_at_once - len(self._tasks))
+                await self._take_up(self._held.room)
             now = time.monotonic()
             if self._tasks or deliverer.is_busy:
                 busy_at = now
@@ -111,7 +111,7 @@ class BatchRunner:
 
     async def _run(self, batch_id: str) -> None:
         try:
-            async with self._held.working():
+            async with self._held.working(batch_id):
                 await self._process(batch_id)
             await self._count(batch_id)
         except LeaseLost as error:

@@ -1,57 +1,185 @@
-"""Which chunk may put requests into the window.
+"""Which chunk puts the next request into the window.
 
-Chunks enter it in their order, and a chunk is leased only when there is room for its first
-request. So one chunk at a time has the turn. A chunk that is slow to begin, because its input is
-far away or its storage does not answer, lets others go first.
+Chunks of several batches are admitted side by side, at most one of each flow: of a tenant's small
+batches one, and of its large ones. Whose turn it is says :mod:`batchyard.turns`. Several requests
+of a chunk follow one another, so that they find in the engine's cache what they share. A chunk that
+is slow to begin, because its input is far away or its storage does not answer, keeps no other out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from batchyard.errors import StorageUnavailable
+from batchyard.turns import Beside, Turns
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from batchyard.store import ChunkLease, LeaseKey
+    from batchyard.turns import Standing
 
 T = TypeVar("T")
 
 SLOW_SECONDS = 1.0
+_MOST_LARGE: Final = 4
+"""Chunks of large batches side by side. Each begins anew in the engine's cache at each turn."""
+_MOST: Final = 12
+
+
+class Door:
+    """The way into one window, for one request at a time.
+
+    ``turn_requests``: how many requests of a chunk follow one another while others wait.
+    """
+
+    def __init__(self, turn_requests: int) -> None:
+        self._turn_requests = turn_requests
+        self._turns = Turns(urgent_first=True)
+        self._at: dict[LeaseKey, Standing] = {}
+        self._waiting: dict[LeaseKey, asyncio.Future[None]] = {}
+        self._passing: LeaseKey | None = None
+        self._last: LeaseKey | None = None
+        self._left_of_turn = 0
+        self._has_left = asyncio.Event()
+
+    def __contains__(self, key: LeaseKey) -> bool:
+        return key in self._at
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no chunk is at the door."""
+        return not self._at
+
+    @property
+    def batches(self) -> set[str]:
+        """The batches that have a chunk at the door."""
+        return {key.batch_id for key in self._at}
+
+    @property
+    def beside(self) -> Beside:
+        """What is at the door: of the same flows nothing more may come."""
+        at = self._at.values()
+        return Beside(
+            frozenset(standing.flow for standing in at),
+            has_large=sum(not standing.is_small for standing in at) >= _MOST_LARGE,
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another chunk may come."""
+        return len(self._at) < _MOST
+
+    def enter(self, key: LeaseKey, standing: Standing) -> None:
+        """A chunk is to be admitted."""
+        self._at[key] = standing
+        self._turns.join(standing)
+        # It may go before the one that has the turn.
+        self._left_of_turn = 0
+
+    def leave(self, key: LeaseKey) -> None:
+        """All of the chunk is admitted, or no more of it is to be. A second call does nothing."""
+        if key in self._at:
+            self._turns.leave(self._at.pop(key))
+            self._has_left.set()
+
+    async def until_left(self, seconds: float) -> None:
+        """Return when a chunk has left, or after so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._has_left.wait()
+        except TimeoutError:
+            return
+        self._has_left.clear()
+
+    async def begin_pass(self, key: LeaseKey, cost: float) -> None:
+        """Wait until it is the turn of the chunk; ``end_pass`` follows when its request is in."""
+        if self._passing is None and not self._waiting:
+            self._choose(key)
+        else:
+            chosen = self._waiting[key] = asyncio.get_running_loop().create_future()
+            try:
+                await chosen
+            except asyncio.CancelledError:
+                if self._waiting.get(key) is chosen:
+                    del self._waiting[key]
+                else:
+                    self.end_pass()
+                raise
+        if key in self._at:
+            self._turns.charge(self._at[key], cost)
+
+    def end_pass(self) -> None:
+        """The next one may pass."""
+        self._passing = None
+        if self._waiting:
+            # Not at once: the chunk that has just passed is about to come back.
+            asyncio.get_running_loop().call_soon(self._let_next)
+
+    def _let_next(self) -> None:
+        if self._passing is not None or not self._waiting:
+            return
+        key = self._last
+        if key not in self._waiting or self._left_of_turn <= 0:
+            at_door = {self._at[each]: each for each in self._waiting if each in self._at}
+            # One that has left meanwhile needs no turn: its request is dropped.
+            key = at_door[self._turns.next(at_door)] if at_door else next(iter(self._waiting))
+        assert key is not None  # noqa: S101 - it waits
+        chosen = self._waiting.pop(key)
+        self._choose(key)
+        chosen.set_result(None)
+
+    def _choose(self, key: LeaseKey) -> None:
+        if key != self._last or self._left_of_turn <= 0:
+            self._last, self._left_of_turn = key, self._turn_requests
+        self._left_of_turn -= 1
+        self._passing = key
 
 
 class Admission:
-    """One chunk's turn, which it has from the start.
+    """One chunk at the door, where it is from the start.
 
-    ``slow`` counts the chunks of each batch that let others go first: no more chunks of such a
-    batch are leased meanwhile. ``may_return`` says whether the chunk may have its turn back.
+    ``slow`` counts the chunks of each batch that are slow to begin: no more chunks of such a batch
+    are leased meanwhile. ``may_return`` says whether the chunk may come back to the door.
     """
 
     def __init__(
         self,
-        turn: asyncio.Lock,
-        batch_id: str,
+        door: Door,
+        lease: ChunkLease,
+        standing: Standing,
         slow: Counter[str],
         *,
         may_return: Callable[[], bool],
     ) -> None:
-        self._turn = turn
+        self._door = door
+        self._key = lease.key
+        self._cost = lease.token_estimate / lease.request_count
+        self._standing = standing
         self._may_return = may_return
-        self._batch_id = batch_id
         self._slow = slow
-        self._has_turn = True
 
     def leave(self) -> None:
         """Let the next chunk begin. A second call does nothing."""
-        if self._has_turn:
-            self._has_turn = False
-            self._turn.release()
+        self._door.leave(self._key)
+
+    async def submit(self, submitting: Callable[[], Awaitable[None]]) -> None:
+        """Do so when it is the chunk's turn; at once, if it has left the door."""
+        if self._key not in self._door:
+            await submitting()
+            return
+        await self._door.begin_pass(self._key, self._cost)
+        try:
+            await submitting()
+        finally:
+            self._door.end_pass()
 
     async def unless_slow(self, preparation: Coroutine[Any, Any, T]) -> T:
-        """Return what ``preparation`` returns, with the turn, which others may have had meanwhile.
+        """Return what ``preparation`` returns; meanwhile the chunk may be away from the door.
 
-        Raises :class:`~batchyard.errors.StorageUnavailable` if the turn cannot be had again.
+        Raises :class:`~batchyard.errors.StorageUnavailable` if it cannot come back.
         """
         task = asyncio.create_task(preparation)
         try:
@@ -64,16 +192,16 @@ class Admission:
             await asyncio.wait((task,))
 
     async def _let_others_go_first(self, task: asyncio.Task[Any]) -> None:
-        self._slow[self._batch_id] += 1
+        batch_id = self._key.batch_id
+        self._slow[batch_id] += 1
         self.leave()
         try:
             await asyncio.wait((task,))
         finally:
-            self._slow[self._batch_id] -= 1
-            if not self._slow[self._batch_id]:
-                del self._slow[self._batch_id]
+            self._slow[batch_id] -= 1
+            if not self._slow[batch_id]:
+                del self._slow[batch_id]
         if not task.cancelled() and task.exception() is None:
-            await self._turn.acquire()
-            self._has_turn = True
             if not self._may_return():
                 raise StorageUnavailable("The input came late: others run here by now.")
+            self._door.enter(self._key, self._standing)

@@ -290,7 +290,7 @@ class ChunkRun:
                 if takes_form(request.url) and self.window.serves(request.url):
                     await attachments.submit(request)
                 else:
-                    await self.window.submit(request)
+                    await self.admission.submit(partial(self.window.submit, request))
 
     async def _readable(
         self, descriptor: int, requests: Sequence[_Planned]

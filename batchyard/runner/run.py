@@ -15,7 +15,7 @@ from batchyard import metric_families as families
 from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
-from batchyard.runner.admission import Admission
+from batchyard.runner.admission import Admission, Door
 from batchyard.runner.batch_traits import TraitsOfBatches
 from batchyard.runner.cache_watch import CacheWatch
 from batchyard.runner.chunk import ChunkRun
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, EngineLoad, LeaseKey
+    from batchyard.turns import Standing
     from batchyard.wire import TokenUsage
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
@@ -98,8 +99,9 @@ class Runner:
         self._running: dict[LeaseKey, ChunkRun] = {}
         self._inputs = Inputs(services)
         self._traits = TraitsOfBatches(services)
-        self._turn = asyncio.Lock()
-        """Held by the one chunk that is being admitted, see :mod:`batchyard.runner.admission`."""
+        self._door: Door
+        self._standings: dict[LeaseKey, Standing] = {}
+        """Of the chunks that were handed out and do not run yet."""
         self._slow: Counter[str] = Counter()
         self._is_making_room = False
         """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
@@ -140,6 +142,7 @@ class Runner:
             self._cache = CacheWatch(self._engine)
             if self._registration is not None:
                 await stack.enter_async_context(self._cache.watching())
+            self._door = Door(turn_requests=max(1, self._window.size // 2))
             self._pace = Pace(self._window)
             self._closing = stack.pop_all()
         self._show_answers()
@@ -183,7 +186,7 @@ class Runner:
             chunk.stop(ChunkAction.YIELD)
 
     async def leases(self) -> AsyncIterator[ChunkLease]:
-        """Claim chunks, the most urgent first, each when all of the one before is in the window.
+        """Claim chunks, each as soon as none of its flow waits at the door of the window.
 
         Raises :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the
         database says when it goes on to refuse.
@@ -191,7 +194,6 @@ class Runner:
         idle_since = time.monotonic()
         refusals = 0
         while True:
-            await self._turn.acquire()
             self._window.check()
             try:
                 lease = await patiently(self._next, "chunks")
@@ -207,12 +209,15 @@ class Runner:
                 yield lease
                 idle_since = time.monotonic()
                 continue
-            self._turn.release()
             if self._held:
                 idle_since = time.monotonic()
-            if not refusals and await patiently(partial(self._is_over, idle_since), "the rest"):
+            if (
+                self._door.is_empty
+                and not refusals
+                and await patiently(partial(self._is_over, idle_since), "the rest")
+            ):
                 return
-            await asyncio.sleep(intervals.POLL_SECONDS)
+            await self._door.until_left(intervals.POLL_SECONDS)
 
     async def run(self, batch_id: str, index: int) -> ChunkTally | None:
         """Run a chunk that :meth:`leases` has handed out, to its last durable line.
@@ -224,8 +229,9 @@ class Runner:
         if lease is None:
             return None
         admission = Admission(
-            self._turn,
-            batch_id,
+            self._door,
+            lease,
+            self._standings.pop(lease.key),
             self._slow,
             may_return=partial(self._may_join, lease),
         )
@@ -289,38 +295,68 @@ class Runner:
     async def _next(self) -> ChunkLease | None:
         """A chunk that may start now, if there is one."""
         busy = self._busy()
-        must_empty = self._is_making_room or any(chunk.runs_alone for chunk in busy)
-        if self._is_draining or (must_empty and busy):
+        must_empty = self._is_making_room or any(busy)
+        if self._is_draining or not self._may_claim() or (must_empty and busy):
             return None
         lease = await self._claim()
         self._is_making_room = False
-        if lease is None or not busy or not runs_alone(lease):
-            return lease
-        # Not kept: a crash of this runner meanwhile would count against it.
-        self._is_making_room = True
-        await self._returns.release(lease)
-        return None
+        if lease is None:
+            return None
+        if busy and runs_alone(lease):
+            # Not kept: a crash of this runner meanwhile would count against it.
+            self._is_making_room = True
+            await self._returns.release(lease)
+            return None
+        try:
+            standing = await self.services.store.chunks.standing(lease.batch_id)
+        except StoreError:
+            await self._returns.release(lease)
+            raise
+        self._standings[lease.key] = standing
+        self._door.enter(lease.key, standing)
+        return lease
 
-    def _busy(self, *, but: LeaseKey | None = None) -> list[ChunkRun]:
-        """Chunks that may have requests in the window; one that waits for its input has none."""
-        return [
-            chunk
+    def _may_claim(self) -> bool:
+        # The chunks of one batch go one after the other.
+        return self._door.is_empty or (self.batch_id is None and self._door.has_room)
+
+    def _busy(self, *, but: LeaseKey | None = None) -> list[bool]:
+        """Of each chunk that may have requests in the window, whether it runs alone.
+
+        One that waits for its input has none there. One that was handed out is about to.
+        """
+        running = [
+            chunk.runs_alone
             for key, chunk in self._running.items()
             if key != but and key.batch_id not in self._slow
         ]
+        beginning = [
+            runs_alone(lease)
+            for lease in self._held.values()
+            if lease.key != but and lease.key in self._standings
+        ]
+        return running + beginning
 
     def _may_join(self, lease: ChunkLease) -> bool:
         """Whether the chunk may begin beside what runs here by now."""
         others = self._busy(but=lease.key)
-        return not others or not (runs_alone(lease) or any(each.runs_alone for each in others))
+        return not others or not (runs_alone(lease) or any(others))
 
     async def _claim(self) -> ChunkLease | None:
-        claimed = await self.services.store.chunks.claim(
+        chunks, door = self.services.store.chunks, self._door
+        without = self._returns.put_off() | self._slow.keys() | door.batches
+        if not door.is_empty and not await chunks.is_any_free(
+            self.model, without=without, beside=door.beside
+        ):
+            # The usual case, several times a second: it must not write.
+            return None
+        claimed = await chunks.claim(
             model=self.model,
             owner=self._owner,
             lease_seconds=self.services.settings.lease_seconds,
             batch_id=self.batch_id,
-            without=self._returns.put_off() | self._slow.keys(),
+            without=without,
+            beside=door.beside,
         )
         return claimed[0] if claimed else None
 

@@ -9,29 +9,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from batchyard import intervals
 from batchyard import metric_families as families
-from batchyard.errors import LeaseLost, StoreError
+from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs import event_logger
 from batchyard.services.interruption import Interruption
 from batchyard.services.log_words import describe
 from batchyard.services.published import Figures
 from batchyard.services.renewal import renewing
+from batchyard.services.work_places import WorkPlaces
 from batchyard.store import BatchLease
+from batchyard.turns import Room
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from batchyard.settings import Settings
     from batchyard.store import BatchSnapshot, Store
+    from batchyard.turns import Standing
 
 log = event_logger(__name__)
 
-_BUSY_AT_ONCE = 8
-"""Batches that are fetched, planned, collected or published at a time; the others wait."""
+_AHEAD = 8
+"""Batches that are leased before they can begin. More would wait here in the order of their leases,
+and other processes could not have them."""
 AGAIN_AFTER_SECONDS = 5.0
 """After an error that will pass, the batch is not tried again for this time."""
 
@@ -123,7 +128,10 @@ class HeldBatches:
         self._store = store
         self._settings = settings
         self.owner = owner or f"control_{secrets.token_hex(16)}"
-        self._busy = asyncio.Semaphore(_BUSY_AT_ONCE)
+        self._places = WorkPlaces()
+        self._room = Room(settings.batches_at_once)
+        self._beginning = 0
+        self._working: set[str] = set()
         self._held: dict[str, HeldBatch] = {}
         self._leases_lost = 0
         self._at_end = contextlib.AsyncExitStack()
@@ -159,9 +167,15 @@ class HeldBatches:
         )
 
     async def claim(self, limit: int) -> list[str]:
-        """Lease up to ``limit`` batches, the most urgent first. Hold or release each of them."""
+        """Lease up to ``limit`` batches whose turn it is, of tenants that have not too many here.
+
+        Hold or release each of them.
+        """
         leases = await self._store.batch_leases.claim(
-            owner=self.owner, lease_seconds=self._settings.batch_lease_seconds, limit=limit
+            owner=self.owner,
+            lease_seconds=self._settings.batch_lease_seconds,
+            without_tenants=self._room.full_tenants(),
+            limit=limit,
         )
         for lease in leases:
             # Ours until its lease ran out: the work on it under the older lease must end.
@@ -199,23 +213,55 @@ class HeldBatches:
         finally:
             await self._let_go(held, after_seconds)
 
-    @contextlib.asynccontextmanager
-    async def working(self) -> AsyncIterator[None]:
-        """Work on one of ``_BUSY_AT_ONCE`` batches while the block runs; wait until that is so.
+    @property
+    def room(self) -> int:
+        """How many batches more this process may lease now."""
+        if not self._room.free:
+            return 0
+        room = _AHEAD - self._beginning
+        # A claim may be of one tenant only, which must not have the last places.
+        return min(room, 1) if self._room.free <= _AHEAD else room
 
-        The block takes one batch to its end, and marks its pauses with :meth:`waiting`.
+    @contextlib.asynccontextmanager
+    async def working(self, batch_id: str) -> AsyncIterator[None]:
+        """Count a batch that :meth:`claim` has leased while the block takes it to its end.
+
+        Waits for its turn to begin. The block calls :meth:`take_turn` before each part of the work.
         """
-        async with self._busy:
-            yield
-
-    @contextlib.asynccontextmanager
-    async def waiting(self) -> AsyncIterator[None]:
-        """Let another batch be worked on while the block waits, within :meth:`working`."""
-        self._busy.release()
+        self._beginning += 1
         try:
+            standing = await self._standing(batch_id)
+            self._room.take(standing.tenant)
+        except BaseException:
+            self._beginning -= 1
+            raise
+        try:
+            try:
+                # Its input is not read yet.
+                await self._places.take(replace(standing, is_small=True))
+            finally:
+                self._beginning -= 1
+            self._working.add(batch_id)
             yield
         finally:
-            await self._busy.acquire()
+            self._working.discard(batch_id)
+            self._places.give_back(batch_id)
+            self._room.give_back(standing.tenant)
+
+    async def take_turn(self, batch_id: str) -> None:
+        """Let those go first whose turn it is. Without :meth:`working`, there are none."""
+        if batch_id in self._working:
+            await self._places.take(await self._standing(batch_id))
+
+    def pause(self, batch_id: str) -> None:
+        """Let others work until :meth:`take_turn`, as the batch waits for something."""
+        self._places.give_back(batch_id)
+
+    async def _standing(self, batch_id: str) -> Standing:
+        standings = await self._store.batch_leases.standings([batch_id])
+        if batch_id not in standings:
+            raise RecordNotFound(f"There is no batch {batch_id}.")
+        return standings[batch_id]
 
     async def _obtain(self, batch_id: str) -> None:
         store, settings = self._store, self._settings

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, case, func, or_, select, tuple_, update
+from sqlalchemy import and_, func, or_, select, tuple_, update
 
-from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
+from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.batch.order import is_small_file, read_standings, turns_of_batches
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN
 from batchyard.store.clock import clock
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.lifecycle import BatchStatus
+    from batchyard.turns import Standing
+
 
 _IS_UNFINISHED = BATCHES.c.status.in_(UNFINISHED)
 _LEASE = (BATCHES.c.id, BATCHES.c.epoch, BATCHES.c.owner)
 """The columns of :class:`BatchLease`."""
 _IS_FREE = and_(_IS_UNFINISHED, is_free(BATCHES))
-_ENDING = (BatchStatus.CANCELLING, BatchStatus.FINALIZING)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,14 +78,18 @@ class BatchLeases(Aggregate):
         owner: str,
         lease_seconds: float,
         batch_id: str | None = None,
+        without_tenants: Collection[str] = (),
         limit: int = 1,
     ) -> list[BatchLease]:
         """Lease up to ``limit`` batches that have not ended: this one, or the first in order.
 
-        Batches of which only the files are missing go first. Then tenants take turns, each with its
-        batches by priority, deadline and age. An empty list: no batch is free.
+        The order is that of :mod:`batchyard.turns`. Nothing is leased of ``without_tenants``. An
+        empty list: no batch is free.
         """
-        free = _free_batches(limit) if batch_id is None else _one_free_batch(batch_id)
+        if batch_id is None:
+            free = _free_batches(limit, without_tenants)
+        else:
+            free = _one_free_batch(batch_id)
         ids = (await connection.execute(free)).scalars().all()
         # They are locked: what was free when they were read still is.
         leased = await connection.execute(
@@ -150,6 +157,13 @@ class BatchLeases(Aggregate):
         }
 
     @reads
+    async def standings(
+        self, connection: AsyncConnection, batch_ids: Collection[str]
+    ) -> dict[str, Standing]:
+        """When each of these batches has its turn to be worked on; unknown ids are left out."""
+        return await read_standings(connection, batch_ids, is_small_file())
+
+    @reads
     async def free_count(self, connection: AsyncConnection) -> int:
         """How many batches have not ended and have no owner."""
         statement = select(func.count()).select_from(BATCHES).where(_IS_FREE)
@@ -180,29 +194,19 @@ def _one_free_batch(batch_id: str) -> Select[Any]:
     return select(BATCHES.c.id).where(BATCHES.c.id == batch_id, _IS_FREE).with_for_update()
 
 
-def _free_batches(limit: int) -> Select[Any]:
-    """The batches to lease, locked. On PostgreSQL two claimers never wait for each other's rows.
-
-    Held batches count for their tenant's turns, so that one with many waits for the others.
-    """
-    is_ending = case((BATCHES.c.status.in_(_ENDING), 0), else_=1)
-    own_order = (is_ending, BATCHES.c.priority.desc(), BATCHES.c.expires_at, BATCHES.c.created_at)
-    turn = func.row_number().over(
-        partition_by=BATCHES.c.tenant, order_by=(_IS_FREE, *own_order, BATCHES.c.id)
-    )
+def _free_batches(limit: int, without_tenants: Collection[str]) -> Select[Any]:
+    """The batches to lease, locked. On PostgreSQL two claimers never wait for each other's rows."""
     # One that was given back for later is neither held nor free.
-    counts = or_(BATCHES.c.owner.is_not(None), _IS_FREE)
-    ranks = (
-        select(BATCHES.c.id, is_ending.label("is_ending"), turn.label("turn"))
-        .where(_IS_UNFINISHED, counts)
-        .subquery("ranks")
-    )
+    counts = and_(_IS_UNFINISHED, or_(BATCHES.c.owner.is_not(None), _IS_FREE))
+    if without_tenants:
+        counts = and_(counts, BATCHES.c.tenant.not_in(sorted(without_tenants)))
+    ranks = turns_of_batches(counts, _IS_FREE).subquery("ranks")
     return (
         select(BATCHES.c.id)
         .join(ranks, ranks.c.id == BATCHES.c.id)
         # Asked of the row itself once more: another claimer may have had it in between.
         .where(_IS_FREE)
-        .order_by(ranks.c.is_ending, ranks.c.turn, BATCHES.c.expires_at, BATCHES.c.id)
+        .order_by(ranks.c.turn, ranks.c.is_open, BATCHES.c.expires_at, BATCHES.c.id)
         .limit(limit)
         .with_for_update(of=BATCHES, skip_locked=True)
     )

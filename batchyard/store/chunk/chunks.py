@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import and_, case, func, or_, select, tuple_, update
 
 from batchyard.errors import LeaseLost
-from batchyard.forecast import URGENCY_SECONDS
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.batch.order import in_flow, is_small_rest, read_standings, urgency
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import (
     CHUNKS,
@@ -35,6 +35,7 @@ from batchyard.store.clock import clock
 from batchyard.store.columns import usage_values
 from batchyard.store.leasing import claimed, is_claim, is_free, is_held, released, renewed
 from batchyard.store.tenant.tenants import TENANTS, served
+from batchyard.turns import Beside
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -42,7 +43,11 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.turns import Standing
     from batchyard.wire import BatchUsage
+
+
+_NOTHING: Final = Beside()
 
 
 class ChunkAction(StrEnum):
@@ -82,18 +87,20 @@ class Chunks(Aggregate):
         lease_seconds: float,
         batch_id: str | None = None,
         without: Collection[str] = (),
+        beside: Beside = _NOTHING,
         limit: int = 1,
     ) -> list[ChunkLease]:
         """Lease up to ``limit`` chunks of ``model``, of one batch or of the first in order.
 
-        Batches go by urgency class (how long until the deadline), within a class tenants take
-        turns, and each tenant's own go by priority, deadline and age; their chunks by number. An
-        empty list: no chunk is free. Nothing is leased of a batch that is paused or overdue, or in
-        ``without``. An owner whose lease ran out counts as a death of the chunk.
+        The order is that of :mod:`batchyard.turns`, with the tenant first that was served longest
+        ago; a batch's chunks go by number. An empty list: no chunk is free. Nothing is leased of a
+        batch that is paused or overdue, in ``without``, or that is ``beside`` the
+        runner. An owner whose lease ran out counts as a death of the
+        chunk.
         """
         leases: list[ChunkLease] = []
         tenants: set[str] = set()
-        candidates = await connection.execute(batches_with_free_chunks(model, batch_id, without))
+        candidates = await connection.execute(_batches_to_run(model, batch_id, without, beside))
         for candidate, tenant in candidates.all():
             free = free_chunks(candidate, model, limit - len(leases))
             leased = await _lease(connection, candidate, free, owner, lease_seconds)
@@ -190,6 +197,25 @@ class Chunks(Aggregate):
     async def clear(self, lease: ChunkLease) -> None:
         """Forget the errors and lost owners of the chunk. Raises :class:`LeaseLost`."""
         await self._update_leased(lease, {"strikes": 0, "deaths": 0})
+
+    @reads
+    async def is_any_free(
+        self,
+        connection: AsyncConnection,
+        model: str,
+        *,
+        without: Collection[str] = (),
+        beside: Beside = _NOTHING,
+    ) -> bool:
+        """Whether :meth:`claim` would find one, for those who ask often."""
+        first = _batches_to_run(model, None, without, beside)
+        return (await connection.execute(first.limit(1))).first() is not None
+
+    @reads
+    async def standing(self, connection: AsyncConnection, batch_id: str) -> Standing:
+        """When the batch has its turn in an engine."""
+        standings = await read_standings(connection, [batch_id], is_small_rest())
+        return standings[batch_id]
 
     @reads
     async def summary(self, connection: AsyncConnection, batch_id: str) -> ChunkSummary:
@@ -306,12 +332,6 @@ def is_runnable() -> ColumnElement[bool]:
     )
 
 
-def _urgency() -> ColumnElement[int]:
-    left = BATCHES.c.expires_at - clock()
-    classes = [(left <= seconds, index) for index, seconds in enumerate(URGENCY_SECONDS)]
-    return case(*classes, else_=len(URGENCY_SECONDS))
-
-
 def batches_with_free_chunks(
     model: str, batch_id: str | None, without: Collection[str] = ()
 ) -> Select[Any]:
@@ -329,15 +349,31 @@ def batches_with_free_chunks(
     if without:
         statement = statement.where(BATCHES.c.id.not_in(without))
     return statement.order_by(
-        _urgency(),
+        urgency(),
         func.coalesce(TENANTS.c.served_at, 0.0),
         # A tenant that was never served has no row; of several such one has its turn at a time.
         BATCHES.c.tenant,
         BATCHES.c.priority.desc(),
+        # A runner that has one of them asks for a large one next, see ``beside``.
+        case((is_small_rest(), 0), else_=1),
         BATCHES.c.expires_at,
         BATCHES.c.created_at,
         BATCHES.c.id,
     )
+
+
+def _batches_to_run(
+    model: str,
+    batch_id: str | None,
+    without: Collection[str],
+    beside: Beside,
+) -> Select[Any]:
+    statement = batches_with_free_chunks(model, batch_id, without)
+    if beside.has_large:
+        statement = statement.where(is_small_rest())
+    for flow in sorted(beside.flows):
+        statement = statement.where(~in_flow(flow))
+    return statement
 
 
 def free_chunks(batch_id: str, model: str, limit: int) -> Select[Any]:

@@ -70,16 +70,16 @@ class FileRow(Row, FileRecord, table=True):
     __table_args__ = (Index(None, "tenant", "created_at", "id"), Index(None, "storage_key"))
 
 
-_FILES = FileRow.metadata.tables["files"]
+FILES = FileRow.metadata.tables["files"]
 _HAS_NOT_ENDED = BATCHES.c.status.in_(UNFINISHED)
 _IS_CURRENT = and_(
-    _FILES.c.deleted_at.is_(None),
-    or_(_FILES.c.expires_at.is_(None), _FILES.c.expires_at > clock_seconds()),
+    FILES.c.deleted_at.is_(None),
+    or_(FILES.c.expires_at.is_(None), FILES.c.expires_at > clock_seconds()),
 )
 _MAY_GO = and_(
-    _FILES.c.expires_at <= clock_seconds(),
-    _FILES.c.deleted_at.is_(None),
-    _FILES.c.id.not_in(select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)),
+    FILES.c.expires_at <= clock_seconds(),
+    FILES.c.deleted_at.is_(None),
+    FILES.c.id.not_in(select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)),
 )
 
 
@@ -119,12 +119,12 @@ class Files(Aggregate):
         Raises :class:`~batchyard.errors.RecordNotFound` for an ``after`` that never was a file
         of the tenant. One that was deleted meanwhile still marks its place.
         """
-        statement = select(_FILES).where(_FILES.c.tenant == tenant, _IS_CURRENT)
+        statement = select(FILES).where(FILES.c.tenant == tenant, _IS_CURRENT)
         if purpose is not None:
-            statement = statement.where(_FILES.c.purpose == purpose)
+            statement = statement.where(FILES.c.purpose == purpose)
         place = None if after is None else await _place(connection, after, tenant)
         found = await connection.execute(
-            from_place(statement, _FILES, order=order, limit=limit, after=place)
+            from_place(statement, FILES, order=order, limit=limit, after=place)
         )
         return Page((FileRecord.read(row) for row in found.mappings()), limit=limit)
 
@@ -138,8 +138,8 @@ class Files(Aggregate):
         """
         record = await load_file(connection, file_id, tenant)
         marked = await connection.execute(
-            update(_FILES)
-            .where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
+            update(FILES)
+            .where(FILES.c.id == file_id, FILES.c.deleted_at.is_(None))
             .values(deleted_at=clock_seconds())
         )
         if marked.rowcount == 0:
@@ -153,7 +153,7 @@ class Files(Aggregate):
         The input of a batch that has not ended is not among them, however old it is.
         """
         found = await connection.execute(
-            select(_FILES).where(_MAY_GO).order_by(_FILES.c.expires_at, _FILES.c.id).limit(limit)
+            select(FILES).where(_MAY_GO).order_by(FILES.c.expires_at, FILES.c.id).limit(limit)
         )
         return [FileRecord.read(row) for row in found.mappings()]
 
@@ -166,10 +166,10 @@ class Files(Aggregate):
         One that was deleted meanwhile, or that a batch has been created with, is left out.
         """
         marked = await connection.execute(
-            update(_FILES)
-            .where(_FILES.c.id.in_(file_ids), _MAY_GO)
+            update(FILES)
+            .where(FILES.c.id.in_(file_ids), _MAY_GO)
             .values(deleted_at=clock_seconds())
-            .returning(_FILES.c.id)
+            .returning(FILES.c.id)
         )
         return set(marked.scalars())
 
@@ -177,8 +177,8 @@ class Files(Aggregate):
     async def storage_keys(self, connection: AsyncConnection, keys: Sequence[str]) -> set[str]:
         """Those of ``keys`` that hold the bytes of a file which is not deleted."""
         found = await connection.execute(
-            select(_FILES.c.storage_key).where(
-                _FILES.c.storage_key.in_(keys), _FILES.c.deleted_at.is_(None)
+            select(FILES.c.storage_key).where(
+                FILES.c.storage_key.in_(keys), FILES.c.deleted_at.is_(None)
             )
         )
         return set(found.scalars())
@@ -203,7 +203,7 @@ class Files(Aggregate):
         """When the first batch or file was recorded, Unix seconds; None: nothing ever was."""
         firsts = [
             (await connection.execute(select(func.min(table.c.created_at)))).scalar_one()
-            for table in (_FILES, BATCHES)
+            for table in (FILES, BATCHES)
         ]
         return min((first for first in firsts if first is not None), default=None)
 
@@ -213,7 +213,7 @@ async def insert_file(connection: AsyncConnection, new: NewFile) -> None:
     values = new.model_dump(exclude={"lifetime_seconds"})
     now = await read_seconds(connection)
     expires_at = None if new.lifetime_seconds is None else now + new.lifetime_seconds
-    await connection.execute(insert(_FILES).values(created_at=now, expires_at=expires_at, **values))
+    await connection.execute(insert(FILES).values(created_at=now, expires_at=expires_at, **values))
 
 
 async def load_file(
@@ -223,9 +223,9 @@ async def load_file(
 
     Raises :class:`~batchyard.errors.RecordNotFound`.
     """
-    statement = select(_FILES).where(_FILES.c.id == file_id, _FILES.c.deleted_at.is_(None))
+    statement = select(FILES).where(FILES.c.id == file_id, FILES.c.deleted_at.is_(None))
     if tenant is not None:
-        statement = statement.where(_FILES.c.tenant == tenant, _IS_CURRENT)
+        statement = statement.where(FILES.c.tenant == tenant, _IS_CURRENT)
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise _not_found(file_id)
@@ -234,8 +234,8 @@ async def load_file(
 
 async def _place(connection: AsyncConnection, file_id: str, tenant: str) -> tuple[int, str]:
     found = await connection.execute(
-        select(_FILES.c.created_at, _FILES.c.id).where(
-            _FILES.c.id == file_id, _FILES.c.tenant == tenant
+        select(FILES.c.created_at, FILES.c.id).where(
+            FILES.c.id == file_id, FILES.c.tenant == tenant
         )
     )
     row = found.one_or_none()
