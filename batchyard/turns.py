@@ -167,9 +167,9 @@ class Room:
         if not self._taken[tenant]:
             del self._taken[tenant]
 
-    def is_there_for(self, tenant: str) -> bool:
-        """Whether the tenant may take one more."""
-        return self._taken[tenant] < min(self._most, _MOST_OF_FREE * self.free)
+    def is_there_for(self, tenant: str, *, among: int = 1) -> bool:
+        """Whether the tenant may take one more, where so many tenants are to get equal parts."""
+        return self._taken[tenant] < min(-(-self._most // among), _MOST_OF_FREE * self.free)
 
     def full_tenants(self) -> set[str]:
         """The tenants that have places, and may take no more."""

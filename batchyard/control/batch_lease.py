@@ -108,9 +108,9 @@ class LeasedBatch:
             log.warning("batch.stopped", error, batch=self.id, error_code=error.code)
             await stop_failed(self._services, self.id, error, self.epoch)
 
-    async def turn(self) -> None:
+    async def turn(self, *, is_small: bool = False) -> None:
         """Wait until it is the batch's turn to be worked on: before each part of a step."""
-        await self._held.take_turn(self.id)
+        await self._held.take_turn(self.id, is_small=is_small)
 
     async def until_run(self) -> int:
         """Wait until nothing more of the batch will run; how many requests have an answer then."""

@@ -248,10 +248,14 @@ class HeldBatches:
             self._places.give_back(batch_id)
             self._room.give_back(standing.tenant)
 
-    async def take_turn(self, batch_id: str) -> None:
-        """Let those go first whose turn it is. Without :meth:`working`, there are none."""
+    async def take_turn(self, batch_id: str, *, is_small: bool = False) -> None:
+        """Let those go first whose turn it is. Without :meth:`working`, there are none.
+
+        ``is_small``: it is known here that the next part of the work is, if not in the database.
+        """
         if batch_id in self._working:
-            await self._places.take(await self._standing(batch_id))
+            standing = await self._standing(batch_id)
+            await self._places.take(replace(standing, is_small=is_small or standing.is_small))
 
     def pause(self, batch_id: str) -> None:
         """Let others work until :meth:`take_turn`, as the batch waits for something."""

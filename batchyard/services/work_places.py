@@ -2,12 +2,13 @@
 
 Their number bounds what a process does at once; what waits for one has its turn by
 :mod:`batchyard.turns`. Large batches have places of their own: a file of a million lines takes
-minutes to read, and small batches do not wait for it.
+minutes to read, and one of unknown size may, so that small batches do not wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from batchyard.turns import Room, Turns
@@ -18,16 +19,14 @@ if TYPE_CHECKING:
 _SMALL_AT_ONCE: Final = 4
 """They wait for little but processors, so more of them at a time would only all be slower."""
 _LARGE_AT_ONCE: Final = 8
-"""Of one tenant. Reading an input from far away, or one of unknown size, counts as large."""
 
 
 class WorkPlaces:
     """A place for each batch that is worked on."""
 
     def __init__(self) -> None:
-        # The two never wait for each other.
-        self._small = _Places(_SMALL_AT_ONCE, is_shared=False)
-        self._large = _Places(_LARGE_AT_ONCE, is_shared=True)
+        self._small = _Places(_SMALL_AT_ONCE, in_equal_parts=True)
+        self._large = _Places(_LARGE_AT_ONCE, in_equal_parts=False)
         self._taken: dict[str, tuple[_Places, Standing]] = {}
 
     async def take(self, standing: Standing) -> None:
@@ -49,48 +48,52 @@ class WorkPlaces:
 
 
 class _Places:
-    """``is_shared``: no tenant may have all of them, because each may take long."""
+    """``most`` for a tenant that is by itself; the next one finds some free.
 
-    def __init__(self, most: int, *, is_shared: bool) -> None:
-        self._most = most
-        self._taken = 0
-        self._room = Room(most) if is_shared else None
+    ``in_equal_parts``: a tenant takes no more than its part, also while others leave theirs free.
+    They share processors: what one does not need is for the speed of the others.
+    """
+
+    def __init__(self, most: int, *, in_equal_parts: bool) -> None:
+        self._in_equal_parts = in_equal_parts
+        self._room = Room(most)
         self._turns = Turns(urgent_first=False)
+        self._tenants: Counter[str] = Counter()
+        """Of all that wait or have a place."""
         self._waiting: dict[Standing, asyncio.Future[None]] = {}
 
     async def take(self, standing: Standing) -> None:
         self._turns.join(standing)
+        self._tenants[standing.tenant] += 1
         granted = self._waiting[standing] = asyncio.get_running_loop().create_future()
         self._grant()
         try:
             await granted
         except asyncio.CancelledError:
-            if standing in self._waiting:
-                self._stop_waiting(standing)
-            else:
+            if self._waiting.pop(standing, None) is None:
                 self.give_back(standing)
+            else:
+                self._leave(standing)
             raise
 
     def give_back(self, standing: Standing) -> None:
-        self._taken -= 1
-        if self._room is not None:
-            self._room.give_back(standing.tenant)
+        self._room.give_back(standing.tenant)
+        self._leave(standing)
+
+    def _leave(self, standing: Standing) -> None:
+        self._turns.leave(standing)
+        self._tenants[standing.tenant] -= 1
+        if not self._tenants[standing.tenant]:
+            del self._tenants[standing.tenant]
         self._grant()
 
     def _grant(self) -> None:
         while waiting := [each for each in self._waiting if self._may_take(each)]:
             first = self._turns.next(waiting)
             self._turns.charge(first)
-            self._taken += 1
-            if self._room is not None:
-                self._room.take(first.tenant)
-            self._stop_waiting(first).set_result(None)
-
-    def _stop_waiting(self, standing: Standing) -> asyncio.Future[None]:
-        self._turns.leave(standing)
-        return self._waiting.pop(standing)
+            self._room.take(first.tenant)
+            self._waiting.pop(first).set_result(None)
 
     def _may_take(self, standing: Standing) -> bool:
-        if self._room is None:
-            return self._taken < self._most
-        return self._room.is_there_for(standing.tenant)
+        among = len(self._tenants) if self._in_equal_parts else 1
+        return self._room.is_there_for(standing.tenant, among=among)

@@ -14,6 +14,7 @@ from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
 from batchyard.store import NewFile
 from batchyard.threads import in_thread
+from batchyard.turns import SMALL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -70,6 +71,18 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         )
     )
     return stored.size_bytes
+
+
+async def is_small_here(services: Services, batch_id: str) -> bool:
+    """Whether the input is a small file of this machine, so that it is soon fetched."""
+    location = (await places_of(services, batch_id)).input
+    if not isinstance(location, LocalFile):
+        return False
+    try:
+        return (await in_thread(location.path.stat)).st_size <= SMALL_BYTES
+    except OSError:
+        # To say so is soon done.
+        return True
 
 
 async def _check_here(services: Services, location: Location) -> None:

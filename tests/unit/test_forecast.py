@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.forecast import URGENCY_SECONDS, Capacity, OpenWork, forecast, urgency
+from batchyard.forecast import Capacity, OpenWork, forecast
+from batchyard.turns import URGENCY_SECONDS, urgency
 
 NOW = 1_800_000_000
 HOUR = 3600

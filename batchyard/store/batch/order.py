@@ -134,4 +134,7 @@ def turns_of_batches(counts: ColumnElement[bool], is_free: ColumnElement[bool]) 
 
 
 def _is_ending() -> ColumnElement[bool]:
-    return BATCHES.c.status.in_(_ENDING)
+    """Whether only its files are missing."""
+    is_open = select(CHUNKS.c.index).where(CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN).exists()
+    is_run = and_(BATCHES.c.status == BatchStatus.IN_PROGRESS, ~is_open)
+    return or_(BATCHES.c.status.in_(_ENDING), is_run)

@@ -1,0 +1,190 @@
+"""The door of a window: in which order chunks put their requests in, and that none is shut out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.runner.admission import Admission, Door
+from batchyard.store import ChunkLease
+from batchyard.turns import Beside, Flow, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SOON_SECONDS = 10.0
+
+
+class Entrance:
+    """A window in which requests find a slot one after the other, when ``admit`` says so."""
+
+    def __init__(self, turn_requests: int = 1) -> None:
+        self.door = Door(turn_requests)
+        self.order: list[str] = []
+        self._slots = asyncio.Semaphore(0)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def chunk(
+        self, name: str, count: int, *, tenant: str = "a", tokens: int = 1, is_small: bool = False
+    ) -> asyncio.Task[None]:
+        """Begin to admit so many requests of a chunk, each of so many tokens."""
+        standing = Standing(
+            batch_id=name, tenant=tenant, is_small=is_small, created_at=len(self._tasks)
+        )
+        lease = lease_of(name, token_estimate=tokens)
+        self.door.enter(lease.key, standing)
+        admission = Admission(self.door, lease, standing, Counter(), may_return=lambda: True)
+        self._tasks.append(asyncio.create_task(self._admit(admission, name, count)))
+        return self._tasks[-1]
+
+    async def admit(self, count: int) -> str:
+        """Let so many requests in; whose they were, a letter for each."""
+        before = len(self.order)
+        async with asyncio.timeout(SOON_SECONDS):
+            for _ in range(count):
+                self._slots.release()
+                for _ in range(10):
+                    await asyncio.sleep(0)
+        return "".join(self.order[before:])
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _admit(self, admission: Admission, name: str, count: int) -> None:
+        for _ in range(count):
+            await admission.submit(self._submit)
+            self.order.append(name)
+        admission.leave()
+
+    async def _submit(self) -> None:
+        await self._slots.acquire()
+
+
+def lease_of(batch_id: str, *, token_estimate: int = 1) -> ChunkLease:
+    return ChunkLease(
+        batch_id=batch_id,
+        index=0,
+        model="m",
+        first_record=0,
+        request_count=1,
+        token_estimate=token_estimate,
+        deadline=0,
+        epoch=1,
+        owner="me",
+    )
+
+
+@pytest.fixture
+async def entrance() -> AsyncIterator[Entrance]:
+    one = Entrance()
+    yield one
+    await one.close()
+
+
+async def test_a_chunk_by_itself_waits_for_slots_only(entrance: Entrance) -> None:
+    entrance.chunk("A", 5)
+    assert await entrance.admit(5) == "AAAAA"
+    assert entrance.door.is_empty
+
+
+async def test_tenants_alternate(entrance: Entrance) -> None:
+    entrance.chunk("A", 9)
+    entrance.chunk("B", 9, tenant="b")
+    # The first one of A had come before B was there.
+    assert sorted(Counter(await entrance.admit(8)).values()) == [4, 4]
+
+
+async def test_shares_are_of_tokens_and_not_of_requests(entrance: Entrance) -> None:
+    entrance.chunk("A", 99, tokens=300)
+    entrance.chunk("B", 99, tokens=100, tenant="b")
+    order = Counter(await entrance.admit(41))
+    assert order["B"] == pytest.approx(3 * order["A"], abs=3)
+
+
+async def test_several_requests_of_a_chunk_follow_one_another() -> None:
+    """They share what is in the engine's cache."""
+    entrance = Entrance(turn_requests=4)
+    entrance.chunk("A", 99)
+    entrance.chunk("B", 99, tenant="b")
+    order = await entrance.admit(33)
+    changes = sum(one != other for one, other in itertools.pairwise(order))
+    assert changes <= 33 / 4 + 1
+    await entrance.close()
+
+
+async def test_a_small_chunk_that_comes_goes_before_the_rest_of_a_turn() -> None:
+    entrance = Entrance(turn_requests=50)
+    entrance.chunk("A", 99)
+    await entrance.admit(10)
+    entrance.chunk("s", 5, is_small=True)
+    # One request of A is on its way already.
+    assert "sssss" in await entrance.admit(7)
+    await entrance.close()
+
+
+async def test_small_chunks_leave_a_large_one_a_quarter(entrance: Entrance) -> None:
+    entrance.chunk("A", 99)
+    entrance.chunk("s", 99, is_small=True)
+    order = Counter(await entrance.admit(40))
+    assert order["A"] == pytest.approx(10, abs=1)
+
+
+async def test_a_chunk_that_does_nothing_keeps_nobody_waiting(entrance: Entrance) -> None:
+    """It waits for a file, or for its own answers."""
+    entrance.door.enter(lease_of("idle").key, Standing(batch_id="idle", tenant="idle"))
+    entrance.chunk("A", 3)
+    assert await entrance.admit(3) == "AAA"
+
+
+async def test_a_chunk_that_is_cancelled_lets_the_next_one_pass(entrance: Entrance) -> None:
+    """Whether it waits for its turn or for a slot."""
+    passing = entrance.chunk("A", 9)
+    waiting = entrance.chunk("B", 9, tenant="b")
+    entrance.chunk("C", 9, tenant="c")
+    await asyncio.sleep(0)
+    for task in (passing, waiting):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert await entrance.admit(3) == "CCC"
+
+
+async def test_a_chunk_that_has_left_does_not_wait_for_turns(entrance: Entrance) -> None:
+    standing = Standing(batch_id="B", tenant="b")
+    admission = Admission(
+        entrance.door, lease_of("B"), standing, Counter(), may_return=lambda: True
+    )
+    entrance.chunk("A", 9)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(SOON_SECONDS):
+        await admission.submit(lambda: asyncio.sleep(0))
+
+
+async def test_nothing_more_is_asked_for_of_the_flows_at_the_door(entrance: Entrance) -> None:
+    entrance.chunk("s", 1, tenant="small", is_small=True)
+    for number in range(4):
+        assert not entrance.door.beside.has_large
+        entrance.chunk(f"{number}", 1, tenant=f"{number}")
+    flows = {
+        Flow("small", is_small=True),
+        *(Flow(f"{number}", is_small=False) for number in "0123"),
+    }
+    assert entrance.door.beside == Beside(frozenset(flows), has_large=True)
+    assert entrance.door.has_room
+
+
+async def test_who_waits_for_a_place_at_the_door_learns_that_one_is_free(
+    entrance: Entrance,
+) -> None:
+    entrance.chunk("A", 1)
+    waiting = asyncio.create_task(entrance.door.until_left(3600))
+    await entrance.admit(1)
+    async with asyncio.timeout(SOON_SECONDS):
+        await waiting

@@ -1,0 +1,125 @@
+"""The places in which batches are worked on: who waits for whom, and that no place is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from batchyard.services import work_places
+from batchyard.services.work_places import WorkPlaces
+from batchyard.turns import Standing
+
+SMALL, LARGE = 2, 4
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> WorkPlaces:
+    monkeypatch.setattr(work_places, "_SMALL_AT_ONCE", SMALL)
+    monkeypatch.setattr(work_places, "_LARGE_AT_ONCE", LARGE)
+    return WorkPlaces()
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Queue:
+    """Batches that have asked for a place, in the order in which they got one."""
+
+    def __init__(self, places: WorkPlaces) -> None:
+        self.places = places
+        self.got: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(self, batch_id: str, tenant: str, *, is_small: bool = True) -> None:
+        standing = Standing(
+            batch_id=batch_id,
+            tenant=tenant,
+            is_small=is_small,
+            created_at=len(self.tasks),
+        )
+        self.tasks[batch_id] = asyncio.create_task(self._take(standing))
+        await settled()
+
+    async def give_back(self, batch_id: str) -> None:
+        self.places.give_back(batch_id)
+        await settled()
+
+    async def cancel(self, batch_id: str) -> None:
+        self.tasks[batch_id].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.tasks[batch_id]
+
+    async def _take(self, standing: Standing) -> None:
+        await self.places.take(standing)
+        self.got.append(standing.batch_id)
+
+
+async def test_a_place_that_becomes_free_goes_to_the_tenant_whose_turn_it_is(
+    places: WorkPlaces,
+) -> None:
+    queue = Queue(places)
+    for number in range(5):
+        await queue.ask(f"many-{number}", "many")
+    for number in range(2):
+        await queue.ask(f"one-{number}", "one")
+    # There is a place for a tenant that comes, and from then on each has its part.
+    assert queue.got == ["many-0", "many-1", "one-0"]
+    await queue.give_back("many-0")
+    assert queue.got == ["many-0", "many-1", "one-0"]
+    await queue.give_back("one-0")
+    await queue.give_back("many-1")
+    assert queue.got[3:] == ["one-1", "many-2"]
+
+
+async def test_large_batches_leave_small_ones_their_places(places: WorkPlaces) -> None:
+    queue = Queue(places)
+    for number in range(LARGE + 1):
+        await queue.ask(f"large-{number}", "a", is_small=False)
+    await queue.ask("small", "a")
+    assert queue.got == [*(f"large-{number}" for number in range(LARGE)), "small"]
+
+
+async def test_large_batches_of_one_tenant_leave_a_place_to_those_of_another(
+    places: WorkPlaces,
+) -> None:
+    queue = Queue(places)
+    for number in range(LARGE + 1):
+        await queue.ask(f"many-{number}", "many", is_small=False)
+    await queue.ask("one", "one", is_small=False)
+    assert "one" in queue.got
+    assert f"many-{LARGE}" not in queue.got
+
+
+async def test_who_asks_again_gives_back_its_place_first(places: WorkPlaces) -> None:
+    """A batch goes on with its next step when it is its turn, and has one place at most."""
+    queue = Queue(places)
+    for batch_id in ("a-0", "a-1", "a-2"):
+        await queue.ask(batch_id, "a")
+    await queue.ask("a-0", "a")
+    assert queue.got == ["a-0", "a-1", "a-2"]
+    await queue.give_back("a-1")
+    assert queue.got == ["a-0", "a-1", "a-2", "a-0"]
+
+
+async def test_a_cancelled_batch_costs_no_place(places: WorkPlaces) -> None:
+    """While it waits, and when its turn has just come."""
+    queue = Queue(places)
+    for batch_id in ("a-0", "a-1", "a-2", "a-3", "a-4"):
+        await queue.ask(batch_id, "a")
+    await queue.cancel("a-2")
+    places.give_back("a-0")
+    await queue.cancel("a-3")
+    await settled()
+    assert queue.got == ["a-0", "a-1", "a-4"]
+
+
+async def test_to_give_back_what_one_does_not_have_changes_nothing(places: WorkPlaces) -> None:
+    queue = Queue(places)
+    await queue.give_back("a-0")
+    for batch_id in ("a-0", "a-1", "a-2"):
+        await queue.ask(batch_id, "a")
+    assert queue.got == ["a-0", "a-1"]
