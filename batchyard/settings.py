@@ -240,7 +240,8 @@ class Settings(BaseSettings):
     """How long a lease on a chunk or an engine slot lasts without renewal. A lease on a batch
     lasts as long, but 30 seconds at most."""
     batches_at_once: int = Field(default=200, ge=1)
-    """How many batches one run-batches flow run processes at a time."""
+    """How many batches of one tenant a run-batches flow run processes at a time. Those of other
+    tenants find some room beside them, a third as much at most."""
     pools: dict[str, str] = Field(default_factory=dict)
     """The GPU work pool of each model, as JSON; all other models run on ``gpu``."""
     pool: str = "gpu"

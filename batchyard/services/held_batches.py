@@ -21,7 +21,7 @@ from batchyard.services.interruption import Interruption
 from batchyard.services.log_words import describe
 from batchyard.services.published import Figures
 from batchyard.services.renewal import renewing
-from batchyard.services.work_places import WorkPlaces
+from batchyard.services.work_places import WorkPlace, WorkPlaces
 from batchyard.store import BatchLease
 from batchyard.turns import Room
 
@@ -131,7 +131,7 @@ class HeldBatches:
         self._places = WorkPlaces()
         self._room = Room(settings.batches_at_once)
         self._beginning = 0
-        self._working: set[str] = set()
+        self._working: dict[str, WorkPlace] = {}
         self._held: dict[str, HeldBatch] = {}
         self._leases_lost = 0
         self._at_end = contextlib.AsyncExitStack()
@@ -228,24 +228,27 @@ class HeldBatches:
 
         Waits for its turn to begin. The block calls :meth:`take_turn` before each part of the work.
         """
+        place = WorkPlace(self._places)
         self._beginning += 1
         try:
             standing = await self._standing(batch_id)
-            self._room.take(standing.tenant)
         except BaseException:
             self._beginning -= 1
             raise
+        self._room.take(standing.tenant)
         try:
             try:
                 # Its input is not read yet.
-                await self._places.take(replace(standing, is_small=True))
+                await place.take(replace(standing, is_small=True))
             finally:
                 self._beginning -= 1
-            self._working.add(batch_id)
+            self._working[batch_id] = place
             yield
         finally:
-            self._working.discard(batch_id)
-            self._places.give_back(batch_id)
+            # What was lost may have been claimed here again meanwhile.
+            if self._working.get(batch_id) is place:
+                del self._working[batch_id]
+            place.give_back()
             self._room.give_back(standing.tenant)
 
     async def take_turn(self, batch_id: str, *, is_small: bool = False) -> None:
@@ -253,13 +256,16 @@ class HeldBatches:
 
         ``is_small``: it is known here that the next part of the work is, if not in the database.
         """
-        if batch_id in self._working:
+        place = self._working.get(batch_id)
+        if place is not None:
             standing = await self._standing(batch_id)
-            await self._places.take(replace(standing, is_small=is_small or standing.is_small))
+            await place.take(replace(standing, is_small=is_small or standing.is_small))
 
     def pause(self, batch_id: str) -> None:
         """Let others work until :meth:`take_turn`, as the batch waits for something."""
-        self._places.give_back(batch_id)
+        place = self._working.get(batch_id)
+        if place is not None:
+            place.give_back()
 
     async def _standing(self, batch_id: str) -> Standing:
         standings = await self._store.batch_leases.standings([batch_id])

@@ -22,29 +22,32 @@ _LARGE_AT_ONCE: Final = 8
 
 
 class WorkPlaces:
-    """A place for each batch that is worked on."""
+    """The places of one process."""
 
     def __init__(self) -> None:
-        self._small = _Places(_SMALL_AT_ONCE, in_equal_parts=True)
-        self._large = _Places(_LARGE_AT_ONCE, in_equal_parts=False)
-        self._taken: dict[str, tuple[_Places, Standing]] = {}
+        self.small = _Places(_SMALL_AT_ONCE, in_equal_parts=True)
+        self.large = _Places(_LARGE_AT_ONCE, in_equal_parts=False)
+
+
+class WorkPlace:
+    """The place of one batch, while it has one."""
+
+    def __init__(self, places: WorkPlaces) -> None:
+        self._places = places
+        self._taken: tuple[_Places, Standing] | None = None
 
     async def take(self, standing: Standing) -> None:
         """Wait for the batch's turn; the place that it had goes to another one meanwhile."""
-        self.give_back(standing.batch_id)
-        places = self._small if standing.is_small else self._large
+        self.give_back()
+        places = self._places.small if standing.is_small else self._places.large
         await places.take(standing)
-        self._taken[standing.batch_id] = places, standing
+        self._taken = places, standing
 
-    def give_back(self, batch_id: str) -> None:
-        """The batch needs its place no more, if it has one."""
-        if batch_id in self._taken:
-            places, standing = self._taken.pop(batch_id)
+    def give_back(self) -> None:
+        """The batch needs no place for now. A second call does nothing."""
+        if self._taken is not None:
+            (places, standing), self._taken = self._taken, None
             places.give_back(standing)
-
-    def has(self, batch_id: str) -> bool:
-        """Whether the batch has a place."""
-        return batch_id in self._taken
 
 
 class _Places:
@@ -60,17 +63,18 @@ class _Places:
         self._turns = Turns(urgent_first=False)
         self._tenants: Counter[str] = Counter()
         """Of all that wait or have a place."""
-        self._waiting: dict[Standing, asyncio.Future[None]] = {}
+        self._waiting: dict[asyncio.Future[None], Standing] = {}
 
     async def take(self, standing: Standing) -> None:
         self._turns.join(standing)
         self._tenants[standing.tenant] += 1
-        granted = self._waiting[standing] = asyncio.get_running_loop().create_future()
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting[granted] = standing
         self._grant()
         try:
             await granted
         except asyncio.CancelledError:
-            if self._waiting.pop(standing, None) is None:
+            if self._waiting.pop(granted, None) is None:
                 self.give_back(standing)
             else:
                 self._leave(standing)
@@ -88,11 +92,17 @@ class _Places:
         self._grant()
 
     def _grant(self) -> None:
-        while waiting := [each for each in self._waiting if self._may_take(each)]:
+        while waiting := {
+            standing: granted
+            for granted, standing in self._waiting.items()
+            if self._may_take(standing)
+        }:
             first = self._turns.next(waiting)
             self._turns.charge(first)
             self._room.take(first.tenant)
-            self._waiting.pop(first).set_result(None)
+            granted = waiting[first]
+            del self._waiting[granted]
+            granted.set_result(None)
 
     def _may_take(self, standing: Standing) -> bool:
         among = len(self._tenants) if self._in_equal_parts else 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 
 import pytest
 
 from batchyard.services import work_places
-from batchyard.services.work_places import WorkPlaces
+from batchyard.services.work_places import WorkPlace, WorkPlaces
 from batchyard.turns import Standing
 
 SMALL, LARGE = 2, 4
@@ -30,7 +31,7 @@ class Queue:
     """Batches that have asked for a place, in the order in which they got one."""
 
     def __init__(self, places: WorkPlaces) -> None:
-        self.places = places
+        self.places: defaultdict[str, WorkPlace] = defaultdict(lambda: WorkPlace(places))
         self.got: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -45,7 +46,7 @@ class Queue:
         await settled()
 
     async def give_back(self, batch_id: str) -> None:
-        self.places.give_back(batch_id)
+        self.places[batch_id].give_back()
         await settled()
 
     async def cancel(self, batch_id: str) -> None:
@@ -54,7 +55,7 @@ class Queue:
             await self.tasks[batch_id]
 
     async def _take(self, standing: Standing) -> None:
-        await self.places.take(standing)
+        await self.places[standing.batch_id].take(standing)
         self.got.append(standing.batch_id)
 
 
@@ -111,7 +112,7 @@ async def test_a_cancelled_batch_costs_no_place(places: WorkPlaces) -> None:
     for batch_id in ("a-0", "a-1", "a-2", "a-3", "a-4"):
         await queue.ask(batch_id, "a")
     await queue.cancel("a-2")
-    places.give_back("a-0")
+    queue.places["a-0"].give_back()
     await queue.cancel("a-3")
     await settled()
     assert queue.got == ["a-0", "a-1", "a-4"]
@@ -123,3 +124,23 @@ async def test_to_give_back_what_one_does_not_have_changes_nothing(places: WorkP
     for batch_id in ("a-0", "a-1", "a-2"):
         await queue.ask(batch_id, "a")
     assert queue.got == ["a-0", "a-1"]
+
+
+async def test_a_batch_that_is_claimed_here_a_second_time_waits_beside_the_first(
+    places: WorkPlaces,
+) -> None:
+    """The work under the older claim is about to end; neither of them waits for ever."""
+    queue = Queue(places)
+    for batch_id in ("a-0", "a-1"):
+        await queue.ask(batch_id, "a")
+    again = [
+        asyncio.create_task(
+            WorkPlace(places).take(Standing(batch_id="a-2", tenant="a", is_small=True))
+        )
+        for _ in range(2)
+    ]
+    await settled()
+    for batch_id in ("a-0", "a-1"):
+        await queue.give_back(batch_id)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*again)
