@@ -15,7 +15,6 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
 from batchyard.services import story
 from batchyard.services.held_batches import BatchEnded
-from batchyard.steps.fetch import is_small_here
 from batchyard.steps.prepare import preparing
 from flows.cancel import cancel_its_batch, cancelled_with_flow_run
 from flows.control import control_services
@@ -69,9 +68,8 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
                 async with lease.doing(step):
                     match step:
                         case Step.PREPARE:
-                            await lease.turn(is_small=await is_small_here(services, batch_id))
-                            await fetch(batch_id)
-                            await lease.turn()
+                            await lease.turn_to_fetch()
+                            await lease.turn(size_bytes=await fetch(batch_id))
                             await _prepare(services, batch_id)
                         case Step.RUN:
                             async with watch_progress(services, batch_id, history):

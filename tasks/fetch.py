@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 # The storage tries again by itself, for about a minute: more would only keep people waiting.
 @step("fetch", is_retried=False)
-async def fetch(run: RecordedTask, batch_id: str) -> None:
-    """Copy the input into the object store."""
+async def fetch(run: RecordedTask, batch_id: str) -> int:
+    """Copy the input into the object store; returns its size in bytes."""
     size_bytes = await fetch_input(current_services(), batch_id)
     run.message = decimal(size_bytes)
     story.fetched(batch_id, size_bytes)
+    return size_bytes

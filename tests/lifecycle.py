@@ -37,9 +37,8 @@ async def take_to_its_end(
                 async with lease.doing(step):
                     match step:
                         case Step.PREPARE:
-                            await lease.turn()
-                            await fetch_input(services, batch_id)
-                            await lease.turn()
+                            await lease.turn_to_fetch()
+                            await lease.turn(size_bytes=await fetch_input(services, batch_id))
                             await prepare_batch(services, batch_id)
                         case Step.RUN:
                             await run(lease)

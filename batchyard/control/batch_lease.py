@@ -24,6 +24,8 @@ from batchyard.logs import event_logger
 from batchyard.services.batch_span import batch_span
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.stop_batch import stop_failed
+from batchyard.steps.fetch import is_small_here
+from batchyard.turns import SMALL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -108,8 +110,18 @@ class LeasedBatch:
             log.warning("batch.stopped", error, batch=self.id, error_code=error.code)
             await stop_failed(self._services, self.id, error, self.epoch)
 
-    async def turn(self, *, is_small: bool = False) -> None:
-        """Wait until it is the batch's turn to be worked on: before each part of a step."""
+    async def turn(self, *, size_bytes: int | None = None) -> None:
+        """Wait until it is the batch's turn to be worked on: before each part of a step.
+
+        ``size_bytes``: of its input, if the part reads that.
+        """
+        is_small = None if size_bytes is None else size_bytes <= SMALL_BYTES
+        await self._held.take_turn(self.id, is_small=is_small)
+
+    async def turn_to_fetch(self) -> None:
+        """Wait until it is the batch's turn, before its input is there."""
+        known = self._held.knows_as_small(self.id)
+        is_small = known or await is_small_here(self._services, self.id)
         await self._held.take_turn(self.id, is_small=is_small)
 
     async def until_run(self) -> int:

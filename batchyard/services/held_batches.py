@@ -51,6 +51,8 @@ class HeldBatch:
     def __init__(self, lease: BatchLease) -> None:
         self.lease = lease
         self.is_lost = False
+        self.standing: Standing | None = None
+        """As it was when the batch was claimed; None: not asked for."""
         self._snapshot: BatchSnapshot | None = None
         self._news = asyncio.Event()
         self._work: Interruption | None = None
@@ -183,7 +185,13 @@ class HeldBatches:
                 self._leases_lost += not before.is_lost
                 before.lose()
             self._held[lease.batch_id] = HeldBatch(lease)
-        return [lease.batch_id for lease in leases]
+        claimed = [lease.batch_id for lease in leases]
+        # One question for all; what has no answer is asked for again.
+        with contextlib.suppress(StoreError):
+            for batch_id, standing in (await self._standings(claimed)).items():
+                if batch_id in self._held:
+                    self._held[batch_id].standing = standing
+        return claimed
 
     async def release(self, batch_id: str, *, after_seconds: float = 0.0) -> None:
         """Release the batch for other owners, ``after_seconds`` from now, if it is held."""
@@ -231,7 +239,7 @@ class HeldBatches:
         place = WorkPlace(self._places)
         self._beginning += 1
         try:
-            standing = await self._standing(batch_id)
+            standing = await self._standing(batch_id, is_known=True)
         except BaseException:
             self._beginning -= 1
             raise
@@ -251,15 +259,22 @@ class HeldBatches:
             place.give_back()
             self._room.give_back(standing.tenant)
 
-    async def take_turn(self, batch_id: str, *, is_small: bool = False) -> None:
+    async def take_turn(self, batch_id: str, *, is_small: bool | None = None) -> None:
         """Let those go first whose turn it is. Without :meth:`working`, there are none.
 
-        ``is_small``: it is known here that the next part of the work is, if not in the database.
+        ``is_small``: what is known of the next part of the work; None: the database is asked.
         """
         place = self._working.get(batch_id)
-        if place is not None:
-            standing = await self._standing(batch_id)
-            await place.take(replace(standing, is_small=is_small or standing.is_small))
+        if place is None:
+            return
+        standing = await self._standing(batch_id, is_known=is_small is not None)
+        await place.take(standing if is_small is None else replace(standing, is_small=is_small))
+
+    def knows_as_small(self, batch_id: str) -> bool:
+        """Whether nothing need be found out for :meth:`take_turn`."""
+        held = self._held.get(batch_id)
+        is_small = held is not None and held.standing is not None and held.standing.is_small
+        return is_small or batch_id not in self._working
 
     def pause(self, batch_id: str) -> None:
         """Let others work until :meth:`take_turn`, as the batch waits for something."""
@@ -267,11 +282,17 @@ class HeldBatches:
         if place is not None:
             place.give_back()
 
-    async def _standing(self, batch_id: str) -> Standing:
-        standings = await self._store.batch_leases.standings([batch_id])
+    async def _standing(self, batch_id: str, *, is_known: bool) -> Standing:
+        held = self._held.get(batch_id)
+        if is_known and held is not None and held.standing is not None:
+            return held.standing
+        standings = await self._standings([batch_id])
         if batch_id not in standings:
             raise RecordNotFound(f"There is no batch {batch_id}.")
         return standings[batch_id]
+
+    async def _standings(self, batch_ids: list[str]) -> dict[str, Standing]:
+        return await self._store.batch_leases.standings(batch_ids) if batch_ids else {}
 
     async def _obtain(self, batch_id: str) -> None:
         store, settings = self._store, self._settings

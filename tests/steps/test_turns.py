@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from batchyard import intervals
 from batchyard.control.run_batches import BatchRunner
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import TERMINAL, BatchStatus
@@ -17,6 +18,8 @@ from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from batchyard.services.services import Services
 
 SOON_SECONDS = 60.0
 MODEL = "stub-model"
@@ -94,31 +97,68 @@ async def test_large_batches_of_two_tenants_run_side_by_side_line_by_line(yard: 
     for tenant, chunk_requests in (("coarse", LARGE), ("fine", LARGE // 10)):
         yard.set(chunk_requests=chunk_requests)
         await yard.prepared(large_batch(tenant), tenant=tenant)
-    engine = StubEngine(max_num_seqs=8, latency=0.01)
+    engine = StubEngine(max_num_seqs=8, latency=0.02)
     async with serving(yard, engine):
         await until(lambda: asyncio.sleep(0, engine.executed >= LARGE))
-    ran = [b"coarse" in request.body for request in engine.log[: LARGE // 2]]
-    assert 0.4 < sum(ran) / len(ran) < 0.6
+    ran = ["coarse" if b"coarse" in request.body else "fine" for request in engine.log]
+    both = ran[ran.index("fine") : 3 * LARGE // 4]
+    assert 0.35 < both.count("fine") / len(both) < 0.65
+
+
+@contextlib.asynccontextmanager
+async def taking_up(
+    yard: Yard, take: Callable[[Services, str], Awaitable[object]]
+) -> AsyncIterator[None]:
+    """A process that takes up batches, without a runner."""
+    yard.set(runner_idle_seconds=SOON_SECONDS)
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        services = replace(yard.services, held=held)
+        runner = BatchRunner(services, held, lambda each: take(services, each))
+        task = asyncio.create_task(runner.serve())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 async def test_a_tenants_last_leases_are_left_to_others(yard: Yard) -> None:
     """Its batches run for hours, and the batch of another tenant does not wait for their end."""
-    yard.set(batches_at_once=4)
+    yard.set(batches_at_once=6)
     many = [await yard.prepared([chat_line("a")], tenant="many") for _ in range(8)]
-    # There is no runner, so nothing ends.
-    yard.set(runner_idle_seconds=SOON_SECONDS)
-    async with HeldBatches(yard.services.store, yard.services.settings) as held:
-        services = replace(yard.services, held=held)
-        runner = BatchRunner(services, held, lambda each: take_to_its_end(services, each))
-        task = asyncio.create_task(runner.serve())
-        try:
-            await until(lambda: owned(yard, many))
-            one = await yard.create([chat_line("a")], tenant="one")
-            await until(lambda: owned(yard, [one]))
-            assert len(await owned(yard, many)) <= 4
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+    async with taking_up(yard, take_to_its_end):
+
+        async def all_that_it_may() -> bool:
+            return len(await owned(yard, many)) >= 6
+
+        await until(all_that_it_may)
+        one = await yard.create([chat_line("a")], tenant="one")
+
+        async def is_planned() -> bool:
+            batch = await yard.services.store.batches.get(one)
+            return batch.status is BatchStatus.IN_PROGRESS
+
+        await until(is_planned)
+        assert len(await owned(yard, many)) == 6
+
+
+async def test_a_process_leases_few_batches_more_than_it_can_begin(yard: Yard) -> None:
+    """Another process has the rest."""
+    many = [await yard.create([chat_line("a")]) for _ in range(40)]
+    begun: list[str] = []
+
+    async def take(_: Services, batch_id: str) -> None:
+        begun.append(batch_id)
+        await asyncio.sleep(SOON_SECONDS)
+
+    async with taking_up(yard, take):
+
+        async def all_that_it_may() -> bool:
+            return len(await owned(yard, many)) >= len(begun) + 8 > 8
+
+        await until(all_that_it_may)
+        await asyncio.sleep(5 * intervals.POLL_SECONDS)
+        assert len(await owned(yard, many)) == len(begun) + 8 < 20
 
 
 async def owned(yard: Yard, batch_ids: list[str]) -> set[str]:

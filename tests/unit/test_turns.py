@@ -117,6 +117,22 @@ def test_no_batch_goes_before_one_of_its_tenant_with_a_better_rank(
         assert each.rank == min(other.rank for other in waiting if other.tenant == each.tenant)
 
 
+def test_size_counts_less_than_priority_and_that_less_than_urgency() -> None:
+    worst = Standing(batch_id="worst", tenant="a", is_small=True)
+    high = Standing(batch_id="high", tenant="a", priority=1)
+    urgent = Standing(batch_id="urgent", tenant="a", urgency=0)
+    ending = Standing(batch_id="ending", tenant="a", is_ending=True)
+    waiting = [worst, high, urgent, ending]
+    turns = Turns(urgent_first=False)
+    for each in waiting:
+        turns.join(each)
+    order = []
+    while waiting:
+        order.append(turns.next(waiting))
+        waiting.remove(order[-1])
+    assert order == [ending, urgent, high, worst]
+
+
 @given(standings(ranks=False), st.floats(1, MOST_COST), st.floats(1, MOST_COST))
 def test_small_batches_get_three_parts_of_four_and_large_ones_the_fourth(
     waiting: list[Standing], small_cost: float, large_cost: float

@@ -8,7 +8,7 @@ from sqlalchemy import and_, case, func, or_, select
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS, IS_OPEN
+from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, UNANSWERED
 from batchyard.store.clock import clock
 from batchyard.store.file.files import FILES
 from batchyard.turns import (
@@ -49,11 +49,10 @@ def is_small_file() -> ColumnElement[bool]:
 
 def is_small_rest() -> ColumnElement[bool]:
     """Whether little of the batch is left to run."""
-    unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
-    left = select(func.coalesce(func.sum(unanswered), 0)).where(
+    left = select(func.coalesce(func.sum(UNANSWERED), 0)).where(
         CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN
     )
-    return left.scalar_subquery() <= SMALL_REQUESTS
+    return left.correlate(BATCHES).scalar_subquery() <= SMALL_REQUESTS
 
 
 def in_flow(flow: Flow) -> ColumnElement[bool]:

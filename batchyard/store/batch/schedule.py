@@ -11,11 +11,11 @@ from batchyard.forecast import OpenWork
 from batchyard.lifecycle import STOPPABLE, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
-from batchyard.store.batch.order import is_small_rest
 from batchyard.store.batch.pages import load_batch
 from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
+from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, UNANSWERED, remaining_tokens
 from batchyard.store.clock import clock_seconds, read_seconds
+from batchyard.turns import SMALL_REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ class BatchSchedule(Aggregate):
                 BATCHES.c.created_at,
                 func.sum(remaining_tokens()).label("remaining_tokens"),
                 BATCHES.c.paused_at.is_not(None).label("is_paused"),
-                is_small_rest().label("is_small"),
+                (func.sum(UNANSWERED) <= SMALL_REQUESTS).label("is_small"),
             )
             .join(CHUNKS, CHUNKS.c.batch_id == BATCHES.c.id)
             .where(BATCHES.c.status == BatchStatus.IN_PROGRESS, IS_OPEN)

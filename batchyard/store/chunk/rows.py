@@ -115,6 +115,8 @@ CHUNKS = ChunkRow.metadata.tables["chunks"]
 IS_OPEN: ColumnElement[bool] = CHUNKS.c.status != literal_column("'done'")
 IS_LEASED: ColumnElement[bool] = CHUNKS.c.status == literal_column("'leased'")
 
+UNANSWERED: ColumnElement[int] = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
+
 IS_FREE = and_(IS_OPEN, is_free(CHUNKS))
 """The chunk has no owner: it is pending, or its lease has expired."""
 
@@ -156,8 +158,7 @@ def _settled(count: ColumnElement[int], *, free_below: int, at_most: int) -> Col
 
 def remaining_tokens() -> ColumnElement[Any]:
     """What is left of a chunk's token estimate, in the proportion of its unanswered requests."""
-    unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
-    share = cast(unanswered, Double) / CHUNKS.c.request_count
+    share = cast(UNANSWERED, Double) / CHUNKS.c.request_count
     return share * CHUNKS.c.token_estimate
 
 

@@ -222,7 +222,8 @@ async def test_a_claim_reads_its_chunks_from_an_index(sqlite_url: str) -> None:
 
     async with open_store(sqlite_url) as store:
         steps = await store.database.read(plan)
-    assert sum("ix_chunks_open" in step for step in steps) == 2
+    # One is for what is left of each batch: small ones go first.
+    assert sum("ix_chunks_open" in step for step in steps) == 3
     assert any("ix_batches_status_expires_at" in step for step in steps)
 
 
