@@ -27,6 +27,7 @@ from benchmarks import (
     plan_speed,
     rss_flat,
     shared_server,
+    turns,
     two_runners,
 )
 
@@ -64,6 +65,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cache_isolation": cache_isolation.section,
     "shared_server": shared_server.section,
     "million": million.section,
+    "turns": turns.section,
     "two_runners": two_runners.section,
     "many_engines": many_engines.section,
     "api_load": api_load.section,

@@ -94,6 +94,10 @@ class Door:
             return
         self._has_left.clear()
 
+    def has_to_wait(self, key: LeaseKey) -> bool:
+        """Whether the chunk has turns: there are others, and it has not left."""
+        return len(self._at) > 1 and key in self._at
+
     async def begin_pass(self, key: LeaseKey, cost: float) -> None:
         """Wait until it is the turn of the chunk; ``end_pass`` follows when its request is in."""
         if self._passing is None and not self._waiting:
@@ -166,8 +170,8 @@ class Admission:
         self._door.leave(self._key)
 
     async def submit(self, submitting: Callable[[], Awaitable[None]]) -> None:
-        """Do so when it is the chunk's turn; at once, if it has left the door."""
-        if self._key not in self._door:
+        """Do so when it is the chunk's turn."""
+        if not self._door.has_to_wait(self._key):
             await submitting()
             return
         await self._door.begin_pass(self._key, self._cost)

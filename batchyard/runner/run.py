@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections import Counter
@@ -102,6 +103,8 @@ class Runner:
         self._door: Door
         self._standings: dict[LeaseKey, Standing] = {}
         """Of the chunks that were handed out and do not run yet."""
+        self._no_others_at = -math.inf
+        """When there was nothing to claim beside the chunks at the door."""
         self._slow: Counter[str] = Counter()
         self._is_making_room = False
         """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
@@ -345,11 +348,13 @@ class Runner:
     async def _claim(self) -> ChunkLease | None:
         chunks, door = self.services.store.chunks, self._door
         without = self._returns.put_off() | self._slow.keys() | door.batches
-        if not door.is_empty and not await chunks.is_any_free(
-            self.model, without=without, beside=door.beside
-        ):
-            # The usual case, several times a second: it must not write.
-            return None
+        if not door.is_empty:
+            # There is seldom one: it is not asked for at each chunk, and without a write.
+            if time.monotonic() - self._no_others_at < intervals.POLL_SECONDS:
+                return None
+            if not await chunks.is_any_free(self.model, without=without, beside=door.beside):
+                self._no_others_at = time.monotonic()
+                return None
         claimed = await chunks.claim(
             model=self.model,
             owner=self._owner,

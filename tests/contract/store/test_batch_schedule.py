@@ -102,6 +102,7 @@ async def test_open_work_is_what_batches_in_progress_have_left_of_each_model(sto
             created_at=batch.created_at,
             remaining_tokens=pytest.approx(42.0),
             is_paused=True,
+            is_small=True,
         )
     ]
 
