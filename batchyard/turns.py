@@ -133,11 +133,10 @@ class Turns:
         """Whose turn it is, of at least one, all of which have joined."""
         if self._urgent_first:
             waiting = _least(waiting, lambda each: each.urgency)
-        oldest_first = sorted(waiting, key=lambda each: each.age)
-        tenant = self._tenants.first(each.tenant for each in oldest_first)
-        own = _least(
-            [each for each in oldest_first if each.tenant == tenant], lambda each: each.rank
-        )
+        # Between tenants that have had as much, too.
+        in_order = sorted(waiting, key=lambda each: (not each.is_small, each.age))
+        tenant = self._tenants.first(each.tenant for each in in_order)
+        own = _least([each for each in in_order if each.tenant == tenant], lambda each: each.rank)
         # Small ones before large ones where both have had their share.
         sizes = sorted({each.is_small for each in own}, reverse=True)
         is_small = self._sizes[tenant].first(sizes)

@@ -142,6 +142,18 @@ async def test_a_tenants_last_leases_are_left_to_others(yard: Yard) -> None:
         assert len(await owned(yard, many)) == 6
 
 
+async def test_batches_that_run_leave_their_places_to_others(yard: Yard) -> None:
+    """However long an engine takes, all are planned: what waits for it needs no processor."""
+    many = [await yard.create([chat_line("a")]) for _ in range(16)]
+    async with taking_up(yard, take_to_its_end):
+
+        async def are_planned() -> bool:
+            snapshots = await yard.services.store.batch_leases.snapshots(many)
+            return {each.status for each in snapshots.values()} == {BatchStatus.IN_PROGRESS}
+
+        await until(are_planned)
+
+
 async def test_a_process_leases_few_batches_more_than_it_can_begin(yard: Yard) -> None:
     """Another process has the rest."""
     many = [await yard.create([chat_line("a")]) for _ in range(40)]

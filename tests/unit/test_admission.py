@@ -122,9 +122,10 @@ async def test_several_requests_of_a_chunk_follow_one_another() -> None:
 async def test_a_small_chunk_that_comes_goes_before_the_rest_of_a_turn() -> None:
     entrance = Entrance(turn_requests=50)
     entrance.chunk("A", 99)
+    entrance.chunk("B", 99, tenant="b")
     await entrance.admit(10)
-    entrance.chunk("s", 5, is_small=True)
-    # One request of A is on its way already.
+    entrance.chunk("s", 5, tenant="c", is_small=True)
+    # One request of another chunk is on its way already, and its turn is not over.
     assert "sssss" in await entrance.admit(7)
     await entrance.close()
 
