@@ -147,6 +147,19 @@ async def test_a_stopped_control_worker_hands_its_batches_over(deployment: Deplo
     await deployment.checked(batch_id, source)
 
 
+async def test_a_control_worker_that_starts_brings_a_reconciler(deployment: Deployment) -> None:
+    """The one before may have been lost with its worker, and the one that stood by as well."""
+    await asyncio.to_thread(deployment.server.stop, "control", 90)
+    waiting = await deployment.flow_runs(
+        "reconcile", state={"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}
+    )
+    for run in waiting:
+        (await deployment.api.delete(f"/api/flow_runs/{run['id']}")).raise_for_status()
+    deployment.server.start_our_worker("control")
+    (run, *_) = await until(lambda: deployment.running("reconcile"))
+    assert run["id"] not in {each["id"] for each in waiting}
+
+
 async def test_a_container_of_a_work_pool_runs_one_flow_run(deployment: Deployment) -> None:
     """What the images run as the command of a Job: no worker is its parent."""
     # Pending, as a worker of the type kubernetes leaves it: no other worker takes it.
