@@ -187,10 +187,10 @@ def _kind(words: list[str], environment: bytes) -> str:
         return "vLLM"
     if "prefect.server" in line or "server start" in line or "uvicorn" in line:
         return "Prefect server"
-    if "flow_engine" in line or "prefect.engine" in line or "flow-run execute" in line:
-        return "run-chunks" if b"BATCHYARD_POOL=gpu" in environment else "run-batches, reconcile"
-    if "worker start" in line:
-        return "Prefect workers"
+    if "worker start" in line or "forked_run" in line:
+        # Its flow runs are forks of it, which have its words.
+        is_gpu = "gpu" in words or b"BATCHYARD_POOL=gpu" in environment
+        return "GPU worker, run-chunks" if is_gpu else "control worker, run-batches, reconcile"
     if "serve" in words:
         return "API"
     return "other"

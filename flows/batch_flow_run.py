@@ -41,9 +41,6 @@ class FlowRuns:
     def __init__(self, flow: Flow[Any, Any]) -> None:
         self._flow = flow
         self._flow_id: UUID | None = None
-        # On SQLite, Prefect's server answers 503 to all but one of several that are created at
-        # once, because each reads before it writes. Its client then waits for two seconds or more.
-        self._creating = asyncio.Lock()
 
     async def run(
         self,
@@ -71,20 +68,19 @@ class FlowRuns:
     async def _create(
         self, client: PrefectClient, name: str, tags: Sequence[str], parameters: dict[str, Any]
     ) -> FlowRun:
-        async with self._creating:
-            # Prefect's client would look for the flow each time.
-            if self._flow_id is None:
-                self._flow_id = await client.create_flow(self._flow)
-            wanted = FlowRunCreate(
-                flow_id=self._flow_id,
-                flow_version=self._flow.version,
-                name=name,
-                parameters=parameters,
-                tags=list(tags),
-                state=to_state_create(Running()),
-            )
-            body = wanted.model_dump(mode="json", exclude_unset=True)
-            answer = await client.request("POST", "/flow_runs/", json=body)
+        # Prefect's client would look for the flow each time.
+        if self._flow_id is None:
+            self._flow_id = await client.create_flow(self._flow)
+        wanted = FlowRunCreate(
+            flow_id=self._flow_id,
+            flow_version=self._flow.version,
+            name=name,
+            parameters=parameters,
+            tags=list(tags),
+            state=to_state_create(Running()),
+        )
+        body = wanted.model_dump(mode="json", exclude_unset=True)
+        answer = await client.request("POST", "/flow_runs/", json=body)
         return FlowRun.model_validate(answer.json())
 
     def _context(self, client: PrefectClient, run: FlowRun) -> FlowRunContext:

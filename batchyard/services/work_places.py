@@ -16,8 +16,7 @@ from batchyard.turns import Room, Turns
 if TYPE_CHECKING:
     from batchyard.turns import Standing
 
-_SMALL_AT_ONCE: Final = 4
-"""They wait for little but processors, so more of them at a time would only all be slower."""
+_SMALL_AT_ONCE: Final = 8
 _LARGE_AT_ONCE: Final = 8
 
 

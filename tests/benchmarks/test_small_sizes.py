@@ -110,7 +110,7 @@ def test_what_prefect_costs_is_measured_in_everything_that_is_deployed() -> None
     cost = million.measure(60)
     assert (cost.lines, cost.chunks) == (60, 1)
     assert 0 < cost.share < 1
-    assert {million.SERVER, "run-chunks"} <= cost.processors.keys()
+    assert {million.SERVER, "GPU worker, run-chunks"} <= cost.processors.keys()
     assert "| one batch, stub engine | 60 lines |" in million.table([cost])
 
 
