@@ -133,7 +133,9 @@ class Door:
         assert key is not None  # noqa: S101 - it waits
         chosen = self._waiting.pop(key)
         self._choose(key)
-        chosen.set_result(None)
+        # One that is cancelled, and has not noticed yet, gives its turn to the next.
+        if not chosen.done():
+            chosen.set_result(None)
 
     def _choose(self, key: LeaseKey) -> None:
         if key != self._last or self._left_of_turn <= 0:

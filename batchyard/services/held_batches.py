@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from batchyard import intervals
 from batchyard import metric_families as families
-from batchyard.errors import LeaseLost, RecordNotFound, StoreError
+from batchyard.errors import LeaseLost, StoreError
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs import event_logger
 from batchyard.services.interruption import Interruption
@@ -23,6 +23,7 @@ from batchyard.services.published import Figures
 from batchyard.services.renewal import renewing
 from batchyard.services.work_places import WorkPlace, WorkPlaces
 from batchyard.store import BatchLease
+from batchyard.store.batch.pages import batch_not_found
 from batchyard.turns import Room
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class HeldBatches:
             return held.standing
         standings = await self._standings([batch_id])
         if batch_id not in standings:
-            raise RecordNotFound(f"There is no batch {batch_id}.")
+            raise batch_not_found(batch_id)
         return standings[batch_id]
 
     async def _standings(self, batch_ids: list[str]) -> dict[str, Standing]:

@@ -101,7 +101,9 @@ class _Places:
             self._room.take(first.tenant)
             granted = waiting[first]
             del self._waiting[granted]
-            granted.set_result(None)
+            # One that is cancelled, and has not noticed yet, gives its place back.
+            if not granted.done():
+                granted.set_result(None)
 
     def _may_take(self, standing: Standing) -> bool:
         among = len(self._tenants) if self._in_equal_parts else 1

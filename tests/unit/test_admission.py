@@ -172,6 +172,25 @@ async def test_a_chunk_that_is_cancelled_as_its_turn_comes_lets_the_next_one_pas
     assert waiting[0].cancelled()
 
 
+async def test_a_chunk_that_is_being_cancelled_is_no_error_of_the_window() -> None:
+    """Its task has not run since, so it still waits."""
+    errors: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    door = Door(1)
+    keys = [lease_of(name).key for name in "ABC"]
+    for key in keys:
+        door.enter(key, Standing(batch_id=key.batch_id, tenant=key.batch_id))
+    await door.begin_pass(keys[0], 1.0)
+    waiting = [asyncio.create_task(door.begin_pass(key, 1.0)) for key in keys[1:]]
+    await asyncio.sleep(0)
+    door.end_pass()
+    waiting[0].cancel()
+    async with asyncio.timeout(SOON_SECONDS):
+        await waiting[1]
+    assert not errors
+
+
 async def test_a_chunk_that_has_left_does_not_wait_for_turns(entrance: Entrance) -> None:
     standing = Standing(batch_id="B", tenant="b")
     admission = Admission(

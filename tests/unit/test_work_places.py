@@ -118,6 +118,19 @@ async def test_a_cancelled_batch_costs_no_place(places: WorkPlaces) -> None:
     assert queue.got == ["a-0", "a-1", "a-4"]
 
 
+async def test_a_batch_that_is_being_cancelled_is_no_error_of_the_one_that_gives_back(
+    places: WorkPlaces,
+) -> None:
+    """Its task has not run since, so it still stands in the queue."""
+    queue = Queue(places)
+    for batch_id in ("a-0", "a-1", "a-2", "a-3"):
+        await queue.ask(batch_id, "a")
+    queue.tasks["a-2"].cancel()
+    queue.places["a-0"].give_back()
+    await settled()
+    assert queue.got == ["a-0", "a-1", "a-3"]
+
+
 async def test_to_give_back_what_one_does_not_have_changes_nothing(places: WorkPlaces) -> None:
     queue = Queue(places)
     await queue.give_back("a-0")

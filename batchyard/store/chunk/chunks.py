@@ -15,6 +15,7 @@ from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.order import in_flow, is_small_rest, read_standings, urgency
+from batchyard.store.batch.pages import batch_not_found
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import (
     CHUNKS,
@@ -213,8 +214,10 @@ class Chunks(Aggregate):
 
     @reads
     async def standing(self, connection: AsyncConnection, batch_id: str) -> Standing:
-        """When the batch has its turn in an engine."""
+        """When the batch has its turn in an engine. Raises RecordNotFound."""
         standings = await read_standings(connection, [batch_id], is_small_rest())
+        if batch_id not in standings:
+            raise batch_not_found(batch_id)
         return standings[batch_id]
 
     @reads

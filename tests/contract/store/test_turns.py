@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewFile
 from batchyard.turns import SMALL_BYTES, SMALL_REQUESTS, Beside, Flow, Standing, Turns
@@ -209,3 +210,9 @@ async def test_a_runner_that_has_enough_large_batches_asks_for_small_ones(store:
     little = await begun_batch(store, tenant="a")
     assert await claim_chunk(store, Beside(has_large=True)) == little.id
     assert await claim_chunk(store, Beside(has_large=True)) is None
+
+
+async def test_a_batch_that_is_gone_has_no_turn(store: Store) -> None:
+    """A runner takes this for an error of the database, which does not end it."""
+    with pytest.raises(RecordNotFound):
+        await store.chunks.standing("batch_0")
