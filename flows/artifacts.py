@@ -6,9 +6,10 @@ writes with a row for each of its tags.
 
 from __future__ import annotations
 
-from prefect import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.context import FlowRunContext
+
+from flows.prefect_client import get_client
 
 
 async def create_artifact(*, kind: str, key: str, data: str, description: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from prefect import get_client
 from prefect.client.schemas.actions import FlowRunCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
@@ -19,6 +18,7 @@ from prefect.states import Failed, Running, exception_to_crashed_state, to_state
 
 from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
+from flows.prefect_client import get_client
 from flows.run_page import NOT_SHOWN
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from batchyard.run_states import PUT_OFF, STOPPED
 from batchyard.services.published import publishing
 from flows.batch_flow_run import FlowRuns
 from flows.control import control_services
+from flows.prefect_client import shared_client
 from flows.process_batch import process_batch, take_to_its_end
 from flows.run_page import tags_of
 from flows.stop_signal import StopSignal
@@ -31,7 +32,7 @@ async def run_batches() -> State:
     """Run process-batch for each batch and deliver what is due, until idle for a while."""
     with StopSignal() as stop:
         try:
-            async with control_services() as services:
+            async with control_services() as services, shared_client():
                 runner = BatchRunner(
                     services,
                     services.held,

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coolname.data import config as _words_of_slugs
 from httpx import HTTPError
-from prefect import get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 
 from batchyard.logs import event_logger
+from flows.prefect_client import get_client
 
 if TYPE_CHECKING:
     from batchyard.store import BatchRecord

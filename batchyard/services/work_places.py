@@ -16,7 +16,7 @@ from batchyard.turns import Room, Turns
 if TYPE_CHECKING:
     from batchyard.turns import Standing
 
-_SMALL_AT_ONCE: Final = 8
+_SMALL_AT_ONCE: Final = 4
 _LARGE_AT_ONCE: Final = 8
 
 
