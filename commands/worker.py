@@ -50,7 +50,7 @@ _LOOK_SECONDS = 1.0
 _QUERY_VARIABLE = "PREFECT_WORKER_QUERY_SECONDS"
 _FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 _QUERY_SECONDS = "1"
-"""Prefect's own 15 would be added to the time of each batch whose runner is not there yet."""
+"""Prefect's own 10 would be added to the time of each batch whose runner is not there yet."""
 
 
 def register(app: typer.Typer) -> None:

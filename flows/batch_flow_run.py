@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prefect.client.schemas.actions import FlowRunCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.results import get_result_store
 from prefect.states import Failed, Running, exception_to_crashed_state, to_state_create
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
+_REFUSED: Final = range(400, 500)
 _LAST_CALL_SECONDS: Final = 5.0
 """A process that is told to stop waits no longer; Prefect's client would try for a minute."""
 
@@ -69,10 +71,26 @@ class FlowRuns:
         self, client: PrefectClient, name: str, tags: Sequence[str], parameters: dict[str, Any]
     ) -> FlowRun:
         # Prefect's client would look for the flow each time.
-        if self._flow_id is None:
-            self._flow_id = await client.create_flow(self._flow)
+        if (flow_id := self._flow_id) is not None:
+            try:
+                return await self._create_of(client, flow_id, name, tags, parameters)
+            except PrefectHTTPStatusError as error:
+                # A server whose database was made again does not know the flow.
+                if error.response.status_code not in _REFUSED:
+                    raise
+        self._flow_id = await client.create_flow(self._flow)
+        return await self._create_of(client, self._flow_id, name, tags, parameters)
+
+    async def _create_of(
+        self,
+        client: PrefectClient,
+        flow_id: UUID,
+        name: str,
+        tags: Sequence[str],
+        parameters: dict[str, Any],
+    ) -> FlowRun:
         wanted = FlowRunCreate(
-            flow_id=self._flow_id,
+            flow_id=flow_id,
             flow_version=self._flow.version,
             name=name,
             parameters=parameters,

@@ -20,6 +20,7 @@ def main() -> None:
     # From here on there are threads, so nothing more is forked from this process.
     from prefect.cli import app  # noqa: PLC0415
 
+    # Its import is what lets Prefect take our class.
     from commands.prefect_worker.worker import use_fork_server  # noqa: PLC0415
 
     if name is not None:

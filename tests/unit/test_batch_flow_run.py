@@ -10,6 +10,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from prefect.client.orchestration import PrefectClient
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.runtime import flow_run
 from prefect.states import Completed, State
 
@@ -29,6 +30,7 @@ class Client(PrefectClient):
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.flow_ids: set[str] = set()
         self.created: list[dict[str, Any]] = []
         self.ends: list[State[Any]] = []
         self.run_id = uuid4()
@@ -37,11 +39,16 @@ class Client(PrefectClient):
     async def create_flow(self, flow: Any) -> Any:
         assert flow is process_batch
         self.calls.append("create_flow")
-        return uuid4()
+        flow_id = uuid4()
+        self.flow_ids.add(str(flow_id))
+        return flow_id
 
     async def request(self, method: Any, path: str, **content: Any) -> httpx.Response:
         self.calls.append(f"{method} {path}")
         wanted = content["json"]
+        if wanted["flow_id"] not in self.flow_ids:
+            answer = httpx.Response(409, request=httpx.Request("POST", "http://prefect"))
+            raise PrefectHTTPStatusError("409", request=answer.request, response=answer)
         self.created.append(wanted)
         run = {**wanted, "id": str(self.run_id), "state": {**wanted["state"], "id": str(uuid4())}}
         return httpx.Response(201, json=run)
@@ -89,6 +96,18 @@ async def test_a_flow_run_costs_two_calls_and_its_flow_one(client: Client) -> No
     assert created["state"]["type"] == "RUNNING"
     assert [state.message for state in client.ends] == ["10 of 10"] * 2
     assert flow_run.id is None
+
+
+async def test_a_server_that_lost_its_database_gets_the_flow_again(client: Client) -> None:
+    async def work() -> State[Any]:
+        return Completed()
+
+    runs = FlowRuns(process_batch)
+    await run(runs, work)
+    client.flow_ids.clear()
+    await run(runs, work)
+    once = ["create_flow", "POST /flow_runs/", "set_state"]
+    assert client.calls == [*once, "POST /flow_runs/", *once]
 
 
 async def test_flow_runs_run_side_by_side(client: Client) -> None:
