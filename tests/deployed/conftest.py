@@ -184,6 +184,16 @@ class Deployment:
             found: list[dict[str, Any]] = await response.json()
             return found
 
+    async def delete(self, path: str) -> None:
+        """Delete what Prefect's API has at this path; 503 is its word for a busy SQLite."""
+
+        async def is_gone() -> bool:
+            async with self.api.delete(path) as response:
+                assert response.ok or response.status in {404, 503}
+                return response.status != 503
+
+        await until(is_gone)
+
     async def running(self, flow: str) -> list[dict[str, Any]]:
         return await self.flow_runs(flow, state={"type": {"any_": ["RUNNING"]}})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -45,14 +44,7 @@ async def forgotten_automations(deployment: Deployment) -> AsyncIterator[None]:
     async with deployment.api.post("/api/automations/filter", json={}) as response:
         found = await response.json()
     for each in found:
-        await until(functools.partial(_is_deleted, deployment, each["id"]))
-
-
-async def _is_deleted(deployment: Deployment, automation: str) -> bool:
-    """503 is Prefect's word for a busy SQLite."""
-    async with deployment.api.delete(f"/api/automations/{automation}") as response:
-        assert response.ok or response.status == 503
-        return response.ok
+        await deployment.delete(f"/api/automations/{each['id']}")
 
 
 @pytest.mark.usefixtures("forgotten_automations")

@@ -154,7 +154,7 @@ async def test_a_control_worker_that_starts_brings_a_reconciler(deployment: Depl
         "reconcile", state={"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}
     )
     for run in waiting:
-        (await deployment.api.delete(f"/api/flow_runs/{run['id']}")).raise_for_status()
+        await deployment.delete(f"/api/flow_runs/{run['id']}")
     deployment.server.start_our_worker("control")
     (run, *_) = await until(lambda: deployment.running("reconcile"))
     assert run["id"] not in {each["id"] for each in waiting}
