@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.peak_memory import forget_peak, peak_mebibytes
+from tests.services.prefect import free_port
 
 ROOT = Path(__file__).parents[1]
 UPLOAD_BYTES = 200 * 1024**2
@@ -51,7 +51,7 @@ class ApiLoad:
 
 def measure() -> ApiLoad:
     with tempfile.TemporaryDirectory() as folder:
-        home, port = Path(folder), _free_port()
+        home, port = Path(folder), free_port()
         source = _write_source(home / "input.jsonl")
         environment = os.environ | {"BATCHYARD_HOME": str(home / "home")}
         server = subprocess.Popen(
@@ -182,12 +182,6 @@ def _wait_for(url: str) -> None:
         except OSError:
             time.sleep(0.1)
     raise AssertionError("the API did not start")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def table(found: ApiLoad) -> str:

@@ -33,6 +33,7 @@ from batchyard.store.chunk.rows import CHUNKS, ChunkStatus
 from batchyard.store.schema import upgrade
 from batchyard.wire import BatchUsage, RequestCounts
 from tests.services.postgres import PostgresCluster, postgres_on
+from tests.services.prefect import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -72,7 +73,7 @@ class Answers:
 async def measure(counts: tuple[int, ...] = COUNTS, rounds: int = _ROUNDS) -> list[Answers]:
     """Each number of batches in a database of its own."""
     found = []
-    with postgres_on(_free_port()) as cluster:
+    with postgres_on(free_port()) as cluster:
         for count in counts:
             for database in ("SQLite", "PostgreSQL"):
                 with tempfile.TemporaryDirectory() as folder:
@@ -215,12 +216,6 @@ def _served(settings: Settings) -> Iterator[tuple[Any, int]]:
         server.should_exit = True
         thread.join()
         listener.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def table(found: list[Answers]) -> str:

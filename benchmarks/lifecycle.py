@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -25,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_options import DeliveryKind
 from batchyard.cli.offline import offline_services
-from batchyard.cli.serve import PORT_VARIABLE
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
+from benchmarks.deployed import START_SECONDS, deployed, processor_seconds
 from tests.services.receiver import Receiver, running_receiver
 
 if TYPE_CHECKING:
@@ -37,12 +32,9 @@ if TYPE_CHECKING:
 
     from batchyard.services.services import Services
 
-ROOT = Path(__file__).parents[1]
 LINES = 10
 ALONE = 7
 TOGETHER = 120
-_TICKS = os.sysconf("SC_CLK_TCK")
-_WARM_UP_SECONDS = 180.0
 _ALL_SECONDS = 600.0
 
 
@@ -60,41 +52,20 @@ class Lifecycle:
 
 def measure() -> Lifecycle:
     with tempfile.TemporaryDirectory() as folder, running_receiver() as receiver:
-        home, port = Path(folder), str(_free_port())
-        own = {
-            PORT_VARIABLE: str(_free_port()),
-            "BATCHYARD_HOME": str(home),
+        home = Path(folder)
+        more = {
             "BATCHYARD_INTERNAL_NETWORKS": '["127.0.0.0/8", "::1/128"]',
             "BATCHYARD_CA_FILE": str(receiver.ca_file),
-            "PREFECT_SERVER_API_PORT": port,
-            "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         }
-        os.environ |= own
-        with (home / "up.log").open("wb") as log:
-            up = subprocess.Popen(
-                [sys.executable, "-m", "batchyard.cli", "up"],
-                cwd=ROOT,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            _wait_for(home / "up.log", "Ctrl-C stops everything")
-            own["PREFECT_API_AUTH_STRING"] = (home / "prefect.login").read_text().strip()
-            os.environ |= own
+        with deployed(home, more):
             return asyncio.run(_measure(home, receiver))
-        finally:
-            up.send_signal(signal.SIGINT)
-            up.wait(60)
-            for name in own:
-                del os.environ[name]
 
 
 async def _measure(home: Path, receiver: Receiver) -> Lifecycle:
     source = home / "input.jsonl"
     source.write_text("".join(_line(number) for number in range(LINES)))
     async with PrefectApi.from_environment() as api, offline_services() as services:
-        await _run(api, services, source, 1, _WARM_UP_SECONDS)
+        await _run(api, services, source, 1, START_SECONDS)
         alone, told = [], []
         for number in range(ALONE):
             began = time.time()
@@ -102,9 +73,9 @@ async def _measure(home: Path, receiver: Receiver) -> Lifecycle:
             alone.append(await _run(api, services, source, 1, _ALL_SECONDS, url))
             await _until_told(receiver, number + 1)
             told.append(receiver.requests[-1].at - began)
-        before = _processor_seconds(home)
+        before = processor_seconds(home)
         seconds = await _run(api, services, source, TOGETHER, _ALL_SECONDS)
-        after = _processor_seconds(home)
+        after = processor_seconds(home)
     processors = {name: (after[name] - before.get(name, 0.0)) / TOGETHER for name in sorted(after)}
     return Lifecycle(alone, told, 3600 * TOGETHER / seconds, processors)
 
@@ -162,51 +133,6 @@ def _line(number: int) -> str:
         "body": body,
     }
     return json.dumps(line) + "\n"
-
-
-def _processor_seconds(home: Path) -> dict[str, float]:
-    """User and system time so far, by what a process is, of all that have our home."""
-    mark = f"BATCHYARD_HOME={home}".encode()
-    spent: dict[str, float] = {}
-    for process in Path("/proc").iterdir():
-        try:
-            if mark not in (process / "environ").read_bytes().split(b"\0"):
-                continue
-            words = (process / "cmdline").read_bytes().decode().split("\0")
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        name = _kind(words, (process / "environ").read_bytes())
-        spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
-    return spent
-
-
-def _kind(words: list[str], environment: bytes) -> str:
-    line = " ".join(words)
-    if "vllm" in line or "VLLM" in line or "multiprocessing" in line:
-        return "vLLM"
-    if "prefect.server" in line or "server start" in line or "uvicorn" in line:
-        return "Prefect server"
-    if "worker start" in line or "forked_run" in line:
-        # Its flow runs are forks of it, which have its words.
-        is_gpu = "gpu" in words or b"BATCHYARD_POOL=gpu" in environment
-        return "GPU worker, run-chunks" if is_gpu else "control worker, run-batches, reconcile"
-    if "serve" in words:
-        return "API"
-    return "other"
-
-
-def _wait_for(log: Path, text: str) -> None:
-    deadline = time.monotonic() + _WARM_UP_SECONDS
-    while text not in log.read_text(errors="replace"):
-        assert time.monotonic() < deadline, log.read_text(errors="replace")
-        time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def main() -> None:

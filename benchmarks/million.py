@@ -10,35 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.cli.offline import offline_services
-from batchyard.cli.serve import PORT_VARIABLE
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.lifecycle import TERMINAL
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
-from benchmarks.lifecycle import ROOT, _free_port, _processor_seconds, _wait_for
+from benchmarks.deployed import ENGINE, ROOT, SERVER, deployed, processor_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 SIZES = (100_000, 1_000_000)
 MODEL = "stub"
-SERVER = "Prefect server"
-_ENGINE = "vLLM"
 _STUB = ROOT / "tests" / "machines" / "stub_vllm.py"
 _PYTHON = """\
 #!/bin/sh
@@ -74,61 +65,37 @@ class Cost:
 def measure(lines: int) -> Cost:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        with _deployed(home):
+        with deployed(home, _with_stub(home)):
             return asyncio.run(_measure(home, lines))
 
 
-@contextmanager
-def _deployed(home: Path) -> Iterator[None]:
-    port = str(_free_port())
+def _with_stub(home: Path) -> dict[str, str]:
+    """The variables with which `batchyard up` serves our model by the stub."""
     python, models = home / "engine-python", home / "models.toml"
     python.write_text(_PYTHON.format(python=sys.executable, stub=_STUB))
     python.chmod(0o700)
     models.write_text(_MODELS.format(model=MODEL, weights=json.dumps(str(home))))
-    own = {
-        PORT_VARIABLE: str(_free_port()),
+    return {
         "HOME": str(home),  # the stub writes there what it answers
-        "BATCHYARD_HOME": str(home),
         "BATCHYARD_CONFIG": str(models),
         "BATCHYARD_ENGINE_PYTHON": str(python),
         "BATCHYARD_LIMITS__MAX_REQUESTS": "10000000",
         "BATCHYARD_LIMITS__MAX_BYTES": str(10 * 1024**3),
-        "PREFECT_SERVER_API_PORT": port,
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
     }
-    before = dict(os.environ)
-    os.environ |= own
-    with (home / "up.log").open("wb") as log:
-        up = subprocess.Popen(
-            [sys.executable, "-m", "batchyard.cli", "up"],
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        _wait_for(home / "up.log", "Ctrl-C stops everything")
-        os.environ["PREFECT_API_AUTH_STRING"] = (home / "prefect.login").read_text().strip()
-        yield
-    finally:
-        up.send_signal(signal.SIGINT)
-        up.wait(60)
-        os.environ.clear()
-        os.environ.update(before)
 
 
 async def _measure(home: Path, lines: int) -> Cost:
     async with PrefectApi.from_environment() as api, offline_services() as services:
         # The processes are there, and their imports are not counted.
         await _run(api, services, _input(home / "warm.jsonl", 10))
-        before = _processor_seconds(home)
+        before = processor_seconds(home)
         began = time.perf_counter()
         batch = await _run(api, services, _input(home / "input.jsonl", lines))
         seconds = time.perf_counter() - began
-        after = _processor_seconds(home)
+        after = processor_seconds(home)
         chunks = await services.store.chunks.summary(batch.id)
     processors = {
-        name: after[name] - before.get(name, 0.0) for name in sorted(after) if name != _ENGINE
+        name: after[name] - before.get(name, 0.0) for name in sorted(after) if name != ENGINE
     }
     return Cost(lines, chunks.done, seconds, processors)
 

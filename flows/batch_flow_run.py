@@ -34,7 +34,7 @@ log = event_logger(__name__)
 
 _REFUSED: Final = range(400, 500)
 _LAST_CALL_SECONDS: Final = 5.0
-"""A process that is told to stop waits no longer; Prefect's client would try for a minute."""
+"""A process that is told to stop waits this long. Prefect's client would try for a minute."""
 
 
 class FlowRuns:

@@ -1,4 +1,4 @@
-"""How full the engine's KV cache is, by what the engine itself says. Only people look at it."""
+"""How full the engine's KV cache is, as the engine itself reports it. The figure is for people."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine
 
 _PATIENCE_SECONDS: Final = 5.0
-"""An engine that takes longer has more to do than to answer this."""
+"""An engine that takes longer is busy with requests, which matter more than this figure."""
 
 
 class CacheWatch:
-    """Asks one engine at intervals, beside the heartbeat: that must not wait for an engine."""
+    """Asks one engine at intervals, apart from the heartbeat, which must not wait for an engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import secrets
 import time
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,10 +14,11 @@ from batchyard import metric_families as families
 from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
-from batchyard.runner.admission import Admission, Door
+from batchyard.runner.admission import Door
 from batchyard.runner.batch_traits import TraitsOfBatches
 from batchyard.runner.cache_watch import CacheWatch
 from batchyard.runner.chunk import ChunkRun
+from batchyard.runner.claims import Claims
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.load_meter import LoadMeter
@@ -27,7 +26,6 @@ from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.returns import Returns
-from batchyard.runner.suspects import runs_alone
 from batchyard.runner.window import Window
 from batchyard.services.batch_span import batch_span
 from batchyard.services.keys import plan_key
@@ -42,10 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from batchyard.engine.base import Engine, StartProgress
+    from batchyard.runner.admission import Admission
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, EngineLoad, LeaseKey
-    from batchyard.turns import Standing
     from batchyard.wire import TokenUsage
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
@@ -101,13 +99,7 @@ class Runner:
         self._inputs = Inputs(services)
         self._traits = TraitsOfBatches(services)
         self._door: Door
-        self._standings: dict[LeaseKey, Standing] = {}
-        """Of the chunks that were handed out and do not run yet."""
-        self._no_others_at = -math.inf
-        """When there was nothing to claim beside the chunks at the door."""
-        self._slow: Counter[str] = Counter()
-        self._is_making_room = False
-        """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
+        self._claims: Claims
         self._copying = asyncio.Lock()
         settings = services.settings
         self._retry = RetryPolicy(settings.request_attempts, intervals.RETRY_SECONDS)
@@ -146,6 +138,16 @@ class Runner:
             if self._registration is not None:
                 await stack.enter_async_context(self._cache.watching())
             self._door = Door(turn_requests=max(1, self._window.size // 2))
+            self._claims = Claims(
+                self.services,
+                self.model,
+                self._door,
+                self._returns,
+                owner=self._owner,
+                batch_id=self.batch_id,
+                held=self._held,
+                running=self._running,
+            )
             self._pace = Pace(self._window)
             self._closing = stack.pop_all()
         self._show_answers()
@@ -231,13 +233,7 @@ class Runner:
         lease = self._held.get((batch_id, index))
         if lease is None:
             return None
-        admission = Admission(
-            self._door,
-            lease,
-            self._standings.pop(lease.key),
-            self._slow,
-            may_return=partial(self._may_join, lease),
-        )
+        admission = self._claims.admission(lease)
         chunk = self._chunk_run(lease, admission)
         self._running[lease.key] = chunk
         tally = None
@@ -296,74 +292,7 @@ class Runner:
     # -- leases -----------------------------------------------------------------------------
 
     async def _next(self) -> ChunkLease | None:
-        """A chunk that may start now, if there is one."""
-        busy = self._busy()
-        must_empty = self._is_making_room or any(busy)
-        if self._is_draining or not self._may_claim() or (must_empty and busy):
-            return None
-        lease = await self._claim()
-        self._is_making_room = False
-        if lease is None:
-            return None
-        if busy and runs_alone(lease):
-            # Not kept: a crash of this runner meanwhile would count against it.
-            self._is_making_room = True
-            await self._returns.release(lease)
-            return None
-        try:
-            standing = await self.services.store.chunks.standing(lease.batch_id)
-        except StoreError:
-            await self._returns.release(lease)
-            raise
-        self._standings[lease.key] = standing
-        self._door.enter(lease.key, standing)
-        return lease
-
-    def _may_claim(self) -> bool:
-        # The chunks of one batch go one after the other.
-        return self._door.is_empty or (self.batch_id is None and self._door.has_room)
-
-    def _busy(self, *, but: LeaseKey | None = None) -> list[bool]:
-        """Of each chunk that may have requests in the window, whether it runs alone.
-
-        One that waits for its input has none there. One that was handed out is about to.
-        """
-        running = [
-            chunk.runs_alone
-            for key, chunk in self._running.items()
-            if key != but and key.batch_id not in self._slow
-        ]
-        beginning = [
-            runs_alone(lease)
-            for lease in self._held.values()
-            if lease.key != but and lease.key in self._standings
-        ]
-        return running + beginning
-
-    def _may_join(self, lease: ChunkLease) -> bool:
-        """Whether the chunk may begin beside what runs here by now."""
-        others = self._busy(but=lease.key)
-        return not others or not (runs_alone(lease) or any(others))
-
-    async def _claim(self) -> ChunkLease | None:
-        chunks, door = self.services.store.chunks, self._door
-        without = self._returns.put_off() | self._slow.keys() | door.batches
-        if not door.is_empty:
-            # There is seldom one: it is not asked for at each chunk, and without a write.
-            if time.monotonic() - self._no_others_at < intervals.POLL_SECONDS:
-                return None
-            if not await chunks.is_any_free(self.model, without=without, beside=door.beside):
-                self._no_others_at = time.monotonic()
-                return None
-        claimed = await chunks.claim(
-            model=self.model,
-            owner=self._owner,
-            lease_seconds=self.services.settings.lease_seconds,
-            batch_id=self.batch_id,
-            without=without,
-            beside=door.beside,
-        )
-        return claimed[0] if claimed else None
+        return None if self._is_draining else await self._claims.next()
 
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:

@@ -27,15 +27,18 @@ def main() -> None:
     """Run one flow run. Does not return."""
     # A signal to the worker's process group, as a terminal sends it, is not for its flow runs.
     os.setsid()
+    stop = int(sys.argv[2])
     server = socket.socket(socket.AF_UNIX)
     try:
         server.connect(address_of(sys.argv[1]))
     except OSError:
         # The fork server is gone: start the flow run as Prefect's own worker does.
         os.execv(sys.executable, [sys.executable, "-m", "prefect.engine"])  # noqa: S606
+    # The forked process may run before this one knows of it: until then, signals wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*_HANDED_ON, stop))
     try:
         pid, process = _ask(server)
-        _hand_on_signals(pid, process, int(sys.argv[2]))
+        _hand_on_signals(pid, process, stop)
         code = _result(server, process)
     except OSError as error:
         sys.stderr.write(f"The flow run was not started: {error}\n")
@@ -81,6 +84,7 @@ def _hand_on_signals(pid: int, process: int, stop: int) -> None:
 
     for number in (*_HANDED_ON, stop):
         signal.signal(number, hand_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_HANDED_ON, stop))
 
 
 def _result(server: socket.socket, process: int) -> int:

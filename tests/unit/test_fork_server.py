@@ -158,6 +158,27 @@ def test_a_signal_to_the_client_is_handed_on(worker: Worker, name: str) -> None:
     assert client.wait(_SECONDS) == 7
 
 
+def test_a_signal_that_comes_before_the_forked_process_is_known_is_handed_on() -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        name = f"test-{os.getpid()}"
+        listener.bind(forked_run.address_of(name))
+        listener.listen()
+        words = ["-I", "-S", forked_run.__file__, name, str(int(STOP))]
+        client = subprocess.Popen([sys.executable, *words])
+        connection, _ = listener.accept()
+    with connection, subprocess.Popen(["/bin/sleep", "25"]) as forked:
+        header, descriptors, *_ = socket.recv_fds(connection, forked_run.LENGTH_BYTES, 3)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        connection.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL)
+        client.send_signal(STOP)
+        answer = forked.pid.to_bytes(forked_run.LENGTH_BYTES, "big")
+        socket.send_fds(connection, [answer], [os.pidfd_open(forked.pid)])
+        ended = forked.wait(_SECONDS)
+        connection.sendall(ended.to_bytes(forked_run.LENGTH_BYTES, "big", signed=True))
+        assert ended == client.wait(_SECONDS) == -signal.SIGTERM
+
+
 def test_the_signal_to_stop_is_sigterm_to_a_fork_that_does_not_listen_to_it(
     worker: Worker,
 ) -> None:

@@ -1,0 +1,142 @@
+"""Which chunks a runner claims: those whose turn it is, and none beside one that must run alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from batchyard import intervals
+from batchyard.errors import StoreError
+from batchyard.runner.admission import Admission
+from batchyard.runner.suspects import runs_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from batchyard.runner.admission import Door
+    from batchyard.runner.chunk import ChunkRun
+    from batchyard.runner.returns import Returns
+    from batchyard.services.services import Services
+    from batchyard.store import ChunkLease, LeaseKey
+    from batchyard.turns import Standing
+
+
+class Claims:
+    """The chunks of one model, or of one batch, for one runner.
+
+    The runner keeps what it has claimed in ``held`` and what it runs of that in ``running``.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        model: str,
+        door: Door,
+        returns: Returns,
+        *,
+        owner: str,
+        batch_id: str | None,
+        held: Mapping[tuple[str, int], ChunkLease],
+        running: Mapping[LeaseKey, ChunkRun],
+    ) -> None:
+        self._services = services
+        self._model = model
+        self._door = door
+        self._returns = returns
+        self._owner = owner
+        self._batch_id = batch_id
+        self._held = held
+        self._running = running
+        self._standings: dict[LeaseKey, Standing] = {}
+        """Of the chunks that were claimed and do not run yet."""
+        self._no_others_at = -math.inf
+        """When there was nothing to claim beside the chunks at the door."""
+        self._slow: Counter[str] = Counter()
+        self._is_making_room = False
+        """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
+
+    async def next(self) -> ChunkLease | None:
+        """Claim a chunk that may start now, if there is one.
+
+        Raises :class:`~batchyard.errors.StoreError`; nothing is held then.
+        """
+        busy = self._busy()
+        must_empty = self._is_making_room or any(busy)
+        if not self._may_claim() or (must_empty and busy):
+            return None
+        lease = await self._claim()
+        self._is_making_room = False
+        if lease is None:
+            return None
+        if busy and runs_alone(lease):
+            # Not kept: a crash of this runner meanwhile would count against it.
+            self._is_making_room = True
+            await self._returns.release(lease)
+            return None
+        try:
+            standing = await self._services.store.chunks.standing(lease.batch_id)
+        except StoreError:
+            await self._returns.release(lease)
+            raise
+        self._standings[lease.key] = standing
+        self._door.enter(lease.key, standing)
+        return lease
+
+    def admission(self, lease: ChunkLease) -> Admission:
+        """How the chunk, which :meth:`next` has returned, gets its requests into the window."""
+        return Admission(
+            self._door,
+            lease,
+            self._standings.pop(lease.key),
+            self._slow,
+            may_return=partial(self._may_join, lease),
+        )
+
+    def _may_claim(self) -> bool:
+        # The chunks of one batch go one after the other.
+        return self._door.is_empty or (self._batch_id is None and self._door.has_room)
+
+    def _busy(self, *, but: LeaseKey | None = None) -> list[bool]:
+        """Of each chunk that may have requests in the window, whether it runs alone.
+
+        One that waits for its input has none there. One that was handed out is about to.
+        """
+        running = [
+            chunk.runs_alone
+            for key, chunk in self._running.items()
+            if key != but and key.batch_id not in self._slow
+        ]
+        beginning = [
+            runs_alone(lease)
+            for lease in self._held.values()
+            if lease.key != but and lease.key in self._standings
+        ]
+        return running + beginning
+
+    def _may_join(self, lease: ChunkLease) -> bool:
+        """Whether the chunk may begin beside what runs here by now."""
+        others = self._busy(but=lease.key)
+        return not others or not (runs_alone(lease) or any(others))
+
+    async def _claim(self) -> ChunkLease | None:
+        chunks, door = self._services.store.chunks, self._door
+        without = self._returns.put_off() | self._slow.keys() | door.batches
+        if not door.is_empty:
+            # There is seldom one: it is not asked for at each chunk, and without a write.
+            if time.monotonic() - self._no_others_at < intervals.POLL_SECONDS:
+                return None
+            if not await chunks.is_any_free(self._model, without=without, beside=door.beside):
+                self._no_others_at = time.monotonic()
+                return None
+        claimed = await chunks.claim(
+            model=self._model,
+            owner=self._owner,
+            lease_seconds=self._services.settings.lease_seconds,
+            batch_id=self._batch_id,
+            without=without,
+            beside=door.beside,
+        )
+        return claimed[0] if claimed else None
