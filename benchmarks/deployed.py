@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ _STOP_SECONDS = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-@contextmanager
+@contextlib.contextmanager
 def deployed(home: Path, more: Mapping[str, str]) -> Iterator[None]:
     """Everything runs in the block, and this process's environment is that of a client.
 
@@ -60,13 +61,17 @@ def deployed(home: Path, more: Mapping[str, str]) -> Iterator[None]:
 
 
 def processor_seconds(home: Path) -> dict[str, float]:
-    """User and system time so far, by what a process is, of all that have this home."""
+    """User and system time so far, by what a process is, of all that have this home.
+
+    A database and an object store that this process has started are counted too.
+    """
     mark = f"BATCHYARD_HOME={home}".encode()
+    ours = _descendants(os.getpid())
     spent: dict[str, float] = {}
     for process in Path("/proc").iterdir():
         try:
             environment = (process / "environ").read_bytes().split(b"\0")
-            if mark not in environment:
+            if mark not in environment and process.name not in ours:
                 continue
             words = (process / "cmdline").read_bytes().decode().split("\0")
             fields = (process / "stat").read_text().rpartition(")")[2].split()
@@ -77,8 +82,25 @@ def processor_seconds(home: Path) -> dict[str, float]:
     return spent
 
 
+def _descendants(root: int) -> set[str]:
+    children: dict[str, list[str]] = defaultdict(list)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            children[parent].append(process.name)
+    found, waiting = set(), [str(root)]
+    while waiting:
+        waiting += (below := children[waiting.pop()])
+        found.update(below)
+    return found
+
+
 def _kind(words: list[str], environment: list[bytes]) -> str:
     line = " ".join(words)
+    if "postgres" in words[0]:
+        return "PostgreSQL"
+    if "swift-" in line:
+        return "S3 server"
     if "vllm" in line or "VLLM" in line or "multiprocessing" in line:
         return ENGINE
     if "prefect.server" in line or "server start" in line or "uvicorn" in line:

@@ -1,9 +1,9 @@
 """What Prefect costs in a large batch: processor seconds of each process, by the number of lines.
 
-`batchyard up` runs in a home of its own: the API, Prefect's server, a worker on each pool, SQLite
-and a folder. The engine is a stub behind our real middleware, in a process of its own that answers
-at once: what it costs is not counted, as a GPU's work would not be. A share of what is left is
-therefore as large as it can be.
+`batchyard up` runs in a home of its own: the API, Prefect's server, a worker on each pool, and
+SQLite and a folder, or PostgreSQL and an S3 server. The engine is a stub behind our real
+middleware, in a process of its own that answers at once: what it costs is not counted, as a GPU's
+work would not be. A share of what is left is therefore as large as it can be.
 """
 
 from __future__ import annotations
@@ -13,22 +13,33 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cryptography.fernet import Fernet
 
 from batchyard.cli.offline import offline_services
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.lifecycle import TERMINAL
 from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.storage.bucket import S3Credentials
 from batchyard.storage.local_file import LocalFile
+from batchyard.store import PATIENCE_SECONDS, upgrade
 from benchmarks.deployed import ENGINE, ROOT, SERVER, deployed, processor_seconds
+from tests.services.postgres import postgres_on
+from tests.services.prefect import free_port
+from tests.services.swift import BUCKET, swift_for_session
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
-SIZES = (100_000, 1_000_000)
+ROWS = ((100_000, False), (1_000_000, False), (1_000_000, True))
+"""Lines, and whether with PostgreSQL and S3 instead of SQLite and a folder."""
 MODEL = "stub"
 _STUB = ROOT / "tests" / "machines" / "stub_vllm.py"
 _PYTHON = """\
@@ -53,6 +64,7 @@ class Cost:
     """``processors``: seconds from the batch's creation to its end, by process."""
 
     lines: int
+    is_shared: bool
     chunks: int
     seconds: float
     processors: dict[str, float]
@@ -62,11 +74,39 @@ class Cost:
         return self.processors[SERVER] / sum(self.processors.values())
 
 
-def measure(lines: int) -> Cost:
-    with tempfile.TemporaryDirectory() as folder:
+def measure(lines: int, *, is_shared: bool) -> Cost:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         home = Path(folder)
-        with deployed(home, _with_stub(home)):
-            return asyncio.run(_measure(home, lines))
+        more = _with_stub(home)
+        if is_shared:
+            more |= stack.enter_context(_shared_services(home))
+        stack.enter_context(deployed(home, more))
+        return asyncio.run(_measure(home, lines, is_shared=is_shared))
+
+
+@contextmanager
+def _shared_services(home: Path) -> Iterator[dict[str, str]]:
+    """A database and an object store as several machines share them; the variables for them."""
+    (home / "s3").mkdir()
+    with postgres_on(free_port()) as postgres, swift_for_session(home / "s3") as s3:
+        login = S3Credentials(
+            endpoint_url=s3.endpoint_url,
+            region=s3.region,
+            access_key_id=s3.access_key_id,
+            secret_access_key=s3.secret_access_key,
+        )
+        login.client().create_bucket(Bucket=BUCKET)
+        url = postgres.url(asyncio.run(postgres.create_database()))
+        asyncio.run(upgrade(url, patience_seconds=PATIENCE_SECONDS))
+        yield {
+            "BATCHYARD_DATABASE_URL": url,
+            "BATCHYARD_STORAGE": f"s3://{BUCKET}/million",
+            "BATCHYARD_SECRET_KEY": Fernet.generate_key().decode(),
+            "AWS_ENDPOINT_URL": s3.endpoint_url,
+            "AWS_DEFAULT_REGION": s3.region,
+            "AWS_ACCESS_KEY_ID": s3.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": s3.secret_access_key,
+        }
 
 
 def _with_stub(home: Path) -> dict[str, str]:
@@ -84,7 +124,7 @@ def _with_stub(home: Path) -> dict[str, str]:
     }
 
 
-async def _measure(home: Path, lines: int) -> Cost:
+async def _measure(home: Path, lines: int, *, is_shared: bool) -> Cost:
     async with PrefectApi.from_environment() as api, offline_services() as services:
         # The processes are there, and their imports are not counted.
         await _run(api, services, _input(home / "warm.jsonl", 10))
@@ -97,7 +137,7 @@ async def _measure(home: Path, lines: int) -> Cost:
     processors = {
         name: after[name] - before.get(name, 0.0) for name in sorted(after) if name != ENGINE
     }
-    return Cost(lines, chunks.done, seconds, processors)
+    return Cost(lines, is_shared, chunks.done, seconds, processors)
 
 
 async def _run(api: PrefectApi, services: Services, source: Path) -> BatchRecord:
@@ -137,17 +177,21 @@ def table(found: list[Cost]) -> str:
         ),
         ("Prefect's server, share of all", [f"**{cost.share:.1%}**" for cost in found]),
     ]
-    heading = "| one batch, stub engine | " + " | ".join(f"{c.lines:,} lines" for c in found) + " |"
+    heading = "| one batch, stub engine | " + " | ".join(_title(cost) for cost in found) + " |"
     lines = [heading, "|---|" + "---|" * len(found)]
     lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
     return "\n".join(lines)
 
 
+def _title(cost: Cost) -> str:
+    where = ", PostgreSQL and S3" if cost.is_shared else ""
+    return f"{cost.lines:,} lines{where}"
+
+
 def section() -> str:
     """Measure, and return what the page is to say."""
-    return table([measure(lines) for lines in SIZES])
+    return table([measure(lines, is_shared=is_shared) for lines, is_shared in ROWS])
 
 
 if __name__ == "__main__":
-    sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
-    print(table([measure(lines) for lines in sizes]))
+    print(section())

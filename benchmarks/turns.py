@@ -78,6 +78,10 @@ class Waits:
     """Of the large batch's lines, in the order in which they ran."""
     hit_rate_undisturbed: float
     """The same without the other lines in between."""
+    two_hit_rate: float
+    """Of two large batches of two tenants, side by side."""
+    two_hit_rate_apart: float
+    """The same, with the lines of one after those of the other."""
 
     def over_alone(self, seconds: Iterable[float]) -> float:
         return statistics.median(seconds) / statistics.median(self.alone)
@@ -116,14 +120,7 @@ def measure() -> Waits:
 
 async def _measure(folder: Path) -> Waits:
     small = short_requests(folder / "small.jsonl", count=LINES, model=MODEL, seed=1)
-    large = document_questions(
-        folder / "large.jsonl",
-        documents=LARGE_DOCUMENTS,
-        questions=QUESTIONS,
-        words_each=_DOCUMENT_WORDS,
-        model=MODEL,
-        seed=2,
-    )
+    large, other = _large(folder, seed=2), _large(folder, seed=3)
     async with _services(folder) as services:
         await _until_ready(services)
         await _timed(services, small, "one")
@@ -138,7 +135,7 @@ async def _measure(folder: Path) -> Waits:
         await _until_ended(services, many)
         many_seconds = time.perf_counter() - began
 
-        (folder / "witness").unlink()
+        _ran(folder)
         large_id = await _create(services, large, "many")
         beside_own, beside_other = [], []
         while not (await services.store.chunks.summary(large_id)).completed:  # noqa: ASYNC110 - another process
@@ -150,8 +147,14 @@ async def _measure(folder: Path) -> Waits:
         batch = await services.store.batches.get(large_id)
         assert batch.in_progress_at
         assert batch.finalizing_at
-    prompts = {_digest(body): text for body, text in _bodies(large)}
-    ran = [line.split()[1] for line in (folder / "witness").read_text().splitlines()]
+        prompts = {_digest(body): text for body, text in _bodies(large)}
+        ran = _ran(folder)
+
+        two = [await _create(services, each, each.stem) for each in (large, other)]
+        await _until_ended(services, two)
+    prompts_of_two = prompts | {_digest(body): text for body, text in _bodies(other)}
+    ran_by_two = _ran(folder)
+    apart = sorted(ran_by_two, key=lambda each: each in prompts)
     return Waits(
         alone=alone,
         behind_many=behind_many,
@@ -162,7 +165,28 @@ async def _measure(folder: Path) -> Waits:
         large_seconds=batch.finalizing_at - batch.in_progress_at,
         hit_rate=_hit_rate(prompts, ran),
         hit_rate_undisturbed=_hit_rate(prompts, [each for each in ran if each in prompts]),
+        two_hit_rate=_hit_rate(prompts_of_two, ran_by_two),
+        two_hit_rate_apart=_hit_rate(prompts_of_two, apart),
     )
+
+
+def _large(folder: Path, seed: int) -> Path:
+    return document_questions(
+        folder / f"large-{seed}.jsonl",
+        documents=LARGE_DOCUMENTS,
+        questions=QUESTIONS,
+        words_each=_DOCUMENT_WORDS,
+        model=MODEL,
+        seed=seed,
+    )
+
+
+def _ran(folder: Path) -> list[str]:
+    """The digests of the requests that the engine ran since the last call, in its order."""
+    witness = folder / "witness"
+    digests = [line.split()[1] for line in witness.read_text().splitlines()]
+    witness.unlink()
+    return digests
 
 
 async def _timed(services: Services, source: Path, tenant: str) -> float:
@@ -284,7 +308,9 @@ def table(waits: Waits) -> str:
         f"The {MANY} took {waits.many_seconds:.0f} s. The large batch ran at "
         f"**{100 * waits.large_speed:.0f} %** of the engine's speed, and its hit rate in a "
         f"simulated cache was **{100 * waits.hit_rate / waits.hit_rate_undisturbed:.1f} %** of "
-        "that without the other lines in between."
+        "that without the other lines in between. Two such batches of two tenants, side by side, "
+        f"have **{100 * waits.two_hit_rate / waits.two_hit_rate_apart:.1f} %** of the hit rate "
+        "that they have one after the other."
     )
     return "\n".join(
         [

@@ -96,8 +96,8 @@ class TogetherByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist's has 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """``-n auto``: three for each core, as more than half of a test's time is waiting."""
-    return 3 * len(os.sched_getaffinity(0))
+    """``-n auto``: two for each core, as half of a test's time is waiting."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 @pytest.hookimpl(optionalhook=True)

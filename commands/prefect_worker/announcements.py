@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS: Final = 10.0
 """How often a worker asks although nothing was announced."""
+_HEARTBEAT_INTERVALS: Final = 10
+"""The same in intervals, where these are short: after 30 of them a worker counts as stuck."""
 SETTLED_SECONDS: Final = 2.0
 """How long after an event the worker asks each time: the event may come before the change."""
 _RECONNECT_SECONDS: Final = 5.0
@@ -38,9 +40,15 @@ _ENDED: Final = ("Completed", "Failed", "Crashed", "Cancelled")
 
 
 class Announcements:
-    """What the server has announced of one work pool. ``clock`` counts seconds."""
+    """What the server has announced of one work pool, for a worker that looks at each interval.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    ``clock`` counts seconds.
+    """
+
+    def __init__(
+        self, interval_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._heartbeat = min(HEARTBEAT_SECONDS, _HEARTBEAT_INTERVALS * interval_seconds)
         self._clock = clock
         self._asked = float("-inf")
         self._settled = float("-inf")
@@ -49,9 +57,7 @@ class Announcements:
     def is_time_to_ask(self) -> bool:
         """Always true while the server cannot be heard."""
         now = self._clock()
-        return (
-            not self._is_listening or now < self._settled or now - self._asked >= HEARTBEAT_SECONDS
-        )
+        return not self._is_listening or now < self._settled or now - self._asked >= self._heartbeat
 
     def asked(self, *, found: bool) -> None:
         """Note an answer. Where flow runs were found there may be more, or no place for them."""

@@ -8,6 +8,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from prefect.settings import PREFECT_WORKER_QUERY_SECONDS
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _OUR_FLOWS = "flows."
 
 
+def _announcements() -> Announcements:
+    return Announcements(PREFECT_WORKER_QUERY_SECONDS.value())
+
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that it takes the place of Prefect's own is meant
 
@@ -32,7 +37,7 @@ with warnings.catch_warnings():
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._announcements = Announcements()
+            self._announcements = _announcements()
             self._listener: asyncio.Task[None] | None = None
             self._heard_pool: UUID | None = None
 
@@ -54,6 +59,7 @@ with warnings.catch_warnings():
                 return
             if self._listener is not None:
                 self._listener.cancel()
+            self._announcements = _announcements()  # the old listener may not have ended yet
             listening = self._announcements.listen(pool.id, self._ask, self._logger.debug)
             self._listener = asyncio.create_task(listening)
             self._heard_pool = pool.id

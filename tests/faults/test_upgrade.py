@@ -84,7 +84,8 @@ async def test_a_batch_runs_through_an_upgrade_and_back(
     """Tables that only add: the old processes continue, then new ones, then old ones again."""
     version = newer.that_adds(tmp_path / "newer")
     there = await site.create(lines(400, "there"))
-    old = await begin(site, nursery)
+    # So slow that the command finds it under way.
+    old = await begin(site, nursery, latency=0.4)
     await site.answered(there, 20)
     status, said = await migrate(site, version, "--wait", "0")
     assert (status, "Tables: now revision" in said) == (0, True), said

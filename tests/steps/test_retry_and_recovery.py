@@ -242,7 +242,7 @@ from batchyard.services.services import open_services
 home, batch_id, log = sys.argv[1:]
 
 async def engine_for(model):
-    return StubEngine(model, max_num_seqs=4, latency=0.02, log_path=Path(log))
+    return StubEngine(model, max_num_seqs=4, latency=0.1, log_path=Path(log))
 
 async def main():
     settings = read_settings(home=Path(home), flush_seconds=0.05, lease_seconds=1)

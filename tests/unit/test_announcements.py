@@ -58,12 +58,12 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
 class Listening:
     """A worker that listens, at the time ``now``."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_seconds: float) -> None:
         self.now = 0.0
         self.asked = 0
         self.fails = False
         self.notes: list[str] = []
-        self.announcements = Announcements(lambda: self.now)
+        self.announcements = Announcements(interval_seconds, lambda: self.now)
 
     async def ask(self) -> None:
         self.asked += 1
@@ -76,8 +76,8 @@ class Listening:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Listening]:
-    worker = Listening()
+async def listening(interval_seconds: float = 1.0) -> AsyncIterator[Listening]:
+    worker = Listening(interval_seconds)
     listen = worker.announcements.listen("pool", worker.ask, worker.notes.append)
     task = asyncio.create_task(listen)
     try:
@@ -108,6 +108,15 @@ async def test_a_worker_that_hears_asks_seldom(events: Events) -> None:
         await worker.ask()
         worker.now += HEARTBEAT_SECONDS - 1
         assert not worker.is_time_to_ask()
+        worker.now += 1
+        assert worker.is_time_to_ask()
+
+
+async def test_a_short_interval_makes_the_heartbeat_short(events: Events) -> None:
+    """Prefect's check of a worker's health counts intervals."""
+    async with listening(interval_seconds=0.1) as worker:
+        await until(lambda: events.connections)
+        await worker.ask()
         worker.now += 1
         assert worker.is_time_to_ask()
 
