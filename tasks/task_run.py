@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
 from prefect.context import FlowRunContext
@@ -27,24 +27,18 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
+_SHOWN_AFTER_SECONDS: Final = 1.0
+
 
 class RecordedTask:
     """The task run of the block: completed, failed or cancelled as the block is.
 
     ``kind`` is the same for all runs of a step, ``name`` is this run's, and may be changed until
     its end, as may ``message``. It belongs to the current flow run, or to ``flow_run_id``.
-    Without a flow run nothing is recorded. One that lasts for ``shown_after_seconds`` is shown
-    while it runs.
+    Without a flow run nothing is recorded.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        name: str,
-        *,
-        flow_run_id: str | None = None,
-        shown_after_seconds: float = 1.0,
-    ) -> None:
+    def __init__(self, kind: str, name: str, *, flow_run_id: str | None = None) -> None:
         self.name = name
         self.message: str | None = None
         """What the final state says."""
@@ -52,7 +46,6 @@ class RecordedTask:
         """Whether the task run failed although the block ends without an error."""
         self._kind = kind
         self._flow_run_id = flow_run_id or current_flow_run.id
-        self._shown_after_seconds = shown_after_seconds
         self._id = uuid4()
         self._began = now("UTC")
         self._running: State[Any] | None = None
@@ -62,7 +55,7 @@ class RecordedTask:
     async def __aenter__(self) -> Self:
         self._began = now("UTC")
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._shown_after_seconds, self._show_that_it_runs)
+        self._timer = loop.call_later(_SHOWN_AFTER_SECONDS, self._show_that_it_runs)
         return self
 
     async def __aexit__(

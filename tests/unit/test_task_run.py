@@ -26,10 +26,11 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return sent
 
 
-async def test_a_short_step_is_one_event(events: list[dict[str, Any]]) -> None:
-    async with RecordedTask(
-        "fetch", "fetch", flow_run_id=FLOW_RUN, shown_after_seconds=0.01
-    ) as run:
+async def test_a_short_step_is_one_event(
+    events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_run, "_SHOWN_AFTER_SECONDS", 0.01)
+    async with RecordedTask("fetch", "fetch", flow_run_id=FLOW_RUN) as run:
         run.message = "172 MB"
     await asyncio.sleep(0.03)
     (event,) = events
@@ -39,10 +40,11 @@ async def test_a_short_step_is_one_event(events: list[dict[str, Any]]) -> None:
     assert event["related"][0]["prefect.resource.id"] == f"prefect.flow-run.{FLOW_RUN}"
 
 
-async def test_a_step_that_lasts_is_shown_while_it_runs(events: list[dict[str, Any]]) -> None:
-    async with RecordedTask(
-        "run", "run chunks", flow_run_id=FLOW_RUN, shown_after_seconds=0.0
-    ) as run:
+async def test_a_step_that_lasts_is_shown_while_it_runs(
+    events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_run, "_SHOWN_AFTER_SECONDS", 0.0)
+    async with RecordedTask("run", "run chunks", flow_run_id=FLOW_RUN) as run:
         while not events:  # noqa: ASYNC110 - the event loop's own timer
             await asyncio.sleep(0.001)
         run.name = "run chunks: 3 of 3"
