@@ -24,7 +24,6 @@ from batchyard.cli.offline import offline_services
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.lifecycle import TERMINAL
 from batchyard.steps.create import BatchRequest, create_batch
-from batchyard.storage.bucket import S3Credentials
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import PATIENCE_SECONDS, upgrade
 from benchmarks.deployed import ENGINE, ROOT, SERVER, deployed, processor_seconds
@@ -74,7 +73,7 @@ class Cost:
         return self.processors[SERVER] / sum(self.processors.values())
 
 
-def measure(lines: int, *, is_shared: bool) -> Cost:
+def measure(lines: int, *, is_shared: bool = False) -> Cost:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         home = Path(folder)
         more = _with_stub(home)
@@ -89,23 +88,14 @@ def _shared_services(home: Path) -> Iterator[dict[str, str]]:
     """A database and an object store as several machines share them; the variables for them."""
     (home / "s3").mkdir()
     with postgres_on(free_port()) as postgres, swift_for_session(home / "s3") as s3:
-        login = S3Credentials(
-            endpoint_url=s3.endpoint_url,
-            region=s3.region,
-            access_key_id=s3.access_key_id,
-            secret_access_key=s3.secret_access_key,
-        )
-        login.client().create_bucket(Bucket=BUCKET)
+        s3.credentials.client().create_bucket(Bucket=BUCKET)
         url = postgres.url(asyncio.run(postgres.create_database()))
         asyncio.run(upgrade(url, patience_seconds=PATIENCE_SECONDS))
         yield {
             "BATCHYARD_DATABASE_URL": url,
             "BATCHYARD_STORAGE": f"s3://{BUCKET}/million",
             "BATCHYARD_SECRET_KEY": Fernet.generate_key().decode(),
-            "AWS_ENDPOINT_URL": s3.endpoint_url,
-            "AWS_DEFAULT_REGION": s3.region,
-            "AWS_ACCESS_KEY_ID": s3.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": s3.secret_access_key,
+            **s3.variables,
         }
 
 

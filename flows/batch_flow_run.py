@@ -34,7 +34,7 @@ log = event_logger(__name__)
 
 _REFUSED: Final = range(400, 500)
 _LAST_CALL_SECONDS: Final = 5.0
-"""A process that is told to stop waits this long. Prefect's client would try for a minute."""
+"""How long a process that is told to stop waits for Prefect, whose client tries for a minute."""
 
 
 class FlowRuns:
@@ -57,7 +57,7 @@ class FlowRuns:
         An exception ends the flow run as failed, a cancellation as crashed; both are raised.
         """
         async with get_client() as client:
-            run = await self._create(client, name, tags, parameters)
+            run = await self._create(client, name=name, tags=list(tags), parameters=parameters)
             try:
                 with self._context(client, run):
                     state = await work()
@@ -67,35 +67,24 @@ class FlowRuns:
             await client.set_flow_run_state(run.id, state, force=True)
         return state
 
-    async def _create(
-        self, client: PrefectClient, name: str, tags: Sequence[str], parameters: dict[str, Any]
-    ) -> FlowRun:
+    async def _create(self, client: PrefectClient, **fields: Any) -> FlowRun:
         # Prefect's client would look for the flow each time.
         if (flow_id := self._flow_id) is not None:
             try:
-                return await self._create_of(client, flow_id, name, tags, parameters)
+                return await self._create_of(client, flow_id, **fields)
             except PrefectHTTPStatusError as error:
                 # A server whose database was made again does not know the flow.
                 if error.response.status_code not in _REFUSED:
                     raise
         self._flow_id = await client.create_flow(self._flow)
-        return await self._create_of(client, self._flow_id, name, tags, parameters)
+        return await self._create_of(client, self._flow_id, **fields)
 
-    async def _create_of(
-        self,
-        client: PrefectClient,
-        flow_id: UUID,
-        name: str,
-        tags: Sequence[str],
-        parameters: dict[str, Any],
-    ) -> FlowRun:
+    async def _create_of(self, client: PrefectClient, flow_id: UUID, **fields: Any) -> FlowRun:
         wanted = FlowRunCreate(
             flow_id=flow_id,
             flow_version=self._flow.version,
-            name=name,
-            parameters=parameters,
-            tags=list(tags),
             state=to_state_create(Running()),
+            **fields,
         )
         body = wanted.model_dump(mode="json", exclude_unset=True)
         answer = await client.request("POST", "/flow_runs/", json=body)

@@ -15,7 +15,6 @@ import pytest
 
 from batchyard.services.services import open_services
 from batchyard.settings import read_settings
-from batchyard.storage.bucket import S3Credentials
 from batchyard.store.schema import upgrade
 from tests.services.prefect_tables import SESSION
 from tests.services.swift import BUCKET, swift_for_session
@@ -29,6 +28,8 @@ from tests.side_by_side import (  # noqa: F401 - hooks of pytest's
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from batchyard.storage.bucket import S3Credentials
 
 _START = Path(__file__).parent / "services" / "start"
 """What it says is in its ``sitecustomize.py``."""
@@ -105,13 +106,7 @@ def s3() -> Iterator[S3Credentials]:
     root = Path(tempfile.mkdtemp(prefix="swift-"))
     try:
         with swift_for_session(root) as server:
-            credentials = S3Credentials(
-                endpoint_url=server.endpoint_url,
-                region=server.region,
-                access_key_id=server.access_key_id,
-                secret_access_key=server.secret_access_key,
-            )
-            credentials.client().create_bucket(Bucket=BUCKET)
-            yield credentials
+            server.credentials.client().create_bucket(Bucket=BUCKET)
+            yield server.credentials
     finally:
         shutil.rmtree(root)

@@ -1,4 +1,4 @@
-"""Prefect's process worker, which hears of flow runs, and whose flow runs of ours are forked."""
+"""Prefect's process worker. It learns of flow runs by events, and forks those of our flows."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from cryptography.fernet import Fernet
 
-from batchyard.storage.bucket import S3Credentials
 from batchyard.store import PATIENCE_SECONDS, upgrade
 from commands.prefect_worker import PREFECT_WORKER
 from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT
@@ -29,6 +28,8 @@ from tests.services.swift import BUCKET, SwiftServer, swift_for_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from batchyard.storage.bucket import S3Credentials
 
 LEASE_SECONDS = 5.0
 SEATS = 8
@@ -98,12 +99,7 @@ class Cluster:
 
     @property
     def credentials(self) -> S3Credentials:
-        return S3Credentials(
-            endpoint_url=self.s3.endpoint_url,
-            region=self.s3.region,
-            access_key_id=self.s3.access_key_id,
-            secret_access_key=self.s3.secret_access_key,
-        )
+        return self.s3.credentials
 
     def new_model(self, *, vllm: bool = False) -> str:
         """A model that no test has used, and that both GPU machines can serve."""
@@ -223,9 +219,6 @@ def _settings(postgres: PostgresCluster, s3: SwiftServer) -> Mapping[str, str]:
         "BATCHYARD_DATABASE_URL": postgres.url(_OURS),
         "BATCHYARD_STORAGE": f"s3://{BUCKET}/machines",
         "BATCHYARD_SECRET_KEY": Fernet.generate_key().decode(),
-        "AWS_ENDPOINT_URL": s3.endpoint_url,
         "AWS_REGION": s3.region,
-        "AWS_DEFAULT_REGION": s3.region,
-        "AWS_ACCESS_KEY_ID": s3.access_key_id,
-        "AWS_SECRET_ACCESS_KEY": s3.secret_access_key,
+        **s3.variables,
     }

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.storage.bucket import S3Credentials
 from infra.images.s3.swift_config import BACKENDS, KINDS, write_configuration
 
 if TYPE_CHECKING:
@@ -46,6 +47,26 @@ class SwiftServer:
     access_key_id: str = "test:tester"
     secret_access_key: str = "testing"
     _proxy: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
+
+    @property
+    def credentials(self) -> S3Credentials:
+        """What a client logs in with."""
+        return S3Credentials(
+            endpoint_url=self.endpoint_url,
+            region=self.region,
+            access_key_id=self.access_key_id,
+            secret_access_key=self.secret_access_key,
+        )
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The same, as the environment of a process."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_ACCESS_KEY_ID": self.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
+        }
 
     def go_away(self) -> None:
         """SIGKILL to what clients speak to; what is stored stays."""

@@ -157,7 +157,8 @@ async def test_a_chunk_that_is_cancelled_lets_the_next_one_pass(entrance: Entran
     assert await entrance.admit(3) == "CCC"
 
 
-async def test_a_chunk_that_is_cancelled_as_its_turn_comes_lets_the_next_one_pass() -> None:
+async def two_behind_one() -> tuple[Door, list[asyncio.Task[None]]]:
+    """A door through which one chunk passes, and two that wait for it."""
     door = Door(1)
     keys = [lease_of(name).key for name in "ABC"]
     for key in keys:
@@ -165,6 +166,11 @@ async def test_a_chunk_that_is_cancelled_as_its_turn_comes_lets_the_next_one_pas
     await door.begin_pass(keys[0], 1.0)
     waiting = [asyncio.create_task(door.begin_pass(key, 1.0)) for key in keys[1:]]
     await asyncio.sleep(0)
+    return door, waiting
+
+
+async def test_a_chunk_that_is_cancelled_as_its_turn_comes_lets_the_next_one_pass() -> None:
+    door, waiting = await two_behind_one()
     door.end_pass()
     asyncio.get_running_loop().call_soon(waiting[0].cancel)
     async with asyncio.timeout(SOON_SECONDS):
@@ -177,13 +183,7 @@ async def test_a_chunk_that_is_being_cancelled_is_no_error_of_the_window() -> No
     errors: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context))
-    door = Door(1)
-    keys = [lease_of(name).key for name in "ABC"]
-    for key in keys:
-        door.enter(key, Standing(batch_id=key.batch_id, tenant=key.batch_id))
-    await door.begin_pass(keys[0], 1.0)
-    waiting = [asyncio.create_task(door.begin_pass(key, 1.0)) for key in keys[1:]]
-    await asyncio.sleep(0)
+    door, waiting = await two_behind_one()
     door.end_pass()
     waiting[0].cancel()
     async with asyncio.timeout(SOON_SECONDS):
