@@ -2,8 +2,9 @@
 
 A file's tests run in one process. So do those of several files that use something which takes
 long to start: it is started once. What is heavy begins first, so that it is not waited for at the
-end. Tests marked ``alone`` measure seconds or memory: they come last, while nothing else runs.
-Of those marked ``vllm`` one runs at a time: a real engine takes both cores while it starts.
+end; one process begins at the other end, as heavy tests leave the cores idle while they wait for
+their servers. Tests marked ``alone`` measure seconds or memory: they come last, while nothing else
+runs. Of those marked ``vllm`` one runs at a time: a real engine takes both cores while it starts.
 Without ``-n`` everything runs in the order of the folders, in one process.
 """
 
@@ -85,6 +86,13 @@ class TogetherByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist's has 
             raise pytest.UsageError(f"Several tests have one id: {', '.join(twice)}")
         super().add_node_collection(node, collection)
 
+    def _assign_work_unit(self, node: Any) -> None:
+        """Give it what is heaviest; to the one that was ready last, what is lightest."""
+        if node is self.nodes[-1] and len(self.nodes) > 1:
+            light = next((scope for scope in reversed(self.workqueue) if scope != ALONE), ALONE)
+            self.workqueue.move_to_end(light, last=False)
+        super()._assign_work_unit(node)
+
     def _split_scope(self, nodeid: str) -> str:
         return _group(nodeid, is_alone=nodeid in self._alone)
 
@@ -96,8 +104,8 @@ class TogetherByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist's has 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """``-n auto``: two for each core, as half of a test's time is waiting."""
-    return 2 * len(os.sched_getaffinity(0))
+    """``-n auto``: two for each core, as a test waits half of its time, and one for light tests."""
+    return 2 * len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

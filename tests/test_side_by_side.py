@@ -33,6 +33,16 @@ def note(kind):
     with Path("noted").open("a") as file:
         file.write(f"{kind} {began} {time.monotonic()}\\n")
 """
+WHERE = """\
+import os
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_where(number):
+    with Path("noted").open("a") as file:
+        file.write(f"{os.environ['PYTEST_XDIST_WORKER']} {Path(__file__).stem}\\n")
+"""
 SAME_IDS = """\
 import pytest
 
@@ -72,6 +82,14 @@ def test_nothing_runs_beside_a_test_that_is_marked_alone(tmp_path: Path) -> None
     for one in alone:
         for other in times:
             assert other is one or other[2] <= one[1] or one[2] <= other[1]
+
+
+def test_one_process_begins_with_what_is_lightest(tmp_path: Path) -> None:
+    done = run(tmp_path, conftest=CONFTEST, test_a=WHERE, test_b=WHERE, test_c=WHERE, test_d=WHERE)
+    assert "16 passed" in done.stdout, done.stdout + done.stderr
+    noted = [line.split() for line in (tmp_path / "noted").read_text().splitlines()]
+    first_of_each = dict(reversed(noted))
+    assert set(first_of_each.values()) == {"test_a", "test_d"}
 
 
 def test_two_tests_with_one_id_are_an_error(tmp_path: Path) -> None:
