@@ -49,9 +49,11 @@ async def in_executor(
     raise asyncio.CancelledError
 
 
-async def from_thread(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
-    """Stream ``parts``, each made in a thread; an empty one ends it."""
-    while part := await in_thread(next, parts, b""):
+async def from_thread(
+    parts: Iterator[bytes], executor: Executor | None = None
+) -> AsyncGenerator[bytes]:
+    """Stream ``parts``, each made in a thread of ``executor``; an empty one ends it."""
+    while part := await in_executor(executor, partial(next, parts, b"")):
         yield part
 
 

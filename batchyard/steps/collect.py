@@ -1,49 +1,43 @@
 """Collect: from segments to the output and error files, in the order of the input.
 
-Memory is 16 bytes per request. The segments' lines are copied into one local spool file, an index
-says where each request's line lies, and the two files are streamed out of it.
+The segments are read in the order of their keys, so that the earlier one of two answers counts.
+:class:`~batchyard.steps.result_lines.ResultLines` puts their lines in order.
 """
 
 from __future__ import annotations
 
-import os
-import struct
-import tempfile
+import contextlib
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
-from batchyard.framing import custom_id_of, joined, read_lines
+from batchyard.framing import custom_id_of, read_lines
+from batchyard.in_order import in_order
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key, result_key, segments_prefix
-from batchyard.services.segments import decode_entries, read_object
+from batchyard.services.segments import read_object
 from batchyard.services.services import Progress
+from batchyard.steps.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
 from batchyard.store.file.files import FILE_LIFETIME_SECONDS
-from batchyard.threads import from_thread, in_thread
-from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage, result_file_id
+from batchyard.wire import RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from typing import Literal
 
-    import numpy.typing as npt
-
-    from batchyard.services.segments import SegmentEntry
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
 log = event_logger(__name__)
 
-_INDEX = np.dtype([("position", "<u8"), ("length", "<u4"), ("outcome", "u1"), ("pad", "u1", 3)])
+_READ_AT_ONCE = 4
+"""Segments; each has four mebibytes and a line, at most."""
 _DAMAGED = BatchError(
     "server_error", "Some finished lines could not be read from the object store; retry them."
 )
@@ -91,13 +85,11 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
     services.on_progress(Progress(batch_id, "collecting"))
     with (
         os_errors_as_ours(str(services.spool)),
-        tempfile.TemporaryFile(dir=services.spool, prefix="collect-") as spool,
+        ResultLines(services.spool, batch.counts.total) as lines,
     ):
-        lines = _Lines(spool, batch.counts.total)
         errors = batch.errors
-        async for key in services.storage.list(segments_prefix(batch_id)):
-            segment = await read_object(services.storage, key)
-            if not await in_thread(lines.add_segment, segment):
+        async with contextlib.aclosing(_add_segments(services, batch_id, lines)) as damaged:
+            async for key in damaged:
                 log.error("segment.damaged", key=key)
                 errors = (*(errors or ()), _DAMAGED)
         counts = lines.counts()
@@ -127,70 +119,24 @@ def _target(status: BatchStatus, counts: RequestCounts, *, may_fail: bool) -> Ba
     return BatchStatus.FAILED if may_fail else BatchStatus.EXPIRED
 
 
-class _Lines:
-    """Result lines in a spool file, found by the ordinal of their request."""
+async def _add_segments(
+    services: Services, batch_id: str, lines: ResultLines
+) -> AsyncGenerator[str]:
+    """Add all segments in the order of their keys; yields the keys of those that are damaged."""
+    storage = services.storage
 
-    def __init__(self, spool: IO[bytes], total: int) -> None:
-        self._spool = spool
-        self._end = 0
-        self._index: npt.NDArray[Any] = np.zeros(total, dtype=_INDEX)
-        self.usage = NO_USAGE
-        self.copies = 0
-        """How many requests have the answer of another one."""
+    async def read(key: str) -> tuple[str, bytes]:
+        return key, await read_object(storage, key)
 
-    def add_segment(self, segment: bytes) -> bool:
-        """Index a segment's lines; a request that has a line already keeps it.
-
-        False: it is damaged, and what comes after the damage is left out.
-        """
-        try:
-            for entry in decode_entries(segment):
-                if entry.position + entry.length > len(segment):
-                    return False
-                self._add(entry)
-        except (struct.error, ValueError, IndexError):
-            return False
-        finally:
-            self._append(segment)
-        return True
-
-    def _add(self, entry: SegmentEntry) -> None:
-        if self._index[entry.ordinal]["length"] == 0:
-            position = self._end + entry.position
-            self._index[entry.ordinal] = (position, entry.length, entry.outcome, 0)
-            self.usage = self.usage.plus(entry.usage)
-            self.copies += entry.is_copy
-
-    def add_unfinished(self, ordinal: int, line: bytes) -> None:
-        self._index[ordinal] = (self._end, len(line), Outcome.ERROR, 0)
-        self._append(line)
-
-    def is_finished(self, ordinal: int) -> bool:
-        return bool(self._index[ordinal]["length"])
-
-    def counts(self) -> RequestCounts:
-        found = self._index["length"] > 0
-        completed = int(np.count_nonzero(found & (self._index["outcome"] == Outcome.OUTPUT)))
-        failed = int(np.count_nonzero(found)) - completed
-        return RequestCounts(total=len(self._index), completed=completed, failed=failed)
-
-    def parts(self, outcome: Outcome) -> Iterator[bytes]:
-        """The lines of one file in input order, joined to parts."""
-        self._spool.flush()
-        descriptor = self._spool.fileno()
-        yield from joined(
-            os.pread(descriptor, int(length), int(position))
-            for position, length, line_outcome, _ in self._index
-            if length and line_outcome == outcome
-        )
-
-    def _append(self, data: bytes) -> None:
-        self._spool.write(data)
-        self._end += len(data)
+    reads = (read(key) async for key in storage.list(segments_prefix(batch_id)))
+    async with contextlib.aclosing(in_order(reads, at_once=_READ_AT_ONCE)) as segments:
+        async for key, segment in segments:
+            if not await lines.add_segment(segment):
+                yield key
 
 
 async def _add_unfinished(
-    services: Services, batch: BatchRecord, lines: _Lines, code: NoAnswerCode, reason: str
+    services: Services, batch: BatchRecord, lines: ResultLines, code: NoAnswerCode, reason: str
 ) -> None:
     try:
         path = await services.storage.local_path(file_key(batch.input_file_id), services.spool)
@@ -199,25 +145,21 @@ async def _add_unfinished(
         log.warning("batch.input_gone", error, batch=batch.id)
         return
 
-    def add() -> None:
-        for ordinal, custom_id in enumerate(_custom_ids(path)):
-            if not lines.is_finished(ordinal):
-                lines.add_unfinished(ordinal, unanswered(custom_id, code, reason).line)
+    def unfinished() -> Iterator[tuple[int, bytes]]:
+        with path.open("rb") as file:
+            for ordinal, physical in enumerate(read_lines(file, path.stat().st_size)):
+                if not lines.has_line(ordinal):
+                    custom_id = custom_id_of(physical.data or b"")
+                    yield ordinal, unanswered(custom_id, code, reason).line
 
-    await in_thread(add)
-
-
-def _custom_ids(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        for physical in read_lines(file, path.stat().st_size):
-            yield custom_id_of(physical.data or b"")
+    await lines.add_errors(unfinished())
 
 
 async def _write_file(
-    services: Services, batch: BatchRecord, lines: _Lines, outcome: Outcome, epoch: int
+    services: Services, batch: BatchRecord, lines: ResultLines, outcome: Outcome, epoch: int
 ) -> NewFile | None:
     kind: Literal["output", "error"] = "output" if outcome is Outcome.OUTPUT else "error"
-    parts = from_thread(lines.parts(outcome))
+    parts = lines.parts(outcome)
     first = await anext(parts, b"")
     if not first:
         return None
