@@ -34,7 +34,8 @@ from batchyard.storage.location import parse_location  # noqa: E402
 from benchmarks import timed  # noqa: E402
 from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
 from benchmarks.open_engine import OpenEngine  # noqa: E402
-from flows.process_batch import process_batch  # noqa: E402
+from flows.control import control_services  # noqa: E402
+from flows.process_batch import process_here  # noqa: E402
 from flows.worker import credentials_from_block  # noqa: E402
 
 if TYPE_CHECKING:
@@ -72,16 +73,21 @@ async def _pipeline(engine: WarmEngine, way: str, file: str, output: str, home: 
         return engine
 
     order = "input" if way == timed.OURS_INPUT_ORDER else "prefix"
-    async with open_services(
-        read_settings(home=home, order=order),
-        engine_for=engine_for,
-        credentials=credentials_from_block,
-    ) as services:
+    async with (
+        open_services(
+            read_settings(home=home, order=order),
+            engine_for=engine_for,
+            credentials=credentials_from_block,
+        ),
+        control_services() as services,
+    ):
         batch_id = await create_batch(
-            services, BatchRequest(input=parse_location(file), output=parse_location(output))
+            services,
+            BatchRequest(input=parse_location(file), output=parse_location(output)),
+            owner=services.owner,
         )
         began = time.perf_counter()
-        state = await process_batch(batch_id, return_state=True)
+        state = await process_here(services, batch_id)
         seconds = time.perf_counter() - began
         batch = await services.store.batches.get(batch_id)
     if batch.status is not BatchStatus.COMPLETED or batch.counts.failed:
