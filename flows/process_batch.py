@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,8 @@ from tasks.upload import upload
 from tasks.validate import validate
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -89,7 +93,10 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
                             await lease.turn(size_bytes=await fetch(batch_id))
                             await _prepare(services, batch_id)
                         case Step.RUN:
-                            async with watch_progress(services, batch_id, history):
+                            async with (
+                                _tagged(services, batch_id),
+                                watch_progress(services, batch_id, history),
+                            ):
                                 await run_chunks(batch_id, partial(_run, services, lease))
                         case Step.FINISH:
                             await lease.turn()
@@ -107,12 +114,21 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
 
 
 async def _prepare(services: Services, batch_id: str) -> None:
-    """Validate the input and cut it into chunks; then the model is known."""
+    """Validate the input and cut it into chunks."""
     async with preparing(services, batch_id) as preparation:
         if preparation is not None:
             await validate(batch_id, preparation)
             await plan_chunks(batch_id, preparation)
-    await tag_run(await services.store.batches.get(batch_id))
+
+
+@asynccontextmanager
+async def _tagged(services: Services, batch_id: str) -> AsyncIterator[None]:
+    """Tag the flow run with the models, which are known by now, while the block runs."""
+    tagging = asyncio.create_task(tag_run(await services.store.batches.get(batch_id)))
+    try:
+        yield
+    finally:
+        await asyncio.wait((tagging,))
 
 
 async def _run(services: Services, lease: LeasedBatch) -> None:

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
 from prefect.utilities.urls import url_for
 
 from batchyard.errors import StoreError
@@ -16,6 +15,7 @@ from batchyard.logs import event_logger
 from batchyard.prices import cost_words
 from batchyard.services import story
 from batchyard.store import RunnerKind
+from flows.artifacts import create_artifact, update_progress
 from flows.run_page import NOT_SHOWN
 
 if TYPE_CHECKING:
@@ -131,9 +131,11 @@ class _Watch:
         if shown == self._shown:
             return
         if self._artifact is None:
-            self._artifact = await acreate_progress_artifact(progress=percent, description=shown[1])
+            self._artifact = await create_artifact(
+                kind="progress", data=percent, description=shown[1]
+            )
         else:
-            await aupdate_progress_artifact(self._artifact, progress=percent, description=shown[1])
+            await update_progress(self._artifact, percent=percent, description=shown[1])
         self._shown = shown
 
     def _description(self, batch: BatchRecord, chunks: ChunkSummary) -> str:

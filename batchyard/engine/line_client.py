@@ -181,7 +181,9 @@ class _Answers:
         self._owed.remove(tag)
         if code in _NO_ANSWERS:
             return EngineAnswer(tag, None, no_answer=_NO_ANSWERS[code])
-        seconds = retry_after_seconds(retry_after.decode(errors="replace").replace("_", " "))
+        seconds = None
+        if retry_after != line_frames.NO_RETRY_AFTER:
+            seconds = retry_after_seconds(retry_after.decode(errors="replace").replace("_", " "))
         return EngineAnswer(tag, known_status(code), body, seconds)
 
 

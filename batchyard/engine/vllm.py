@@ -115,6 +115,9 @@ class VllmEngine:
         self._media_domains = media_domains
         self._start_timeout_seconds = start_timeout_seconds
         self._running: _Running | None = None
+        self._routes: frozenset[str] | None = None
+        self._routes_of: _Running | None = None
+        """The life of the engine that was asked for its routes."""
 
     @property
     def max_num_seqs(self) -> int:
@@ -179,7 +182,14 @@ class VllmEngine:
 
     async def routes(self) -> frozenset[str] | None:
         """The POST paths of the engine's OpenAPI description, unless it is switched off."""
-        return post_routes(await self._get("/openapi.json"))
+        running = self._running
+        if running is None:
+            return post_routes(await self._get("/openapi.json"))
+        if self._routes_of is not running:
+            # They stay as they are: half a megabyte that the engine need not write again.
+            self._routes = post_routes(await self._get("/openapi.json"))
+            self._routes_of = running
+        return self._routes
 
     async def work_done(self) -> float | None:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""

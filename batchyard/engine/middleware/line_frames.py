@@ -44,6 +44,7 @@ MOST_WORDS: Final = 7
 NO_SALT: Final = "-"
 """In place of a salt, where another word follows."""
 ABORT_URL: Final = "-"
+NO_RETRY_AFTER: Final = b"-"
 """In place of a URL: the frame aborts the request in flight that has its tag."""
 
 _NO_WORD: Final = "the words of a header must be printable ASCII without spaces"
@@ -88,7 +89,9 @@ def abort_frame(tag: int) -> bytes:
     return b"%d %s 0 -\n" % (tag, ABORT_URL.encode())
 
 
-def answer_frame(tag: int, status: int, body: bytes = b"", retry_after: bytes = b"-") -> bytes:
+def answer_frame(
+    tag: int, status: int, body: bytes = b"", retry_after: bytes = NO_RETRY_AFTER
+) -> bytes:
     """One answer; ``retry_after`` is the header's own text."""
     return b"%d %d %d %s\n%b" % (tag, status, len(body), retry_after, body)
 

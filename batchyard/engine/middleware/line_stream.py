@@ -214,7 +214,7 @@ class _Exchange:
         self._is_gone = asyncio.Event()
         self._parts: list[bytes] = []
         self.status = 0
-        self._retry_after = b"-"
+        self._retry_after = line_frames.NO_RETRY_AFTER
 
     def answer_frame(self, tag: int) -> bytes:
         return line_frames.answer_frame(tag, self.status, b"".join(self._parts), self._retry_after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, func, or_, select, tuple_, update
+from sqlalchemy import and_, bindparam, func, or_, select, tuple_, update
 
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
@@ -37,6 +37,18 @@ _IS_UNFINISHED = BATCHES.c.status.in_(UNFINISHED)
 _LEASE = (BATCHES.c.id, BATCHES.c.epoch, BATCHES.c.owner)
 """The columns of :class:`BatchLease`."""
 _IS_FREE = and_(_IS_UNFINISHED, is_free(BATCHES))
+_SNAPSHOTS = select(
+    BATCHES.c.id,
+    BATCHES.c.status,
+    BATCHES.c.epoch,
+    BATCHES.c.owner,
+    (BATCHES.c.expires_at <= clock()).label("is_overdue"),
+    select(CHUNKS.c.index)
+    .where(CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN)
+    .exists()
+    .label("has_open_chunks"),
+).where(BATCHES.c.id.in_(bindparam("batch_ids", expanding=True)))
+"""Made once: it is executed four times a second, and half of that was to make it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -134,15 +146,7 @@ class BatchLeases(Aggregate):
         self, connection: AsyncConnection, batch_ids: Collection[str]
     ) -> dict[str, BatchSnapshot]:
         """The state of each of these batches; unknown ids are left out."""
-        has_open = select(CHUNKS.c.index).where(CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN).exists()
-        statement = select(
-            BATCHES.c.id,
-            BATCHES.c.status,
-            BATCHES.c.epoch,
-            BATCHES.c.owner,
-            (BATCHES.c.expires_at <= clock()).label("is_overdue"),
-            has_open.label("has_open_chunks"),
-        ).where(BATCHES.c.id.in_(sorted(batch_ids)))
+        rows = await connection.execute(_SNAPSHOTS, {"batch_ids": sorted(batch_ids)})
         return {
             batch_id: BatchSnapshot(
                 status=status,
@@ -151,9 +155,7 @@ class BatchLeases(Aggregate):
                 is_overdue=bool(is_overdue),
                 has_open_chunks=bool(has_open_chunks),
             )
-            for batch_id, status, epoch, owner, is_overdue, has_open_chunks in (
-                await connection.execute(statement)
-            )
+            for batch_id, status, epoch, owner, is_overdue, has_open_chunks in rows
         }
 
     @reads

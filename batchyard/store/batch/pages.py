@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import TERMINAL, UNFINISHED
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.prices import Prices
+
+
+_ONE: Final = select(*RECORD_COLUMNS).where(BATCHES.c.id == bindparam("batch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,11 @@ async def load_batch(
     Without ``prices`` it has no cost before its end. Raises
     :class:`~batchyard.errors.RecordNotFound`.
     """
-    statement = select(*RECORD_COLUMNS).where(BATCHES.c.id == batch_id)
+    statement = _ONE
     if tenant is not None:
         statement = statement.where(BATCHES.c.tenant == tenant)
-    row = (await connection.execute(statement)).mappings().one_or_none()
+    found = await connection.execute(statement, {"batch": batch_id})
+    row = found.mappings().one_or_none()
     if row is None:
         raise batch_not_found(batch_id)
     (live,) = await _live(connection, [BatchRecord.read(row)], prices)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, case, func, or_, select, tuple_, update
+from sqlalchemy import and_, bindparam, case, func, or_, select, tuple_, update
 
 from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
@@ -73,6 +74,22 @@ class ModelDemand:
     """Requests of these chunks that have their answer already."""
     deadline: int
     """The earliest deadline, Unix seconds."""
+
+
+@cache
+def _held() -> Select[tuple[str, int, int, str]]:
+    """What to do with each chunk of an owner. Made once: every runner asks each second."""
+    drop = or_(BATCHES.c.status != BatchStatus.IN_PROGRESS, BATCHES.c.expires_at <= clock())
+    action = case(
+        (drop, ChunkAction.DROP),
+        (BATCHES.c.paused_at.is_not(None), ChunkAction.YIELD),
+        else_=ChunkAction.RUN,
+    )
+    return (
+        select(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch, action)
+        .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+        .where(CHUNKS.c.owner == bindparam("owner"), IS_LEASED)
+    )
 
 
 class Chunks(Aggregate):
@@ -228,18 +245,7 @@ class Chunks(Aggregate):
     @reads
     async def held(self, connection: AsyncConnection, owner: str) -> dict[LeaseKey, ChunkAction]:
         """What to do with each chunk of ``owner``; a missing one has another owner or none."""
-        drop = or_(BATCHES.c.status != BatchStatus.IN_PROGRESS, BATCHES.c.expires_at <= clock())
-        action = case(
-            (drop, ChunkAction.DROP),
-            (BATCHES.c.paused_at.is_not(None), ChunkAction.YIELD),
-            else_=ChunkAction.RUN,
-        )
-        statement = (
-            select(CHUNKS.c.batch_id, CHUNKS.c.index, CHUNKS.c.epoch, action)
-            .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
-            .where(CHUNKS.c.owner == owner, IS_LEASED)
-        )
-        rows = await connection.execute(statement)
+        rows = await connection.execute(_held(), {"owner": owner})
         return {LeaseKey(*row[:3]): ChunkAction(row[3]) for row in rows}
 
     @reads

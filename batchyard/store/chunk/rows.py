@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Double,
     Index,
     and_,
+    bindparam,
     case,
     cast,
     func,
@@ -32,6 +34,7 @@ from batchyard.store.leasing import LeaseColumns, is_free, is_held
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.wire import BatchUsage
@@ -187,8 +190,9 @@ async def insert_chunks(
         await connection.execute(insert(CHUNKS), rows)
 
 
-async def summarise(connection: AsyncConnection, batch_id: str) -> ChunkSummary:
-    """All zeros for a batch that has no chunks."""
+@cache
+def _summary() -> Select[Any]:
+    """The sums over a batch's chunks. Made once: it is asked for again and again as they run."""
     states = {
         "pending": IS_FREE,
         "leased": and_(IS_LEASED, is_held(CHUNKS)),
@@ -199,7 +203,12 @@ async def summarise(connection: AsyncConnection, batch_id: str) -> ChunkSummary:
     }
     summed |= {name: CHUNKS.c[name] for name in ("completed", "failed", *USAGE_COLUMNS)}
     sums = [func.coalesce(func.sum(value), 0).label(name) for name, value in summed.items()]
-    result = await connection.execute(select(*sums).where(CHUNKS.c.batch_id == batch_id))
+    return select(*sums).where(CHUNKS.c.batch_id == bindparam("batch"))
+
+
+async def summarise(connection: AsyncConnection, batch_id: str) -> ChunkSummary:
+    """All zeros for a batch that has no chunks."""
+    result = await connection.execute(_summary(), {"batch": batch_id})
     # PostgreSQL adds 64-bit integers up to a Decimal.
     row = {name: int(value) for name, value in result.mappings().one().items()}
     return ChunkSummary(
