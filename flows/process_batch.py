@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,6 @@ from tasks.upload import upload
 from tasks.validate import validate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -82,6 +80,7 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
     history = RunHistory()
     try:
         async with (
+            AsyncExitStack() as at_end,
             batch_lease(services, batch_id) as lease,
             cancelled_with_flow_run(services, batch_id),
         ):
@@ -93,10 +92,11 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
                             await lease.turn(size_bytes=await fetch(batch_id))
                             await _prepare(services, batch_id)
                         case Step.RUN:
-                            async with (
-                                _tagged(services, batch_id),
-                                watch_progress(services, batch_id, history),
-                            ):
+                            batch = await services.store.batches.get(batch_id)
+                            # With the models, which are known by now.
+                            tagging = asyncio.create_task(tag_run(batch))
+                            at_end.push_async_callback(asyncio.wait, (tagging,))
+                            async with watch_progress(services, batch_id, history, at_end=at_end):
                                 await run_chunks(batch_id, partial(_run, services, lease))
                         case Step.FINISH:
                             await lease.turn()
@@ -119,16 +119,6 @@ async def _prepare(services: Services, batch_id: str) -> None:
         if preparation is not None:
             await validate(batch_id, preparation)
             await plan_chunks(batch_id, preparation)
-
-
-@asynccontextmanager
-async def _tagged(services: Services, batch_id: str) -> AsyncIterator[None]:
-    """Tag the flow run with the models, which are known by now, while the block runs."""
-    tagging = asyncio.create_task(tag_run(await services.store.batches.get(batch_id)))
-    try:
-        yield
-    finally:
-        await asyncio.wait((tagging,))
 
 
 async def _run(services: Services, lease: LeasedBatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -38,18 +38,21 @@ would cost Prefect's server as much as a chunk does, for hours."""
 
 @asynccontextmanager
 async def watch_progress(
-    services: Services, batch_id: str, history: RunHistory
+    services: Services, batch_id: str, history: RunHistory, *, at_end: AsyncExitStack
 ) -> AsyncIterator[None]:
-    """Show and sample the progress while the block runs. What goes wrong here ends no batch."""
+    """Show and sample the progress while the block runs. What goes wrong here ends no batch.
+
+    The last call to Prefect is awaited by ``at_end``, and not here: the batch goes on meanwhile.
+    """
     watch = _Watch(services, batch_id, history)
     over = asyncio.Event()
     # Not cancelled: a call that is cut short may still reach Prefect, after the last one.
     watcher = asyncio.create_task(watch.follow(until=over), name=f"progress of {batch_id}")
+    at_end.push_async_callback(asyncio.wait, (watcher,))
     try:
         yield
     finally:
         over.set()
-        await watcher
 
 
 class _Watch:

@@ -29,7 +29,7 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineStartFailed
 from batchyard.services.stop_batch import stop_failed
 from flows import progress, run_page
-from flows.process_batch import process_batch
+from flows.process_batch import process_batch, process_here
 from flows.run_page import is_made_up
 from flows.submit_batch import submit_batch
 from tests.flows.conftest import create, request_lines
@@ -110,6 +110,22 @@ async def test_a_batch_is_found_by_its_id_its_tenant_and_its_model(
         run = await run_named("nightly-eval", write_input(tmp_path, 2))
         (batch,) = await services.store.batches.page()
     assert set(run.tags) == {"mine", batch.id, "tenant:search", "model:stub-model"}
+
+
+async def test_the_flow_run_of_a_command_shows_the_same(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    """Prefect's engine does not run it."""
+    async with open_yard() as services:
+        batch_id = await create(services, tmp_path, request_lines(5))
+        ended = await process_here(services, batch_id)
+        batch = await services.store.batches.get(batch_id)
+    run = await read_run(str(batch.flow_run_id))
+    assert run.name == batch_id
+    assert set(run.tags) == {batch_id, "tenant:default", "model:stub-model"}
+    assert run.state is not None
+    assert (run.state.name, run.state.message) == ("Completed", ended.message)
+    await tasks_of(batch.flow_run_id, "fetch", "validate", "plan chunks", "upload results")
 
 
 async def test_a_step_says_what_it_has_done(open_yard: OpenYard, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -89,3 +90,19 @@ async def test_calls_of_a_process_share_a_client_where_it_asks_for_that() -> Non
             first = get_client()
             async with get_client() as second:
                 assert first is second
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_certificate_authorities_are_read_for_tls_only(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+
+    def create(*_: Any, **__: Any) -> ssl.SSLContext:
+        read.append(True)
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    monkeypatch.setattr(ssl, "create_default_context", create)
+    with temporary_settings({PREFECT_API_URL: f"{scheme}://prefect.example/api"}):
+        get_client()
+    assert bool(read) == (scheme == "https")
