@@ -183,10 +183,8 @@ class VllmEngine:
     async def routes(self) -> frozenset[str] | None:
         """The POST paths of the engine's OpenAPI description, unless it is switched off."""
         running = self._running
-        if running is None:
-            return post_routes(await self._get("/openapi.json"))
-        if self._routes_of is not running:
-            # They stay as they are: half a megabyte that the engine need not write again.
+        if running is None or self._routes_of is not running:
+            # Once: the description is long, and its routes stay as they are.
             self._routes = post_routes(await self._get("/openapi.json"))
             self._routes_of = running
         return self._routes

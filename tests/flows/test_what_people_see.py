@@ -246,7 +246,6 @@ async def test_nothing_that_prefect_does_not_take_fails_a_batch(
 
     monkeypatch.setattr(run_page, "get_client", refuse)
     monkeypatch.setattr("flows.artifacts.get_client", refuse)
-    monkeypatch.setattr(progress, "acreate_progress_artifact", refuse)
     monkeypatch.setattr(progress, "_FIRST_LOOK_SECONDS", 0.01)
     monkeypatch.setattr("tasks.task_run.emit_event", refuse)
     async with open_yard():

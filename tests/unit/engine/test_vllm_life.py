@@ -397,6 +397,24 @@ async def test_an_engine_that_is_not_running_is_lost(make_engine: MakeEngine) ->
         await engine.routes()
 
 
+async def test_its_routes_are_asked_for_once_in_each_life(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    asked = []
+
+    async def get(path: str) -> bytes:
+        asked.append(path)
+        return b'{"paths":{"/v1/%d":{"post":{}}}}' % len(asked)
+
+    monkeypatch.setattr(engine, "_get", get)
+    for life in (1, 2):
+        await engine.start()
+        assert await engine.routes() == {f"/v1/{life}"}
+        assert await engine.routes() == {f"/v1/{life}"}
+        await engine.stop()
+
+
 async def test_the_reason_of_a_loss_is_logged_and_no_request(
     make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
