@@ -1,9 +1,9 @@
 """The result lines of one batch, put into the order of its requests by way of a local file.
 
 Lines come in the order in which they were finished. What is in memory is sorted and written to the
-file as one *run* of about eight mebibytes. A part of a result file is then a contiguous piece
-of each run, so a million lines are read back in a few thousand reads. A read for each line takes as
-many turns with other threads: beside one that computes, each costs up to five milliseconds.
+file as one *run* of about eight mebibytes. A part of a result file is then a contiguous piece of
+each run, so a million lines are read back in a few thousand reads. With a read for each line there
+are as many turns with other threads, and beside one that computes each may take five milliseconds.
 
 Memory is 13 bytes per request, and about three runs.
 """

@@ -48,7 +48,7 @@ _SNAPSHOTS = select(
     .exists()
     .label("has_open_chunks"),
 ).where(BATCHES.c.id.in_(bindparam("batch_ids", expanding=True)))
-"""Made once: it is executed four times a second, and half of that was to make it."""
+"""Made once: it is executed four times a second, and about half of its time was to make it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
