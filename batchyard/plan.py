@@ -15,20 +15,24 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from batchyard.duplicates import DIGEST_BYTES, NO_DIGEST, answer_digest
+from batchyard.endpoints import ENDPOINTS
 from batchyard.external_sort import ExternalSort
-from batchyard.prompt import expected_output_tokens, prompt_key
-from batchyard.tail import longest_first
+from batchyard.length_classes import ClassCounter, Classes
+from batchyard.lengths import LengthHistory
+from batchyard.prompt import expected_output_tokens, output_limit, prompt_key, template_of
+from batchyard.tail import longest_first, samples_first
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import numpy.typing as npt
@@ -42,13 +46,15 @@ RECORD = np.dtype(
         ("ordinal", "<u4"),  # 0-based position among the input's requests
         ("prompt_tokens", "<u4"),  # estimate; at least 1, and 0 for a copy
         ("output_tokens", "<u4"),  # estimate
-        ("shared_bytes", "<u4"),  # of the prompt key, shared with the one before in prefix order
+        ("shared_bytes", "<u2"),  # of the prompt key, shared with the one before in prefix order
+        ("length_class", "<u2"),  # its number in the plan's table of classes; 0: no answer to learn
         ("rank", "<u4"),  # 0-based position in prefix order
     ]
 )
 """32 bytes, little-endian."""
 
-_RECORD = struct.Struct("<QIIIIII")
+_RECORD = struct.Struct("<QIIIIHHI")
+_MOST_SHARED = 2**16 - 1
 BYTES_PER_TOKEN = 4
 """What prompts are taken for: English text has about as many."""
 _MOST_CHUNKS = 256
@@ -66,6 +72,13 @@ _MOST_COPIES = 65_535
 runs again. A file of OpenAI's size has no more."""
 
 
+class ClassShare(NamedTuple):
+    """What a chunk has of one class: requests to run, and the tokens of their expected answers."""
+
+    runs: int
+    output_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
     """A contiguous range of plan records. Chunks run in the order of ``index``."""
@@ -74,6 +87,9 @@ class PlannedChunk:
     first_record: int
     request_count: int
     token_estimate: int
+    prompt_tokens: int = 0
+    outputs: Mapping[int, ClassShare] = field(default_factory=dict)
+    """By the number of a class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,7 @@ class PlanSummary:
     shared_tokens: int
     """Of ``prompt_tokens``: those that the request before, in prefix order, begins with as well."""
     chunks: tuple[PlannedChunk, ...]
+    classes: Classes
 
 
 class Planner:
@@ -113,11 +130,19 @@ class Planner:
         self._sorter = self._new_sorter()
         self._chunk_requests = chunk_requests
         self._count = 0
-        self._tokens = 0
+        self._prompt_tokens = 0
+        self._output_tokens: Counter[int] = Counter()
+        """By class."""
+        self._counter = ClassCounter()
+        self._classes = Classes()
 
     def add(self, line: RequestLine) -> None:
         """Take the file's next request. Raises ``OSError`` if the disk is full."""
         key, prompt_bytes = prompt_key(line.url, line.body)
+        length_class = 0
+        if ENDPOINTS[line.url].writes_tokens:
+            limit, samples = output_limit(line.body)
+            length_class = self._counter.add(line.url, template_of(key), limit, samples)
         if not self._sorts_by_prefix:
             key = b""
         if self._deduplicates:
@@ -126,25 +151,34 @@ class Planner:
         prompt_tokens = prompt_bytes // BYTES_PER_TOKEN + 1
         output_tokens = expected_output_tokens(line.url, line.body)
         record = _RECORD.pack(
-            line.offset, line.length, self._count, prompt_tokens, output_tokens, 0, 0
+            line.offset, line.length, self._count, prompt_tokens, output_tokens, 0, length_class, 0
         )
         self._sorter.add(key, record)
         self._count += 1
-        self._tokens += prompt_tokens + output_tokens
+        self._prompt_tokens += prompt_tokens
+        self._output_tokens[length_class] += output_tokens
 
-    def write(self, file: IO[bytes]) -> PlanSummary:
-        """Write every record in the order of execution and cut the chunks."""
+    def write(
+        self, file: IO[bytes], history: LengthHistory | None = None, secret: bytes = b""
+    ) -> PlanSummary:
+        """Write every record in the order of execution and cut the chunks.
+
+        ``history``: how long such answers were; ``secret`` is the key of its templates' hashes.
+        """
+        self._classes = self._counter.finish(history or LengthHistory(), secret)
         cutter = _ChunkCutter(
-            self._count, self._tokens, requests_of_a_chunk(self._count, self._chunk_requests)
+            self._count,
+            self._prompt_tokens + self._expected_tokens(),
+            requests_of_a_chunk(self._count, self._chunk_requests),
         )
         records = self._in_prefix_order()
         if self._sorts_by_prefix and self._count <= _LONGEST_FIRST_REQUESTS:
-            records = _with_a_short_end(b"".join(records))
+            records = _with_a_short_end(b"".join(records), self._classes.unknown)
         elif self._deduplicates and not self._sorts_by_prefix:
             records = self._in_input_order(records)
         copies = prompt_total = output_total = shared_total = 0
         for packed in records:
-            _, _, _, prompt_tokens, output_tokens, shared_bytes, _ = _RECORD.unpack(packed)
+            _, _, _, prompt_tokens, output_tokens, shared_bytes, number, _ = _RECORD.unpack(packed)
             file.write(packed)
             if not prompt_tokens:
                 copies += 1
@@ -153,7 +187,7 @@ class Planner:
             prompt_total += prompt_tokens
             output_total += output_tokens
             shared_total += shared_bytes // BYTES_PER_TOKEN
-            cutter.add(prompt_tokens, output_tokens)
+            cutter.add(prompt_tokens, output_tokens, number)
         return PlanSummary(
             requests=self._count,
             copies=copies,
@@ -161,6 +195,14 @@ class Planner:
             output_tokens=output_total,
             shared_tokens=shared_total,
             chunks=cutter.finish(),
+            classes=self._classes,
+        )
+
+    def _expected_tokens(self) -> int:
+        """About how many all answers have."""
+        return sum(
+            self._classes.expected_of(number, planned, self._counter.count(number))
+            for number, planned in self._output_tokens.items()
         )
 
     def _in_prefix_order(self) -> Iterator[bytes]:
@@ -168,19 +210,32 @@ class Planner:
         pairs = self._sorter.drain()
         if self._deduplicates:
             pairs = _with_copies(pairs)
+        classes = self._classes
         for rank, (key, packed) in enumerate(pairs):
-            offset, length, ordinal, prompt_tokens, output_tokens, _, _ = _RECORD.unpack(packed)
+            offset, length, ordinal, prompt_tokens, output_tokens, _, counted, _ = _RECORD.unpack(
+                packed
+            )
             # The key's head is the URL, which no model sees.
             shared = max(0, _common_prefix(previous, key) - key.find(b"\0") - 1)
             previous = key
-            yield _RECORD.pack(offset, length, ordinal, prompt_tokens, output_tokens, shared, rank)
+            number = classes.numbers[counted]
+            yield _RECORD.pack(
+                offset,
+                length,
+                ordinal,
+                prompt_tokens,
+                classes.expected(number, output_tokens),
+                min(shared, _MOST_SHARED),
+                number,
+                rank,
+            )
 
     def _in_input_order(self, records: Iterable[bytes]) -> Iterator[bytes]:
         """The same with each request where it stood in the file, its copies behind it."""
         sorter = self._new_sorter()
         place = b""
         for packed in records:
-            _, _, ordinal, prompt_tokens, _, _, _ = _RECORD.unpack(packed)
+            _, _, ordinal, prompt_tokens, *_ = _RECORD.unpack(packed)
             if prompt_tokens:
                 place = ordinal.to_bytes(4)
             sorter.add(place, packed)
@@ -228,24 +283,39 @@ def _with_copies(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, 
         before, digest = digest, key[-DIGEST_BYTES:]
         copies = copies + 1 if digest == before != NO_DIGEST and copies < _MOST_COPIES else 0
         if copies:
-            offset, length, ordinal, _, _, _, _ = _RECORD.unpack(packed)
-            packed = _RECORD.pack(offset, length, ordinal, 0, 0, 0, 0)  # noqa: PLW2901 - as a copy
+            offset, length, ordinal, *_ = _RECORD.unpack(packed)
+            packed = _RECORD.pack(offset, length, ordinal, 0, 0, 0, 0, 0)  # noqa: PLW2901 - a copy
         yield key[: -DIGEST_BYTES - 1], packed
 
 
-def _with_a_short_end(packed: bytes) -> Iterator[bytes]:
+def _with_a_short_end(packed: bytes, unknown: Collection[int]) -> Iterator[bytes]:
     records = read_records(packed)
     starts = np.flatnonzero(records["prompt_tokens"])
     run = records[starts]
-    order = longest_first(
-        run["prompt_tokens"], run["shared_bytes"] // BYTES_PER_TOKEN, run["output_tokens"]
-    )
+    order = order_of(run, run["output_tokens"], unknown)
     if order is not None:
         if len(run) < len(records):
             order = _expanded(order, starts, len(records))
         packed = records[order].tobytes()
     size = RECORD.itemsize
     return (packed[start : start + size] for start in range(0, len(packed), size))
+
+
+def order_of(
+    records: npt.NDArray[Any], output_tokens: npt.NDArray[Any], unknown: Collection[int] = ()
+) -> npt.NDArray[np.intp] | None:
+    """The order of execution of records that are in prefix order, as indices; None: leave them.
+
+    ``output_tokens`` are what is expected of each; of each class in ``unknown`` some go first.
+    """
+    shared = records["shared_bytes"] // BYTES_PER_TOKEN
+    order = longest_first(records["prompt_tokens"], shared, output_tokens)
+    if not unknown:
+        return order
+    place = np.arange(len(records)) if order is None else order
+    work = int(records["prompt_tokens"].sum()) - int(shared.sum()) + int(output_tokens.sum())
+    first = samples_first(records["length_class"][place], unknown, shared[place], work)
+    return order if first is None else place[first]
 
 
 def _expanded(
@@ -268,8 +338,9 @@ class _ChunkCutter:
             tokens / wanted / _PARTS_OF_A_CHUNK, max(1, 2 * chunk_requests // _PARTS_OF_A_CHUNK)
         )
 
-    def add(self, prompt_tokens: int, output_tokens: int) -> None:
-        self._parts.add(1, 1, prompt_tokens + output_tokens, output_tokens)
+    def add(self, prompt_tokens: int, output_tokens: int, length_class: int = 0) -> None:
+        outputs = {length_class: ClassShare(1, output_tokens)}
+        self._parts.add(1, 1, prompt_tokens, outputs)
 
     def add_copy(self) -> None:
         """Of the request before, in whose chunk it must be."""
@@ -278,12 +349,12 @@ class _ChunkCutter:
     def finish(self) -> tuple[PlannedChunk, ...]:
         parts = self._parts.finish()
         for part in parts:
-            self._whole.add(part.requests, part.runs, part.tokens, part.output_tokens)
+            self._whole.add(part.requests, part.runs, part.prompt_tokens, part.outputs)
         # Long outputs first, so that no long request starts when everything else has ended. By
         # powers of two: a small difference is not worth a jump away from a warm prefix.
         chunks = sorted(
             self._whole.finish(),
-            key=lambda chunk: -((chunk.output_tokens // chunk.runs).bit_length()),
+            key=lambda chunk: -answer_bits(chunk.output_tokens, chunk.runs),
         )
         if len(chunks) >= _LEAST_CHUNKS_TO_PART:
             # A chunk ends with a part, so the parts of one lie side by side.
@@ -294,9 +365,21 @@ class _ChunkCutter:
                 end = chunk.first + chunk.requests
                 chunks += parts[bisect_left(starts, chunk.first) : bisect_left(starts, end)]
         return tuple(
-            PlannedChunk(index, chunk.first, chunk.requests, chunk.tokens)
+            PlannedChunk(
+                index,
+                chunk.first,
+                chunk.requests,
+                chunk.prompt_tokens + chunk.output_tokens,
+                chunk.prompt_tokens,
+                chunk.outputs,
+            )
             for index, chunk in enumerate(chunks)
         )
+
+
+def answer_bits(output_tokens: float, runs: int) -> int:
+    """How long the answers of a chunk are, in powers of two: the chunk with the most goes first."""
+    return int(output_tokens // runs).bit_length() if runs else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +388,9 @@ class _Range:
     requests: int
     runs: int
     """Of ``requests``: those that are no copies."""
-    tokens: int
+    prompt_tokens: int
     output_tokens: int
+    outputs: Mapping[int, ClassShare]
 
 
 class _Ranges:
@@ -317,19 +401,28 @@ class _Ranges:
         self._most_requests = most_requests
         self._ranges: list[_Range] = []
         self._seen_tokens = 0
-        self._first = self._count = self._runs = self._tokens = self._output = 0
+        self._first = 0
+        self._clear()
 
-    def add(self, requests: int, runs: int, tokens: int, output_tokens: int) -> None:
+    def add(
+        self, requests: int, runs: int, prompt_tokens: int, outputs: Mapping[int, ClassShare]
+    ) -> None:
         # Not as soon as the range is full: copies of its last request may follow.
         due = self._token_budget * (len(self._ranges) + 1)
+        tokens = self._prompt + self._output
         if self._count and (
-            self._seen_tokens + self._tokens >= due or self._count >= self._most_requests
+            self._seen_tokens + tokens >= due or self._count >= self._most_requests
         ):
             self._cut()
         self._count += requests
         self._runs += runs
-        self._tokens += tokens
-        self._output += output_tokens
+        self._prompt += prompt_tokens
+        for number, share in outputs.items():
+            self._output += share.output_tokens
+            own_runs, own_tokens = self._outputs.get(number, (0, 0))
+            self._outputs[number] = ClassShare(
+                own_runs + share.runs, own_tokens + share.output_tokens
+            )
 
     def stretch(self) -> None:
         """Add a request that is nothing to run, to the range of the one before."""
@@ -342,11 +435,15 @@ class _Ranges:
 
     def _cut(self) -> None:
         self._ranges.append(
-            _Range(self._first, self._count, self._runs, self._tokens, self._output)
+            _Range(self._first, self._count, self._runs, self._prompt, self._output, self._outputs)
         )
-        self._seen_tokens += self._tokens
+        self._seen_tokens += self._prompt + self._output
         self._first += self._count
-        self._count = self._runs = self._tokens = self._output = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._count = self._runs = self._prompt = self._output = 0
+        self._outputs: dict[int, ClassShare] = {}
 
 
 def _common_prefix(left: bytes, right: bytes) -> int:

@@ -6,6 +6,7 @@ messages in turn. The key of a request is those bytes, and nothing that is not r
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,10 +19,17 @@ if TYPE_CHECKING:
 KEY_BYTES = 64 * 1024
 """Longer prompts are told apart no further."""
 _DEFAULT_OUTPUT_TOKENS = 256
+_MOST_TOKENS = 2**31
 _AUDIO_BYTES = 4 * 1500
 """What stands for a recording, whose length is unknown: Whisper reads 30 s as 1,500 tokens."""
 _SALT_CHARS = 128
 """vLLM refuses longer ones."""
+
+_TEMPLATE_BYTES = 4096
+"""Longer system prompts are told apart no further when lengths are learned."""
+_BLOCK_BYTES = 256
+"""What stands for the template of a prompt that begins with the user's words."""
+_USER = b"\x1euser\x1f"
 
 _encode = msgspec.json.encode
 
@@ -40,6 +48,19 @@ def prompt_key(url: str, body: dict[str, Any]) -> tuple[bytes, int]:
     size = len(prompt) + (_AUDIO_BYTES if endpoint.reads_recording else 0)
     del prompt[KEY_BYTES:]
     return url.encode() + _own_salt(body) + b"\0" + bytes(prompt), size
+
+
+def template_of(key: bytes) -> bytes:
+    """A digest of what a prompt key has before the user's words, or of its first block."""
+    start = key.find(b"\0") + 1
+    user = key.find(_USER, start, start + _TEMPLATE_BYTES)
+    if user > start:
+        end = user
+    elif user < 0 and key[start : start + 1] == b"\x1e":
+        end = start + _TEMPLATE_BYTES
+    else:
+        end = start + _BLOCK_BYTES
+    return blake2b(key[start:end], digest_size=16).digest()
 
 
 def _own_salt(body: dict[str, Any]) -> bytes:
@@ -100,15 +121,22 @@ _CONVERSATION: dict[str, Callable[[Any, bytearray], None]] = {
 """Fields that a chat template renders; all others are text."""
 
 
-def expected_output_tokens(url: str, body: dict[str, Any]) -> int:
-    """The request's own bound on its output, the only hint there is before it runs."""
-    if not ENDPOINTS[url].writes_tokens:
-        return 0
+def output_limit(body: dict[str, Any]) -> tuple[int | None, int]:
+    """``(limit, samples)``: the request's own bound on the output of all its samples, if any."""
+    samples = _samples(body)
     for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
         bound = body.get(field)
         if isinstance(bound, int) and bound > 0:
-            return min(bound * _samples(body), 2**31)
-    return _DEFAULT_OUTPUT_TOKENS * _samples(body)
+            return min(bound * samples, _MOST_TOKENS), samples
+    return None, samples
+
+
+def expected_output_tokens(url: str, body: dict[str, Any]) -> int:
+    """How long an answer is taken to be before anything is known of such answers."""
+    if not ENDPOINTS[url].writes_tokens:
+        return 0
+    limit, samples = output_limit(body)
+    return _DEFAULT_OUTPUT_TOKENS * samples if limit is None else limit
 
 
 def _samples(body: dict[str, Any]) -> int:

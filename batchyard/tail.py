@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import numpy.typing as npt
 
     Tokens = npt.NDArray[np.integer]
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 
 _MOST_LOST = 0.02
 """Of all tokens, those that may be read again for the sake of the end."""
+_SAMPLES = 8
+"""Requests of each class that go first where nothing is known of its answers."""
+_LEAST_TO_SAMPLE = 512
+"""Of fewer requests, most are in the window by the time the first ones are answered."""
+_MOST_SAMPLED = 16
+"""One request of so many may go first for that."""
 
 
 def longest_first(
@@ -53,6 +61,35 @@ def longest_first(
             within = np.arange(len(shared)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
             return np.repeat(starts[groups], sizes) + within
         limit //= 4
+
+
+def samples_first(
+    classes: Tokens, unknown: Collection[int], shared_tokens: Tokens, work: int
+) -> npt.NDArray[np.intp] | None:
+    """The order in which some requests of each ``unknown`` class go first; None: leave them.
+
+    All arrays are in the order of execution; ``work`` is the tokens of all. So the lengths of a
+    class are known before the order of its other requests is decided. None where there is one
+    class only, and no order to decide, or few requests.
+    """
+    numbers, counts = np.unique(classes, return_counts=True)
+    if len(numbers) < 2 or len(classes) < _LEAST_TO_SAMPLE:
+        return None
+    is_first = np.zeros(len(classes), dtype=bool)
+    lost = sampled = 0
+    for number in numbers[np.argsort(-counts, kind="stable")]:
+        if int(number) not in unknown:
+            continue
+        places = np.flatnonzero(classes == number)[:_SAMPLES]
+        after = min(int(places[-1]) + 1, len(classes) - 1)
+        lost += int(shared_tokens[after])
+        sampled += len(places)
+        if lost > _MOST_LOST * work or sampled * _MOST_SAMPLED > len(classes):
+            break
+        is_first[places] = True
+    if not is_first.any():
+        return None
+    return np.concatenate([np.flatnonzero(is_first), np.flatnonzero(~is_first)])
 
 
 class _Lowest:

@@ -1,0 +1,172 @@
+"""How long answers were, and how long the next ones will probably be. Pure.
+
+Requests are told apart by *classes*: endpoint, template and the bound that they set on their
+output. What was seen of a class is a histogram whose old entries fade. A class of which little is
+known borrows from all requests with its endpoint and bound, whatever their template.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+LEAST: Final = 8.0
+"""Answers of a class, or of those that it borrows from, before anything is expected of it."""
+_HORIZON: Final = 5_000.0
+"""The weight of an answer fades to a third with as many later ones of its class."""
+_BORROWED: Final = 4.0
+"""What is borrowed from all templates has the weight of so many answers."""
+_STEPS: Final = 4
+"""Of the histogram, in each power of two: a length is known to within a tenth."""
+
+
+class LengthClass(NamedTuple):
+    """Requests whose answers are about as long. ``template`` is a hash; empty: of any."""
+
+    endpoint: str
+    template: str
+    bucket: int
+    """See :func:`bucket_of`."""
+
+    @property
+    def of_any_template(self) -> LengthClass:
+        """The class that it borrows from."""
+        return self._replace(template="")
+
+
+def bucket_of(limit: int | None, samples: int = 1) -> int:
+    """The bucket of a request that allows ``limit`` tokens in all its ``samples`` together.
+
+    1 for one token, 2 for two, then a bucket for each power of two, which is the largest in it.
+    Without a limit 0, and less for more samples.
+    """
+    if limit is None:
+        return 1 - samples.bit_length()
+    return (limit - 1).bit_length() + 1
+
+
+@dataclass(slots=True)
+class Lengths:
+    """Answers of one class: how many, their tokens, and how many of each length; all faded."""
+
+    weight: float = 0.0
+    tokens: float = 0.0
+    histogram: dict[int, float] = field(default_factory=dict)
+    """By step: a quarter of a power of two each; 0 is an empty answer."""
+
+    def add(self, tokens: int) -> None:
+        """One more answer; the others do not fade by it, see :meth:`followed_by`."""
+        step = 0 if tokens <= 0 else math.floor(_STEPS * math.log2(tokens)) + 1
+        self.weight += 1.0
+        self.tokens += max(0, tokens)
+        self.histogram[step] = self.histogram.get(step, 0.0) + 1.0
+
+    def followed_by(self, newer: Lengths) -> Lengths:
+        """These, faded, and the ``newer`` ones."""
+        kept = math.exp(-newer.weight / _HORIZON)
+        histogram = {step: count * kept for step, count in self.histogram.items()}
+        for step, count in newer.histogram.items():
+            histogram[step] = histogram.get(step, 0.0) + count
+        return Lengths(
+            self.weight * kept + newer.weight, self.tokens * kept + newer.tokens, histogram
+        )
+
+    @property
+    def mean(self) -> float:
+        """Tokens of an answer; 0 where there is none."""
+        return self.tokens / self.weight if self.weight else 0.0
+
+    def quantile(self, share: float) -> float:
+        """The length that this share of the answers does not exceed, to within a tenth."""
+        left = share * sum(self.histogram.values())
+        for step in sorted(self.histogram):
+            count = self.histogram[step]
+            if left <= count and step:
+                return float(2 ** ((step - 1 + left / count) / _STEPS))
+            left -= count
+        return 0.0
+
+    def held(self) -> float:
+        """Tokens of an answer that an engine holds, at its end, or at any moment if that is more.
+
+        Among the answers under way at a moment the long ones are overrepresented: they are there
+        for longer. Where lengths differ much, half of such a one is more than the mean.
+        """
+        squares = sum(count * length**2 for length, count in self._lengths())
+        return max(self.mean, squares / (2 * self.tokens)) if self.tokens else 0.0
+
+    def last_of(self, answers: int) -> float:
+        """Of so many answers under way at a moment, how many tokens the last one still lacks.
+
+        The median of it: as many times as not it is more.
+        """
+        lengths = list(self._lengths())
+        low, high = 0.0, max((length for length, _ in lengths), default=0.0)
+        if not self.tokens or answers < 1:
+            return 0.0
+        for _ in range(20):
+            middle = (low + high) / 2
+            # How likely one lacks more: what of all tokens lies behind so many of their answer.
+            behind = sum(max(0.0, length - middle) * count for length, count in lengths)
+            if answers * behind / self.tokens > math.log(2):
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _lengths(self) -> Iterable[tuple[float, float]]:
+        """A length in the middle of each step, and how many there are."""
+        for step, count in self.histogram.items():
+            yield (2 ** ((step - 0.5) / _STEPS) if step else 0.0), count
+
+
+@dataclass(slots=True)
+class LengthHistory:
+    """The lengths of one tenant's answers of one model, by class."""
+
+    known: dict[LengthClass, Lengths] = field(default_factory=dict)
+
+    def of(self, each: LengthClass) -> Lengths | None:
+        """What is known of a class, with what it borrows; None: too little."""
+        own, others = self.known.get(each), self.known.get(each.of_any_template)
+        if own is None or each == each.of_any_template or others is None or not others.weight:
+            found = own or others
+        else:
+            share = _BORROWED / others.weight
+            borrowed = Lengths(
+                _BORROWED,
+                others.tokens * share,
+                {step: count * share for step, count in others.histogram.items()},
+            )
+            found = borrowed.followed_by(own)
+        return found if found is not None and found.weight >= LEAST else None
+
+    def is_known(self, each: LengthClass) -> bool:
+        """Whether enough of this very class was seen."""
+        return each in self.known and self.known[each].weight >= LEAST
+
+    def add(self, newer: Mapping[LengthClass, Lengths]) -> None:
+        """Add answers: to each class, and to that of any template."""
+        for each, lengths in with_any_template(newer).items():
+            self.known[each] = self.known.get(each, Lengths()).followed_by(lengths)
+
+
+def with_any_template(newer: Mapping[LengthClass, Lengths]) -> dict[LengthClass, Lengths]:
+    """The same, with what each class adds to that of any template."""
+    found: dict[LengthClass, Lengths] = {}
+    for each, lengths in newer.items():
+        for to in {each, each.of_any_template}:
+            found[to] = Lengths() if to not in found else found[to]
+            found[to] = _sum(found[to], lengths)
+    return found
+
+
+def _sum(left: Lengths, right: Lengths) -> Lengths:
+    histogram = dict(left.histogram)
+    for step, count in right.histogram.items():
+        histogram[step] = histogram.get(step, 0.0) + count
+    return Lengths(left.weight + right.weight, left.tokens + right.tokens, histogram)
