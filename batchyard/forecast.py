@@ -4,7 +4,8 @@ The model of the world: the runners of a model are one stream of tokens. It goes
 urgent batches first. Among batches of the same urgency the tenants share it equally, and each
 tenant's share goes to one batch at a time: by priority, small ones first, then deadline, then age
 (in an engine, :mod:`batchyard.turns` leaves a quarter to large ones). A batch becomes more urgent
-as its deadline comes near. Nothing new arrives.
+as its deadline comes near. Nothing new arrives. Behind the stream, the last answer of a batch goes
+on for a while, which slows no other.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class OpenWork:
     is_paused: bool = False
     is_small: bool = False
     """Little of it is left to run."""
+    tail_tokens: float = 0.0
+    """What its last answer will lack when the engine has nothing else of it to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Capacity:
     tokens_per_second: float
     runners: int
     loading_seconds: float = 0.0
+    answer_tokens_per_second: float | None = None
+    """How fast one answer comes. None: not known."""
 
 
 def forecast(
@@ -69,13 +74,22 @@ def forecast(
             by_model[item.model].append(item)
     done: dict[str, float] = {}
     for model, items in by_model.items():
+        tails = _tails(items, capacity.get(model))
         for batch_id, seconds in _simulated(items, capacity.get(model), now):
-            done[batch_id] = max(done.get(batch_id, 0.0), seconds)
+            done[batch_id] = max(done.get(batch_id, 0.0), seconds + tails.get(batch_id, 0.0))
     return {
         batch_id: math.ceil(now + seconds - _ROUNDING_SECONDS)
         for batch_id, seconds in done.items()
         if batch_id not in unknown
     }
+
+
+def _tails(items: Sequence[OpenWork], capacity: Capacity | None) -> dict[str, float]:
+    """How long each batch's last answer takes while the rest of the engine has other work."""
+    speed = None if capacity is None else capacity.answer_tokens_per_second
+    if not speed:
+        return {}
+    return {item.batch_id: item.tail_tokens / speed for item in items if item.remaining_tokens > 0}
 
 
 def _rate(capacity: Capacity | None) -> float:

@@ -16,5 +16,9 @@ RETRY_SECONDS: Final = 0.5
 """The pause before the second attempt of a request; it doubles with each further one."""
 CACHE_SECONDS: Final = 3.0
 """How often a runner asks its engine how full its cache is; the page asks as often."""
+KV_SECONDS: Final = 1.0
+"""How often a runner asks its engine how many requests it has thrown out of its cache."""
+LENGTHS_SECONDS: Final = 2.0
+"""How often a runner writes what it has learned of the lengths of answers."""
 METRICS_SECONDS: Final = 2.0
 """How often a process writes its numbers for the exporter; Prometheus asks every 15 s or so."""

@@ -76,7 +76,10 @@ class ClassCounter:
         return self._counts[counted]
 
     def finish(self, history: LengthHistory, secret: bytes) -> Classes:
-        """Number the classes. ``secret`` is the key of the hashes that stand for templates."""
+        """Number the classes. ``secret`` is the key of the hashes that stand for templates.
+
+        Without one no class has a template.
+        """
         places: dict[LengthClass, list[int]] = {}
         for (url, template, bucket), number in self._seen.items():
             each = LengthClass(url, hashed(template, secret), bucket)
@@ -105,7 +108,7 @@ class ClassCounter:
 
 
 def hashed(template: bytes, secret: bytes) -> str:
-    """What stands for a template in the database; empty for that of no template."""
-    if not template:
+    """What stands for a template in the database; empty for none, and without a ``secret``."""
+    if not template or not secret:
         return ""
     return blake2b(template, key=secret, digest_size=TEMPLATE_CHARS // 2).hexdigest()

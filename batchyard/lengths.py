@@ -75,6 +75,16 @@ class Lengths:
             self.weight * kept + newer.weight, self.tokens * kept + newer.tokens, histogram
         )
 
+    def joined(self, others: Lengths, answers: float) -> Lengths:
+        """These and so many like the ``others``; none fades."""
+        share = answers / others.weight if others.weight else 0.0
+        histogram = dict(self.histogram)
+        for step, count in others.histogram.items():
+            histogram[step] = histogram.get(step, 0.0) + count * share
+        return Lengths(
+            self.weight + others.weight * share, self.tokens + others.tokens * share, histogram
+        )
+
     @property
     def mean(self) -> float:
         """Tokens of an answer; 0 where there is none."""
@@ -136,13 +146,7 @@ class LengthHistory:
         if own is None or each == each.of_any_template or others is None or not others.weight:
             found = own or others
         else:
-            share = _BORROWED / others.weight
-            borrowed = Lengths(
-                _BORROWED,
-                others.tokens * share,
-                {step: count * share for step, count in others.histogram.items()},
-            )
-            found = borrowed.followed_by(own)
+            found = own.joined(others, _BORROWED)
         return found if found is not None and found.weight >= LEAST else None
 
     def is_known(self, each: LengthClass) -> bool:
@@ -160,13 +164,5 @@ def with_any_template(newer: Mapping[LengthClass, Lengths]) -> dict[LengthClass,
     found: dict[LengthClass, Lengths] = {}
     for each, lengths in newer.items():
         for to in {each, each.of_any_template}:
-            found[to] = Lengths() if to not in found else found[to]
-            found[to] = _sum(found[to], lengths)
+            found[to] = found.get(to, Lengths()).joined(lengths, lengths.weight)
     return found
-
-
-def _sum(left: Lengths, right: Lengths) -> Lengths:
-    histogram = dict(left.histogram)
-    for step, count in right.histogram.items():
-        histogram[step] = histogram.get(step, 0.0) + count
-    return Lengths(left.weight + right.weight, left.tokens + right.tokens, histogram)

@@ -89,6 +89,18 @@ class StartProgress:
     """0 to 1 where it is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """The KV cache of an engine of ours."""
+
+    tokens: int
+    """How many it holds."""
+    used: float | None
+    """The share of it that requests use now, 0 to 1."""
+    preemptions: float
+    """Requests that were thrown out of it, to run again, since the engine started."""
+
+
 class Gate(Protocol):
     """Says whether an engine that others use has room for one more request."""
 
@@ -157,6 +169,13 @@ class Engine(Protocol):
 
     async def cache_used(self) -> float | None:
         """The share of its KV cache that requests use now, 0 to 1; None: not known.
+
+        Raises :class:`~batchyard.errors.EngineLost` when the engine's server gives no answer.
+        """
+        ...
+
+    async def cache_state(self) -> CacheState | None:
+        """Its KV cache; None: not known, or others use the engine too.
 
         Raises :class:`~batchyard.errors.EngineLost` when the engine's server gives no answer.
         """

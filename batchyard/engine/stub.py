@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
     from pathlib import Path
 
-    from batchyard.engine.base import Abort, EngineRequest
+    from batchyard.engine.base import Abort, CacheState, EngineRequest
 
 
 class FaultKind(StrEnum):
@@ -160,6 +160,10 @@ class StubEngine:
 
     async def cache_used(self) -> None:
         """None: it has no cache."""
+
+    async def cache_state(self) -> CacheState | None:
+        """None: it has no cache."""
+        return None
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float

@@ -26,7 +26,7 @@ from batchyard.engine.engine_log import (
 from batchyard.engine.guarded_process import GuardedProcess
 from batchyard.engine.line_client import stream_lines
 from batchyard.engine.middleware import line_stream
-from batchyard.engine.progress_metrics import cache_used_of, work_done_of
+from batchyard.engine.progress_metrics import cache_state_of, cache_used_of, work_done_of
 from batchyard.engine.routes import post_routes
 from batchyard.engine.vllm_options import (
     DeviceProfile,
@@ -43,7 +43,7 @@ from batchyard.logs.rotation import rotate
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 
-    from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
+    from batchyard.engine.base import Abort, CacheState, EngineAnswer, EngineRequest
 
 log = event_logger(__name__)
 
@@ -196,6 +196,10 @@ class VllmEngine:
     async def cache_used(self) -> float | None:
         """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
         return cache_used_of(await self.metrics())
+
+    async def cache_state(self) -> CacheState | None:
+        """From the engine's metrics; None with ``--disable-log-stats``, which ends them."""
+        return cache_state_of(await self.metrics())
 
     async def metrics(self) -> str:
         """The engine's own metrics, in Prometheus' text format."""

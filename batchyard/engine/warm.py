@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import (
         Abort,
+        CacheState,
         Engine,
         EngineAnswer,
         EngineRequest,
@@ -84,6 +85,10 @@ class WarmEngine:
     async def cache_used(self) -> float | None:
         """See :meth:`batchyard.engine.base.Engine.cache_used`."""
         return await self._engine.cache_used()
+
+    async def cache_state(self) -> CacheState | None:
+        """See :meth:`batchyard.engine.base.Engine.cache_state`."""
+        return await self._engine.cache_state()
 
     async def stream(
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float

@@ -7,15 +7,16 @@ import os
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchyard.endpoints import takes_form
 from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
 from batchyard.logs import event_logger
 from batchyard.plan import RECORD, left_to_run, read_records
-from batchyard.results import unprocessed
+from batchyard.results import Outcome, unprocessed
 from batchyard.runner.attachments import Attachments, file_access
+from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.copies import Copies
 from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.line_reader import UnreadableLine, read_custom_ids, read_envelope
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from batchyard.results import ResultLine
     from batchyard.runner.admission import Admission
     from batchyard.runner.finished_lines import ChunkTally
+    from batchyard.runner.learning import BatchLengths
     from batchyard.runner.window import Window
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
@@ -58,15 +60,27 @@ _FLUSH_BYTES = 4 * 1024**2
 """Finished lines in memory that are flushed before their time is up."""
 
 
+class _Expectation(NamedTuple):
+    """What the plan says of a request in the window."""
+
+    prompt_tokens: int
+    output_tokens: int
+    length_class: int
+
+
+_NOTHING = _Expectation(0, 0, 0)
+
+
 @dataclass(slots=True)
 class ChunkRun:
     """The life of one leased chunk in one runner.
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
     ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its requests
-    carry. ``on_answer`` gets the tokens of each answered request, by the plan's estimate and as the
-    engine says. ``turn`` is a lock under which the lines of copies are made: those of all chunks
-    at once would fill the memory.
+    carry, ``find_lengths`` what is known of their answers. ``on_answer`` gets the tokens of each
+    answered request: of its prompt by the plan's estimate, and as the engine says. ``turn`` is a
+    lock under which the lines of copies are made: those of all chunks at once would fill the
+    memory.
     """
 
     services: Services
@@ -75,14 +89,18 @@ class ChunkRun:
     admission: Admission
     fetch_input: Callable[[], Awaitable[Path]]
     find_traits: Callable[[], Awaitable[BatchTraits]]
+    find_lengths: Callable[[], Awaitable[BatchLengths]]
     plan_key: str
-    on_answer: Callable[[float, TokenUsage], None]
+    on_answer: Callable[[int, TokenUsage], None]
     turn: asyncio.Lock
     runs_alone: bool = field(init=False)
     """No other chunk may run at the same time, see :mod:`batchyard.runner.suspects`."""
     _finished: FinishedLines = field(init=False)
     _input_path: Path = field(init=False)
     _traits: BatchTraits = NO_TRAITS
+    _lengths: BatchLengths = field(init=False)
+    _in_window: dict[int, _Expectation] = field(default_factory=dict)
+    """By ordinal."""
     _copies: Copies = field(default_factory=Copies)
     _admitted: int = 0
     """Requests of the chunk that are finished or in the window, copies included."""
@@ -238,6 +256,7 @@ class ChunkRun:
         stop = start + lease.request_count * RECORD.itemsize
         self._input_path = await self.fetch_input()
         self._traits = await self.find_traits()
+        self._lengths = await self.find_lengths()
         packed = await read_object(storage, self.plan_key, start=start, stop=stop)
         if len(packed) != stop - start:
             raise ObjectChanged(f"The plan of {lease.batch_id} is shorter than it was.")
@@ -272,8 +291,9 @@ class ChunkRun:
 
     async def _admit_some(self, descriptor: int, requests: list[_Planned]) -> None:
         web = file_access(self.services.public_web)
+        order = ChunkOrder(self._lengths, sorts=self.services.settings.order == "prefix")
         async with Attachments(self.window, web) as attachments:
-            async for record, copies, envelope in self._readable(descriptor, requests):
+            async for record, copies, envelope in self._readable(descriptor, requests, order):
                 self._admitted += 1 + len(copies)
                 request = WindowRequest(
                     int(record["ordinal"]),
@@ -284,6 +304,12 @@ class ChunkRun:
                     owner=self.lease.key,
                     fail=self._fail,
                     of_batch=self._traits,
+                    expected_tokens=order.held_tokens(record),
+                )
+                self._in_window[request.ordinal] = _Expectation(
+                    int(record["prompt_tokens"]),
+                    int(record["output_tokens"]),
+                    int(record["length_class"]),
                 )
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
@@ -293,7 +319,7 @@ class ChunkRun:
                     await self.admission.submit(partial(self.window.submit, request))
 
     async def _readable(
-        self, descriptor: int, requests: Sequence[_Planned]
+        self, descriptor: int, requests: Sequence[_Planned], order: ChunkOrder
     ) -> AsyncIterator[tuple[Any, npt.NDArray[Any], Envelope]]:
         """What is to run: its plan record, those of its copies, its line.
 
@@ -301,6 +327,7 @@ class ChunkRun:
         """
         left = deque(requests)
         while left:
+            left = order.reordered(left)
             some = [left.popleft() for _ in range(min(_READ_AHEAD, len(left)))]
             lines = await in_thread(_read_lines, descriptor, some)
             for (record, copies), line in zip(some, lines, strict=True):
@@ -354,7 +381,17 @@ class ChunkRun:
         self._finished.keep(ordinal, result)
         self._finished.has_run = True
         self._flush_if_due()
-        self.on_answer(self.lease.token_estimate / self.lease.request_count, result.usage)
+        self.on_answer(self._learn(ordinal, result), result.usage)
+
+    def _learn(self, ordinal: int, result: ResultLine) -> int:
+        """Count the length of the answer; returns the tokens that the engine had to do."""
+        expected = self._in_window.pop(ordinal, _NOTHING)
+        output = result.usage.output_tokens
+        if output:
+            self._lengths.count(expected.length_class, output)
+        elif result.outcome is Outcome.OUTPUT:
+            output = expected.output_tokens  # the engine says nothing of them
+        return expected.prompt_tokens + output
 
     def _flush_if_due(self) -> None:
         copies = self._copies

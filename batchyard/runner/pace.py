@@ -1,4 +1,4 @@
-"""How fast a runner is: tokens per second of busy time, by the plan's estimates of tokens.
+"""How fast a runner is: tokens per second of busy time, of prompts by the plan's estimate.
 
 Requests that are in flight have produced tokens as well. A sample therefore ends only when as many
 requests have been answered as are in flight: what is half done at its end then weighs little, and
@@ -32,25 +32,33 @@ class Load(Protocol):
 
 
 class Pace:
-    """Counts answers, and measures from time to time how fast they came."""
+    """Counts answers, and measures from time to time how fast they came.
+
+    ``seats``: how many requests the engine runs at once.
+    """
 
     def __init__(
         self,
         load: Load,
         *,
+        seats: int = 1,
         sample_seconds: float = SAMPLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
+        self._seats = seats
+        self.answer_speed: float | None = None
+        """Tokens per second of one answer, when a rate was measured last; None: it wrote none."""
         self._sample_seconds = sample_seconds
         self._clock = clock
         self._looked_at: float | None = None
         self._begin()
 
-    def count(self, tokens: float) -> None:
-        """Count an answered request with this many tokens."""
+    def count(self, tokens: float, written: int = 0) -> None:
+        """Count an answered request with this many tokens, of which the answer has ``written``."""
         self._answers += 1
         self._tokens += tokens
+        self._written += written
 
     def measured(self, *, is_busy: bool) -> float | None:
         """Call regularly: returns a rate when a sample is complete, otherwise None."""
@@ -68,12 +76,16 @@ class Pace:
         each = self._tokens / self._answers
         half_done = each * _DONE_IN_FLIGHT * (in_flight - self._in_flight_before)
         rate = (self._tokens + half_done) / self._busy_seconds
+        running = min(self._seats, max(1.0, (in_flight + self._in_flight_before) / 2))
+        written = rate * self._written / self._tokens if self._tokens else 0.0
+        self.answer_speed = written / running or None
         self._begin()
         return rate
 
     def _begin(self) -> None:
         self._answers = 0
         self._tokens = 0.0
+        self._written = 0
         self._busy_seconds = 0.0
         self._in_flight_before = self._load.in_flight
         self._withdrawn_before = self._load.withdrawn

@@ -60,11 +60,19 @@ class Registration:
             status = RunnerStatus.DRAINING
         return status is RunnerStatus.DRAINING
 
-    async def report(self, tokens_per_second: float) -> None:
-        """Record the throughput for forecasts. Raises :class:`~batchyard.errors.StoreError`."""
+    async def report(self, tokens_per_second: float, answer_speed: float | None = None) -> None:
+        """Record the throughput for forecasts, and the speed of one answer.
+
+        Raises :class:`~batchyard.errors.StoreError`.
+        """
         pool = self.services.settings.pool
         rates = self.services.store.rates
-        await rates.record(self.model, pool, tokens_per_second=tokens_per_second)
+        await rates.record(
+            self.model,
+            pool,
+            tokens_per_second=tokens_per_second,
+            answer_tokens_per_second=answer_speed,
+        )
 
     async def retire(self, answered: int) -> None:
         """Record the end of the runner and what it answered. Logs an error of the database."""

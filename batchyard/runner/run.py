@@ -21,6 +21,7 @@ from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.claims import Claims
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.inputs import Inputs
+from batchyard.runner.learning import Learning
 from batchyard.runner.load_meter import LoadMeter
 from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
@@ -100,6 +101,7 @@ class Runner:
         self._traits = TraitsOfBatches(services)
         self._door: Door
         self._claims: Claims
+        self._learning: Learning
         self._copying = asyncio.Lock()
         settings = services.settings
         self._retry = RetryPolicy(settings.request_attempts, intervals.RETRY_SECONDS)
@@ -148,7 +150,9 @@ class Runner:
                 held=self._held,
                 running=self._running,
             )
-            self._pace = Pace(self._window)
+            self._learning = Learning(self.services, self.model, seats=self._engine.max_num_seqs)
+            await stack.enter_async_context(self._learning.going_on())
+            self._pace = Pace(self._window, seats=self._engine.max_num_seqs)
             self._closing = stack.pop_all()
         self._show_answers()
         return self
@@ -277,6 +281,7 @@ class Runner:
             admission=admission,
             fetch_input=partial(self._inputs.path, lease.batch_id),
             find_traits=partial(self._traits.of, lease.batch_id),
+            find_lengths=partial(self._learning.of, lease.batch_id),
             plan_key=plan_key(lease.batch_id),
             on_answer=self._count_answer,
             turn=self._copying,
@@ -361,7 +366,7 @@ class Runner:
             return
         tokens_per_second = self._pace.measured(is_busy=bool(self._running))
         if tokens_per_second is not None:
-            await self._registration.report(tokens_per_second)
+            await self._registration.report(tokens_per_second, self._pace.answer_speed)
 
     async def _start_engine(self) -> None:
         began = time.monotonic()
@@ -394,11 +399,11 @@ class Runner:
             cache_used=self._cache.used,
         )
 
-    def _count_answer(self, tokens: float, usage: TokenUsage) -> None:
+    def _count_answer(self, tokens: int, usage: TokenUsage) -> None:
         self.answered += 1
         self._meter.count(usage)
         if self._pace is not None:
-            self._pace.count(tokens)
+            self._pace.count(tokens, usage.output_tokens)
         self._show_answers()
 
     def _show_answers(self) -> None:

@@ -25,6 +25,7 @@ from batchyard.results import new_request_id, not_served
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.file_room import FileRoom
 from batchyard.runner.hang_watch import HangWatch
+from batchyard.runner.kv_room import KvRoom
 from batchyard.runner.missing_endpoints import missing_endpoints
 from batchyard.runner.narrowing import Narrowing
 from batchyard.runner.retry_policy import RetryPolicy
@@ -108,14 +109,19 @@ class Window:
         self._crashes_without_answer = 0
         self._pump_task: asyncio.Task[None] | None = None
         self._gate_task: asyncio.Task[None] | None = None
+        self.kv_room = KvRoom(engine)
+        self._kv_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
         self._not_served = await missing_endpoints(self._engine)
+        await self.kv_room.look()
         self._pump_task = asyncio.create_task(self._pump(), name="window")
         self._pump_task.add_done_callback(lambda _: self._end())
         if self._gate is not None:
             watch = self._gate.watch(self._feed_ready.set, lambda: bool(self._queue))
             self._gate_task = asyncio.create_task(watch, name="gate")
+        watch_room = self.kv_room.watch(self._feed_ready.set)
+        self._kv_task = asyncio.create_task(watch_room, name="kv room")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -127,9 +133,9 @@ class Window:
             self._is_closing = True
             self._feed_ready.set()
         await asyncio.wait([self._pump_task])
-        if self._gate_task is not None:
-            self._gate_task.cancel()
-            await asyncio.wait([self._gate_task])
+        for task in filter(None, (self._gate_task, self._kv_task)):
+            task.cancel()
+            await asyncio.wait([task])
 
     async def submit(self, request: WindowRequest) -> None:
         """Wait for a slot and send the request. Raises what ended the window, if it has ended.
@@ -291,6 +297,7 @@ class Window:
                 # or a withdrawal finds it.
                 tag, request = next(self._tags), self._queue.popleft()
                 self._in_flight[tag] = request
+                self.kv_room.take(request)
                 request.request_id = new_request_id()
                 request.sent_at = time.monotonic()
                 yield EngineRequest(
@@ -308,7 +315,8 @@ class Window:
     @property
     def _has_room(self) -> bool:
         is_open = self._gate is None or self._gate.is_open
-        return is_open and len(self._in_flight) < self._narrowing.limit
+        has_seat = len(self._in_flight) < self._narrowing.limit
+        return is_open and has_seat and self.kv_room.is_there_for(self._queue[0])
 
     def _enqueue(self, request: WindowRequest) -> None:
         self._queue.append(request)
@@ -318,6 +326,7 @@ class Window:
         request = self._in_flight.pop(answer.tag, None)
         if request is None:
             raise EngineLost(f"it answered request {answer.tag}, which it does not have")
+        self.kv_room.give_back(request)
         self._feed_ready.set()
         is_aborted = answer.no_answer is NoAnswer.ABORTED
         if answer.status is not None:
@@ -356,6 +365,8 @@ class Window:
         Returns how many they are.
         """
         in_flight = list(self._in_flight.values())
+        for request in in_flight:
+            self.kv_room.give_back(request)
         self._in_flight.clear()
         self._aborts.clear()
         suspects = []

@@ -42,5 +42,5 @@ class WindowRequest:
 
 
 def expected_tokens(request: WindowRequest) -> int:
-    """See :attr:`WindowRequest.expected_tokens`; at least 1. For whoever bounds tokens in flight."""
+    """See :attr:`WindowRequest.expected_tokens`; at least 1."""
     return max(1, request.expected_tokens)

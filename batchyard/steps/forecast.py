@@ -68,7 +68,10 @@ async def _capacity(services: Services, models: Sequence[str] | set[str]) -> dic
         if rate is not None and rate.tokens_per_second:
             loading_seconds = 0.0 if ready[model] else rate.load_seconds or 0.0
             capacity[model] = Capacity(
-                rate.tokens_per_second, max(1, ready[model]), loading_seconds
+                rate.tokens_per_second,
+                max(1, ready[model]),
+                loading_seconds,
+                rate.answer_tokens_per_second,
             )
     return capacity
 

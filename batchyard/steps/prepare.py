@@ -21,6 +21,7 @@ from batchyard.services.keys import file_key, plan_key
 from batchyard.services.services import Progress
 from batchyard.steps.create import default_quota
 from batchyard.steps.forecast import check_window
+from batchyard.steps.known_lengths import known_lengths
 from batchyard.steps.offered import check_offered
 from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.store import NewChunk
@@ -29,6 +30,7 @@ from batchyard.threads import in_executor, in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from batchyard.lengths import LengthHistory
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -112,8 +114,10 @@ class Preparation:
         """
         services, batch = self._services, self._batch
         if self._prepared is None:
+            model = self._validated.model
+            history, secret = await known_lengths(services, batch.tenant, model)
             with self._errors_explained():
-                summary = await in_executor(None, self._write)
+                summary = await in_executor(None, partial(self._write, history, secret))
             self._prepared = Prepared(self._validated.model, summary)
         prepared = self._prepared
         await check_window(services, _open_work(batch, prepared), batch.completion_window)
@@ -129,9 +133,12 @@ class Preparation:
                     first_record=chunk.first_record,
                     request_count=chunk.request_count,
                     token_estimate=chunk.token_estimate,
+                    prompt_tokens=chunk.prompt_tokens,
+                    outputs={**chunk.outputs},
                 )
                 for chunk in prepared.plan.chunks
             ],
+            length_classes=prepared.plan.classes.table,
             quota=default_quota(services),
         )
         return prepared
@@ -174,9 +181,9 @@ class Preparation:
         assert validator.model is not None  # noqa: S101 - every valid line names one
         return Validated(validator.model, requests, input_path.stat().st_size)
 
-    def _write(self) -> PlanSummary:
+    def _write(self, history: LengthHistory, secret: bytes) -> PlanSummary:
         with (self._folder / "plan").open("wb") as plan_file:
-            return self._planner.write(plan_file)
+            return self._planner.write(plan_file, history, secret)
 
 
 def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:

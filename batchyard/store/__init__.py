@@ -47,6 +47,7 @@ from batchyard.store.storage_mark import Mark, StorageMark
 from batchyard.store.store import Store, open_store
 from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, Holder, NewKey
 from batchyard.store.tenant.idempotency import Idempotency, IdempotencyKey
+from batchyard.store.tenant.lengths import FORGOTTEN_SECONDS, LearnedLengths
 from batchyard.store.tenant.sessions import Sessions
 from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage
 from batchyard.store.tenant.usage import UsageRecord, UsageTotal
@@ -57,6 +58,7 @@ from batchyard.store.webhook.rows import EndpointWithSecret, WebhookEndpointReco
 
 __all__ = [
     "FILE_EVENTS",
+    "FORGOTTEN_SECONDS",
     "PATIENCE_SECONDS",
     "WEBHOOK_GIVEN_UP",
     "ApiKeyRecord",
@@ -93,6 +95,7 @@ __all__ = [
     "Holder",
     "Idempotency",
     "IdempotencyKey",
+    "LearnedLengths",
     "LeaseKey",
     "Leases",
     "Mark",

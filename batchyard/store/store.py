@@ -28,6 +28,7 @@ from batchyard.store.storage_mark import StorageMark
 from batchyard.store.tenant.api_keys import ApiKeys
 from batchyard.store.tenant.cache_salts import CacheSalts
 from batchyard.store.tenant.idempotency import Idempotency
+from batchyard.store.tenant.lengths import LearnedLengths
 from batchyard.store.tenant.sessions import Sessions
 from batchyard.store.tenant.tenants import Tenants
 from batchyard.store.tenant.usage import Usage
@@ -55,6 +56,7 @@ class Store:
     runners: Runners
     leases: Leases
     rates: Rates
+    lengths: LearnedLengths
     tenants: Tenants
     cache_salts: CacheSalts
     usage: Usage
@@ -108,6 +110,7 @@ async def open_store(
             runners=Runners(database),
             leases=Leases(database),
             rates=Rates(database),
+            lengths=LearnedLengths(database),
             tenants=Tenants(database),
             cache_salts=CacheSalts(database),
             usage=Usage(database),

@@ -13,10 +13,12 @@ import pytest
 from batchyard.engine.base import NO_TRAITS, BatchTraits
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
+from batchyard.lengths import LengthHistory
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
 from batchyard.runner.admission import Admission, Door
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.finished_lines import FinishedLines
+from batchyard.runner.learning import BatchLengths, TenantLengths
 from batchyard.runner.window import Window
 from batchyard.services import patience
 from batchyard.services.keys import file_key, plan_key, segment_key
@@ -204,6 +206,9 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
         async def find_traits() -> BatchTraits:
             return NO_TRAITS
 
+        async def find_lengths() -> BatchLengths:
+            return BatchLengths(TenantLengths(LengthHistory()))
+
         chunk = ChunkRun(
             services=services,
             lease=lease,
@@ -211,6 +216,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             admission=Admission(door, lease, standing, Counter(), may_return=lambda: True),
             fetch_input=fetch_input,
             find_traits=find_traits,
+            find_lengths=find_lengths,
             plan_key=plan_key(batch_id),
             on_answer=lambda _: None,
             turn=asyncio.Lock(),

@@ -204,8 +204,8 @@ async def test_a_chunk_that_is_taken_over_runs_only_what_is_missing(yard: Yard) 
         stuck = asyncio.create_task(runner.run(lease.batch_id, lease.index))
         while (await yard.services.store.batches.get(batch_id)).counts.completed < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        done = (await yard.services.store.batches.get(batch_id)).counts.completed
         await asyncio.sleep(0.3)
+        done = (await yard.services.store.batches.get(batch_id)).counts.completed
         yard.use(StubEngine())
         await run_chunks(yard.services, "stub-model", batch_id=batch_id)
         stuck.cancel()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.batch_error import BatchError
+    from batchyard.lengths import LengthClass
     from batchyard.prices import Prices
     from batchyard.store.batch.rows import NewBatch
     from batchyard.store.chunk.rows import NewChunk
@@ -309,11 +310,13 @@ class Batches(Aggregate):
         total: int,
         plan_key: str,
         chunks: Sequence[NewChunk],
+        length_classes: Sequence[LengthClass] = (),
         quota: Quota = NO_LIMIT,
     ) -> BatchRecord:
         """From ``validating`` to ``in_progress`` with its plan: all of it or none.
 
         ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are,
+        ``length_classes`` those of its requests by the numbers that they have there,
         ``quota`` for a tenant that has none of its own. Raises
         :class:`~batchyard.errors.QuotaExceeded`.
         """
@@ -327,6 +330,7 @@ class Batches(Aggregate):
             total=total,
             plan_key=plan_key,
             token_estimate=tokens,
+            length_classes=length_classes or None,
         )
         record = await load_batch(connection, batch_id)
         # After the move: to begin a second time is a conflict, whatever the quota says.

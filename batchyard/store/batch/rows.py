@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import BigInteger, Index
+from sqlalchemy import BigInteger, Double, Index
 from sqlmodel import Field, SQLModel
 
 from batchyard.batch_error import BatchError
 from batchyard.batch_options import DeliveryKind  # noqa: TC001 - SQLModel reads it at run time
+from batchyard.lengths import LengthClass
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.prices import BILLION
 from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
@@ -120,6 +121,8 @@ class ScheduleColumns(SQLModel):
     """Since when every forecast has said that the window will end before the batch."""
     at_risk_at: int | None = Field(sa_type=BigInteger)
     """When it was first seen that the window will probably end before the batch."""
+    tail_tokens: float | None = Field(default=None, sa_type=Double)
+    """How many tokens the last of its answers will probably lack when the others have ended."""
     wait_reason: str | None
     """While it is in progress: why no runner serves its model now. None: one does or may soon."""
 
@@ -246,6 +249,8 @@ class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata
         Index(None, "created_at", "id"),
     )
 
+    length_classes: list[LengthClass] | None = Field(sa_type=JsonText(list[LengthClass]))
+    """By their numbers in its plan, from 1."""
     input_location: str | None = Field(sa_type=Sealed)
     output_location: str | None = Field(sa_type=Sealed)
     error_location: str | None = Field(sa_type=Sealed)

@@ -73,6 +73,7 @@ class BatchSchedule(Aggregate):
                 func.sum(remaining_tokens()).label("remaining_tokens"),
                 BATCHES.c.paused_at.is_not(None).label("is_paused"),
                 (func.sum(UNANSWERED) <= SMALL_REQUESTS).label("is_small"),
+                func.coalesce(BATCHES.c.tail_tokens, 0.0).label("tail_tokens"),
             )
             .join(CHUNKS, CHUNKS.c.batch_id == BATCHES.c.id)
             .where(BATCHES.c.status == BatchStatus.IN_PROGRESS, IS_OPEN)
@@ -80,6 +81,16 @@ class BatchSchedule(Aggregate):
         )
         rows = (await connection.execute(statement)).mappings()
         return [OpenWork(**row) for row in rows]
+
+    @writes
+    async def record_tail(
+        self, connection: AsyncConnection, batch_id: str, tail_tokens: float
+    ) -> None:
+        """Record how many tokens the last answer will lack when all others have ended."""
+        running = BATCHES.c.status == BatchStatus.IN_PROGRESS
+        await connection.execute(
+            update(BATCHES).where(BATCHES.c.id == batch_id, running).values(tail_tokens=tail_tokens)
+        )
 
     @writes
     async def record_forecast(

@@ -5,6 +5,7 @@ See ``leasing``.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -14,6 +15,7 @@ from sqlalchemy import and_, bindparam, case, func, or_, select, tuple_, update
 
 from batchyard.errors import LeaseLost
 from batchyard.lifecycle import BatchStatus
+from batchyard.plan import answer_bits
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.order import in_flow, is_small_rest, read_standings, urgency
 from batchyard.store.batch.pages import batch_not_found
@@ -40,7 +42,7 @@ from batchyard.store.tenant.tenants import TENANTS, served
 from batchyard.turns import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 
 _NOTHING: Final = Beside()
+_PLANNED: Final = (CHUNKS.c.prompt_tokens, CHUNKS.c.outputs, CHUNKS.c.token_estimate)
 
 
 class ChunkAction(StrEnum):
@@ -111,10 +114,9 @@ class Chunks(Aggregate):
         """Lease up to ``limit`` chunks of ``model``, of one batch or of the first in order.
 
         The order is that of :mod:`batchyard.turns`, with the tenant first that was served longest
-        ago; a batch's chunks go by number. An empty list: no chunk is free. Nothing is leased of a
-        batch that is paused or overdue, in ``without``, or that is ``beside`` the
-        runner. An owner whose lease ran out counts as a death of the
-        chunk.
+        ago; a batch's chunks go by number, or by what :meth:`expect` has found. An empty list: no
+        chunk is free. Nothing is leased of a batch that is paused or overdue, in ``without``, or
+        that is ``beside`` the runner. An owner whose lease ran out counts as a death of the chunk.
         """
         leases: list[ChunkLease] = []
         tenants: set[str] = set()
@@ -215,6 +217,45 @@ class Chunks(Aggregate):
     async def clear(self, lease: ChunkLease) -> None:
         """Forget the errors and lost owners of the chunk. Raises :class:`LeaseLost`."""
         await self._update_leased(lease, {"strikes": 0, "deaths": 0})
+
+    @writes
+    async def expect(
+        self, connection: AsyncConnection, batch_id: str, means: Mapping[int, float]
+    ) -> dict[int, int]:
+        """Estimate the batch's chunks anew; returns how many requests it has of each class.
+
+        ``means``: tokens of an answer by the number of its class; of a class that is missing the
+        plan's estimate is kept. Chunks with longer answers are leased first from now on.
+        """
+        # What is locked is being renewed or ended. It is estimated the next time.
+        planned = (
+            select(CHUNKS.c.index, *_PLANNED, CHUNKS.c.answer_bits)
+            .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.outputs.is_not(None))
+            .where(CHUNKS.c.prompt_tokens.is_not(None))
+            .order_by(CHUNKS.c.index)
+            .with_for_update(skip_locked=True)
+        )
+        changed = []
+        all_runs: Counter[int] = Counter()
+        for row in (await connection.execute(planned)).all():
+            shares = row.outputs.items()
+            runs = sum(count for _, (count, _) in shares)
+            all_runs.update({number: count for number, (count, _) in shares})
+            output = sum(
+                means[number] * count if number in means else tokens
+                for number, (count, tokens) in shares
+            )
+            new = (round(row.prompt_tokens + output), answer_bits(output, runs))
+            if new != (row.token_estimate, row.answer_bits):
+                changed.append({"chunk": row.index, "tokens": new[0], "bits": new[1]})
+        if changed:
+            one = (
+                update(CHUNKS)
+                .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.index == bindparam("chunk"))
+                .values(token_estimate=bindparam("tokens"), answer_bits=bindparam("bits"))
+            )
+            await connection.execute(one, changed)
+        return dict(all_runs)
 
     @reads
     async def is_any_free(
@@ -390,7 +431,7 @@ def free_chunks(batch_id: str, model: str, limit: int) -> Select[Any]:
     return (
         select(CHUNKS.c.index)
         .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, IS_FREE, is_due())
-        .order_by(CHUNKS.c.index)
+        .order_by(func.coalesce(CHUNKS.c.answer_bits, 0).desc(), CHUNKS.c.index)
         .limit(limit)
         .with_for_update(skip_locked=True)
     )

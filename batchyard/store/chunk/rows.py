@@ -28,7 +28,15 @@ from sqlalchemy import (
 from sqlmodel import Field
 
 from batchyard.store.clock import clock
-from batchyard.store.columns import USAGE_COLUMNS, EnumText, Record, Row, UsageColumns, usage_from
+from batchyard.store.columns import (
+    USAGE_COLUMNS,
+    EnumText,
+    JsonText,
+    Record,
+    Row,
+    UsageColumns,
+    usage_from,
+)
 from batchyard.store.leasing import LeaseColumns, is_free, is_held
 
 if TYPE_CHECKING:
@@ -67,6 +75,14 @@ class NewChunk(Record):
     first_record: int = Field(sa_type=BigInteger)
     request_count: int = Field(sa_type=BigInteger)
     token_estimate: int = Field(sa_type=BigInteger)
+    """Of all its requests, prompts and answers; see :meth:`.Chunks.expect`."""
+    prompt_tokens: int | None = Field(default=None, sa_type=BigInteger)
+    """Of ``token_estimate``. None: planned by a version that did not say."""
+    outputs: dict[int, tuple[int, int]] | None = Field(
+        default=None, sa_type=JsonText(dict[int, tuple[int, int]])
+    )
+    """By the number of a class in the plan: requests to run, and tokens of their answers as they
+    were planned."""
 
 
 class _ChunkColumns(NewChunk):
@@ -100,6 +116,8 @@ class ChunkRow(Row, _ChunkColumns, LeaseColumns, UsageColumns, table=True):
     status: ChunkStatus = Field(sa_type=EnumText(ChunkStatus))
     completed: int = Field(default=0, sa_type=BigInteger)
     failed: int = Field(default=0, sa_type=BigInteger)
+    answer_bits: int | None = None
+    """How long its answers are by what was learned, in powers of two; longer ones run first."""
     not_before: float | None = Field(default=None, sa_type=Double)
     """It is not leased before this time: the pause after an error. Unix seconds."""
 

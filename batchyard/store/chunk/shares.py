@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Double, cast, func, select
+from sqlalchemy import Double, and_, case, cast, func, select
 
 from batchyard.store.chunk.rows import CHUNKS
 from batchyard.store.columns import USAGE_COLUMNS
@@ -24,7 +24,8 @@ class Share:
     completed: int
     failed: int
     estimate: float
-    """Tokens of the requests that have an answer or an error, as the plan estimated them."""
+    """Tokens of the requests that have an answer or an error: prompts as the plan estimated them,
+    answers as they are or, where the engine says nothing of them, as planned too."""
     usage: TokenUsage
 
     @property
@@ -39,8 +40,12 @@ async def shares_of(
     """By batch, and then by model, in one query. A batch without chunks is not in it."""
     if not batch_ids:
         return {}
-    answered = CHUNKS.c.completed + CHUNKS.c.failed
-    estimate = CHUNKS.c.token_estimate * cast(answered, Double) / CHUNKS.c.request_count
+    answered = cast(CHUNKS.c.completed + CHUNKS.c.failed, Double) / CHUNKS.c.request_count
+    is_counted = and_(CHUNKS.c.output_tokens > 0, CHUNKS.c.prompt_tokens.is_not(None))
+    estimate = case(
+        (is_counted, CHUNKS.c.prompt_tokens * answered + CHUNKS.c.output_tokens),
+        else_=CHUNKS.c.token_estimate * answered,
+    )
     names = ("completed", "failed", *USAGE_COLUMNS)
     statement = (
         select(

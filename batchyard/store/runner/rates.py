@@ -29,6 +29,8 @@ class RateRecord(Record):
     pool: str = Field(primary_key=True)
     tokens_per_second: float | None = Field(sa_type=Double)
     """Of one runner. None: not measured yet."""
+    answer_tokens_per_second: float | None = Field(default=None, sa_type=Double)
+    """Of one answer among as many as the engine runs at once. None: not measured yet."""
     load_seconds: float | None = Field(sa_type=Double)
     """From the start of a runner until its model was loaded. None: not measured yet."""
     measured_at: float = Field(sa_type=Double)
@@ -70,10 +72,15 @@ class Rates(Aggregate):
         pool: str,
         *,
         tokens_per_second: float | None = None,
+        answer_tokens_per_second: float | None = None,
         load_seconds: float | None = None,
     ) -> None:
         """Add a measurement of ``model`` on ``pool`` to the moving averages. None: not measured."""
-        seen = {"tokens_per_second": tokens_per_second, "load_seconds": load_seconds}
+        seen = {
+            "tokens_per_second": tokens_per_second,
+            "answer_tokens_per_second": answer_tokens_per_second,
+            "load_seconds": load_seconds,
+        }
         measured = {name: value for name, value in seen.items() if value is not None}
         if not measured:
             return

@@ -1,0 +1,57 @@
+"""The order of a chunk's requests, once it is known how long their answers are."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from batchyard.plan import BYTES_PER_TOKEN, LONGEST_FIRST_REQUESTS, RECORD, order_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from batchyard.runner.learning import BatchLengths
+
+    _Planned = tuple[Any, npt.NDArray[Any]]
+
+
+class ChunkOrder:
+    """What is left of a chunk, long answers first. ``sorts``: its order is ours to decide."""
+
+    def __init__(self, lengths: BatchLengths, *, sorts: bool) -> None:
+        self._lengths = lengths
+        self._sorts = sorts and lengths.requests <= LONGEST_FIRST_REQUESTS
+        self._version = 0
+        self._last_rank = -1
+
+    def reordered(self, left: deque[_Planned]) -> deque[_Planned]:
+        """``left`` as it is, or in another order if more was learned since the last time."""
+        version = self._lengths.version
+        if not self._sorts or version == self._version or len(left) < 2:
+            return left
+        self._version = version
+        records = np.array([record for record, _ in left], dtype=RECORD)
+        by_prefix = np.argsort(records["rank"], kind="stable")
+        records = records[by_prefix]
+        expected = self._lengths.expected
+        pairs = zip(
+            records["length_class"].tolist(), records["output_tokens"].tolist(), strict=True
+        )
+        outputs = np.array([expected(number, planned) for number, planned in pairs])
+        order = order_of(records, outputs)
+        if order is None:
+            return left
+        planned = list(left)
+        return deque(planned[place] for place in by_prefix[order])
+
+    def held_tokens(self, record: Any) -> int:
+        """What the request holds of the engine's cache, sent after the one before this call."""
+        rank = int(record["rank"])
+        follows, self._last_rank = rank == self._last_rank + 1, rank
+        shared = int(record["shared_bytes"]) // BYTES_PER_TOKEN if follows else 0
+        prompt = max(1, int(record["prompt_tokens"]) - shared)
+        return prompt + self._lengths.held(
+            int(record["length_class"]), int(record["output_tokens"])
+        )

@@ -1,0 +1,103 @@
+"""How many requests may be in an engine by what they will probably hold of its KV cache.
+
+An engine takes as many requests as it has seats for, and when the cache is full it throws one out
+that it has begun, and runs it again later. Where the cache is small that is work done twice. So
+requests of ours wait here, by what their answers are expected to need.
+
+What is expected may be wrong, and what the cache holds is not known exactly either: prompts share
+blocks, and some models need fewer. The engine's own figures correct the room from time to time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final
+
+from batchyard import intervals
+from batchyard.runner.window_request import expected_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchyard.engine.base import CacheState, Engine
+    from batchyard.runner.window_request import WindowRequest
+
+_PATIENCE_SECONDS: Final = 5.0
+_FIRST_SHARE: Final = 0.9
+"""Of the cache, where nothing is known of how it fills."""
+_LEAST_SHARE, _MOST_SHARE = 0.3, 16.0
+_PREEMPTED: Final = 0.005
+"""Of the requests that were answered meanwhile: more makes the room smaller."""
+_NARROWER, _WIDER = 0.9, 1.15
+_FREE: Final = 0.7
+"""A cache that is filled less has room for more, while requests wait for it."""
+
+
+class KvRoom:
+    """The room in one engine's cache, in tokens. No bound for an engine that does not tell."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tokens = 0
+        self._limit = math.inf
+        self._share = _FIRST_SHARE
+        self._in_flight = 0
+        self._answered = 0
+        self._was_full = False
+        self._preemptions: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """Expected tokens in flight, at most."""
+        return self._limit
+
+    def is_there_for(self, request: WindowRequest) -> bool:
+        """Whether the request may be sent. One that is alone always may."""
+        is_there = not self._in_flight or self._tokens + expected_tokens(request) <= self._limit
+        self._was_full = self._was_full or not is_there
+        return is_there
+
+    def take(self, request: WindowRequest) -> None:
+        """The request is sent."""
+        self._in_flight += 1
+        self._tokens += expected_tokens(request)
+
+    def give_back(self, request: WindowRequest) -> None:
+        """The request is not in the engine any more."""
+        self._in_flight -= 1
+        self._answered += 1
+        self._tokens -= expected_tokens(request)
+
+    async def watch(self, on_room: Callable[[], None]) -> None:
+        """Follow the engine's figures until cancelled; ``on_room`` is called when there is more."""
+        while True:
+            await asyncio.sleep(intervals.KV_SECONDS)
+            before = self._limit
+            await self.look()
+            if self._limit > before:
+                on_room()
+
+    async def look(self) -> None:
+        """Correct the room now. If the engine gives no answer, it stays as it is."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                state = await self._engine.cache_state()
+        except Exception:  # noqa: BLE001 - whatever it is, nothing was seen
+            return
+        self.see(state)
+
+    def see(self, state: CacheState | None) -> None:
+        """Correct the room by what the engine tells now."""
+        if state is None:
+            self._limit, self._preemptions = math.inf, None
+            return
+        before, self._preemptions = self._preemptions, state.preemptions
+        # An engine that was started again counts from zero.
+        preempted = 0.0 if before is None else max(0.0, state.preemptions - before)
+        if preempted > _PREEMPTED * self._answered:
+            self._share = max(_LEAST_SHARE, self._share * _NARROWER)
+        elif self._was_full and state.used is not None and state.used < _FREE and not preempted:
+            self._share = min(_MOST_SHARE, self._share * _WIDER)
+        self._answered, self._was_full = 0, False
+        self._limit = state.tokens * self._share

@@ -1,0 +1,242 @@
+"""What a runner learns of the lengths of answers: for the rest of a batch, and for later ones.
+
+An answer is counted in memory. What was counted is written every few seconds, in one transaction
+for all batches. If that fails, it is tried again the next time, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from batchyard import intervals
+from batchyard.errors import StoreError
+from batchyard.lengths import LengthClass, LengthHistory, Lengths
+from batchyard.logs import event_logger
+from batchyard.services.log_words import describe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from batchyard.services.services import Services
+
+log = event_logger(__name__)
+
+FIRST_ESTIMATE_LINES: Final = 200
+"""Finished lines of a batch before the rest of it is estimated anew."""
+_NEXT_ESTIMATE: Final = 1.25
+"""After so many times the lines it is estimated again."""
+_FIRST_LOOK_LINES: Final = 8
+_UNKNOWN_TOKENS: Final = 256
+"""What a request holds at most of the cache, by expectation, before anything is known of it."""
+_PATIENCE_SECONDS: Final = 10.0
+_LAST_PATIENCE_SECONDS: Final = 2.0
+"""As the runner ends, which a batch may wait for."""
+
+
+class TenantLengths:
+    """The lengths of one tenant's answers: what is known, and what was counted since."""
+
+    def __init__(self, history: LengthHistory) -> None:
+        self.history = history
+        self.version = 0
+        """Grows when what was counted has become known."""
+        self._new: defaultdict[LengthClass, Lengths] = defaultdict(Lengths)
+        self._unsaved: dict[LengthClass, Lengths] = {}
+        self._count = 0
+        self._look_at = _FIRST_LOOK_LINES
+
+    def count(self, each: LengthClass, tokens: int) -> None:
+        """Count an answer. What is expected changes at once when there are twice as many."""
+        self._new[each].add(tokens)
+        self._count += 1
+        if self._count >= self._look_at:
+            self._look_at *= 2
+            self.learn()
+
+    def learn(self) -> None:
+        """Let what was counted be known from now on."""
+        if not self._new:
+            return
+        self.history.add(self._new)
+        for each, lengths in self._new.items():
+            self._unsaved[each] = self._unsaved.get(each, Lengths()).followed_by(lengths)
+        self._new.clear()
+        self.version += 1
+
+    def take_unsaved(self) -> dict[LengthClass, Lengths]:
+        """What the database does not have; the caller writes it, or gives it back."""
+        unsaved, self._unsaved = self._unsaved, {}
+        return unsaved
+
+    def give_back(self, unsaved: Mapping[LengthClass, Lengths]) -> None:
+        """It was not written."""
+        for each, lengths in unsaved.items():
+            later = self._unsaved.get(each)
+            self._unsaved[each] = lengths if later is None else lengths.followed_by(later)
+
+
+class BatchLengths:
+    """The classes of one batch. ``table``: by their numbers in its plan, from 1."""
+
+    def __init__(
+        self, tenant: TenantLengths, table: Sequence[LengthClass] = (), requests: int = 0
+    ) -> None:
+        self.requests = requests
+        """Of the whole batch."""
+        self.finished = 0
+        """Answers that this runner has counted."""
+        self.estimate_at: float = FIRST_ESTIMATE_LINES
+        self._tenant = tenant
+        self._table = table
+        self._version = -1
+        self._found: dict[int, tuple[float, float] | None] = {}
+        """Mean and held tokens by class, of this version."""
+
+    @property
+    def version(self) -> int:
+        """Grows when more is expected or less."""
+        return self._tenant.version
+
+    def count(self, number: int, tokens: int) -> None:
+        """Count an answer of a class; nothing for a number that the batch does not have."""
+        if 0 < number <= len(self._table):
+            self.finished += 1
+            self._tenant.count(self._table[number - 1], tokens)
+
+    def expected(self, number: int, planned: int) -> int:
+        """Tokens of an answer of a class; ``planned``: what the plan says."""
+        known = self._known(number)
+        return planned if known is None else max(1, round(self._limited(number, planned, known[0])))
+
+    def held(self, number: int, planned: int) -> int:
+        """Tokens of an answer that the engine's cache is to have room for."""
+        known = self._known(number)
+        if known is None:
+            return min(planned, _UNKNOWN_TOKENS)
+        return max(1, round(self._limited(number, planned, known[1])))
+
+    def means(self) -> dict[int, float]:
+        """Tokens of an answer by class, where they are known."""
+        numbers = range(1, len(self._table) + 1)
+        known = {number: self._known(number) for number in numbers}
+        return {number: found[0] for number, found in known.items() if found is not None}
+
+    def tail_tokens(self, runs: Mapping[int, int], seats: int) -> float:
+        """What the last answer lacks when the engine runs ``seats`` and has nothing else to run.
+
+        Less a mean one, which the time of the others has in it. ``runs``: requests by class. Those
+        with the shortest answers run last.
+        """
+        last = Lengths()
+        means = self.means()
+        for number in sorted(means, key=lambda each: means[each]):
+            known = self._tenant.history.of(self._table[number - 1])
+            if known is None or not runs.get(number):
+                continue
+            last = last.joined(known, runs[number])
+            if last.weight >= seats:
+                break
+        return max(0.0, last.last_of(seats) - last.mean)
+
+    def _known(self, number: int) -> tuple[float, float] | None:
+        if not 0 < number <= len(self._table):
+            return None
+        if self._version != self._tenant.version:
+            self._version = self._tenant.version
+            self._found.clear()
+        if number not in self._found:
+            lengths = self._tenant.history.of(self._table[number - 1])
+            self._found[number] = None if lengths is None else (lengths.mean, lengths.held())
+        return self._found[number]
+
+    def _limited(self, number: int, planned: int, tokens: float) -> float:
+        """The plan says no more than the request's own limit, where it has one."""
+        return min(planned, tokens) if self._table[number - 1].bucket > 0 else tokens
+
+
+class Learning:
+    """What one runner learns of all its batches. ``seats``: what its engine runs at once."""
+
+    def __init__(self, services: Services, model: str, *, seats: int) -> None:
+        self._services = services
+        self._model = model
+        self._seats = seats
+        self._tenants: dict[str, TenantLengths] = {}
+        self._batches: dict[str, BatchLengths] = {}
+        self._has_failed = False
+
+    async def of(self, batch_id: str) -> BatchLengths:
+        """The batch's lengths; without any class if the database refuses. Raises nothing else."""
+        found = self._batches.get(batch_id)
+        if found is None:
+            try:
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    found = self._batches[batch_id] = await self._read(batch_id)
+            except (StoreError, TimeoutError) as error:
+                log.warning("lengths.not_read", describe(error), batch=batch_id)
+                found = BatchLengths(TenantLengths(LengthHistory()))
+        return found
+
+    @asynccontextmanager
+    async def going_on(self) -> AsyncIterator[None]:
+        """Write what is learned while the block runs, and at its end."""
+        writing = asyncio.create_task(self._keep_writing(), name="lengths")
+        try:
+            yield
+        finally:
+            writing.cancel()
+            await asyncio.wait([writing])
+            await self._write(_LAST_PATIENCE_SECONDS)
+
+    async def _read(self, batch_id: str) -> BatchLengths:
+        store = self._services.store
+        batch = await store.batches.get(batch_id)
+        table = await store.lengths.classes_of(batch_id)
+        if batch.tenant not in self._tenants:
+            history = await store.lengths.of(batch.tenant, self._model)
+            self._tenants.setdefault(batch.tenant, TenantLengths(history))
+        return BatchLengths(self._tenants[batch.tenant], table, batch.total)
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await asyncio.sleep(intervals.LENGTHS_SECONDS)
+            await self._write(_PATIENCE_SECONDS)
+
+    async def _write(self, patience_seconds: float) -> None:
+        try:
+            async with asyncio.timeout(patience_seconds):
+                await self._save()
+                await self._estimate()
+        except Exception as error:  # noqa: BLE001 - whatever it is, no batch needs it
+            if not self._has_failed:
+                log.warning("lengths.not_written", describe(error), model=self._model)
+            self._has_failed = True
+        else:
+            self._has_failed = False
+
+    async def _save(self) -> None:
+        for tenant in self._tenants.values():
+            tenant.learn()
+        taken = {name: tenant.take_unsaved() for name, tenant in self._tenants.items()}
+        newer = {(name, self._model): lengths for name, lengths in taken.items() if lengths}
+        if not newer:
+            return
+        try:
+            await self._services.store.lengths.record(newer)
+        except BaseException:
+            for name, lengths in taken.items():
+                self._tenants[name].give_back(lengths)
+            raise
+
+    async def _estimate(self) -> None:
+        """Estimate what is left of the batches of which enough more is known."""
+        store = self._services.store
+        for batch_id, batch in list(self._batches.items()):
+            if batch.finished < batch.estimate_at:
+                continue
+            runs = await store.chunks.expect(batch_id, batch.means())
+            await store.batch_schedule.record_tail(batch_id, batch.tail_tokens(runs, self._seats))
+            batch.estimate_at = batch.finished * _NEXT_ESTIMATE

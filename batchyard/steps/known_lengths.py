@@ -1,0 +1,33 @@
+"""What is known of how long a tenant's answers are, for a plan. A plan is made without it too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchyard.errors import StoreError
+from batchyard.lengths import LengthHistory
+from batchyard.logs import event_logger
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
+
+log = event_logger(__name__)
+
+
+async def known_lengths(services: Services, tenant: str, model: str) -> tuple[LengthHistory, bytes]:
+    """The lengths, and the tenant's key of the hashes that stand for templates.
+
+    Both are empty if the database refuses: then nothing is learned of the batch's templates.
+    """
+    store = services.store
+    try:
+        secret = await store.cache_salts.get(scope_of_templates(tenant))
+        return await store.lengths.of(tenant, model), secret.encode()
+    except StoreError as error:
+        log.warning("lengths.not_read", error, tenant=tenant)
+        return LengthHistory(), b""
+
+
+def scope_of_templates(tenant: str) -> str:
+    """Of the secret among the cache salts with which the tenant's templates are hashed."""
+    return f"templates:{tenant}"
