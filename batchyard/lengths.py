@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LEAST: Final = 8.0
 """Answers of a class, or of those that it borrows from, before anything is expected of it."""
+_LEAST_OWN: Final = 4.0
+"""Answers of the very class, before it is told apart from others."""
 _HORIZON: Final = 5_000.0
 """The weight of an answer fades to a third with as many later ones of its class."""
 _BORROWED: Final = 4.0
@@ -151,7 +153,7 @@ class LengthHistory:
 
     def is_known(self, each: LengthClass) -> bool:
         """Whether enough of this very class was seen."""
-        return each in self.known and self.known[each].weight >= LEAST
+        return each in self.known and self.known[each].weight >= _LEAST_OWN
 
     def add(self, newer: Mapping[LengthClass, Lengths]) -> None:
         """Add answers: to each class, and to that of any template."""
@@ -166,3 +168,37 @@ def with_any_template(newer: Mapping[LengthClass, Lengths]) -> dict[LengthClass,
         for to in {each, each.of_any_template}:
             found[to] = found.get(to, Lengths()).joined(lengths, lengths.weight)
     return found
+
+
+class Expected(NamedTuple):
+    """Tokens of an answer of a class: as they count, and as they decide what goes first."""
+
+    tokens: float
+    rank_tokens: float
+    """As many as the longest class, where none of its own answers has come yet: those that are
+    under way at first are the long ones."""
+
+
+class Expectation(NamedTuple):
+    """What is expected of a chunk: the tokens of all its requests, and :func:`answer_bits`."""
+
+    tokens: int
+    answer_bits: int
+
+
+def expectation_of(
+    prompt_tokens: int, planned: Mapping[int, tuple[int, int]], expected: Mapping[int, Expected]
+) -> Expectation:
+    """``planned``: requests and output tokens by class; ``expected``: where more is known."""
+    output = rank = 0.0
+    for number, (runs, tokens) in planned.items():
+        found = expected.get(number)
+        output += tokens if found is None else found.tokens * runs
+        rank += tokens if found is None else found.rank_tokens * runs
+    runs = sum(runs for runs, _ in planned.values())
+    return Expectation(round(prompt_tokens + output), answer_bits(rank, runs))
+
+
+def answer_bits(output_tokens: float, runs: int) -> int:
+    """How long the answers of a chunk are, in powers of two: the chunk with the most goes first."""
+    return int(output_tokens // runs).bit_length() if runs else 0

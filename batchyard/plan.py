@@ -27,7 +27,7 @@ from batchyard.duplicates import DIGEST_BYTES, NO_DIGEST, answer_digest
 from batchyard.endpoints import ENDPOINTS
 from batchyard.external_sort import ExternalSort
 from batchyard.length_classes import ClassCounter, Classes
-from batchyard.lengths import LengthHistory
+from batchyard.lengths import LengthHistory, answer_bits
 from batchyard.prompt import expected_output_tokens, output_limit, prompt_key, template_of
 from batchyard.tail import longest_first, samples_first
 
@@ -375,11 +375,6 @@ class _ChunkCutter:
             )
             for index, chunk in enumerate(chunks)
         )
-
-
-def answer_bits(output_tokens: float, runs: int) -> int:
-    """How long the answers of a chunk are, in powers of two: the chunk with the most goes first."""
-    return int(output_tokens // runs).bit_length() if runs else 0
 
 
 @dataclass(frozen=True, slots=True)

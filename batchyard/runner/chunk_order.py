@@ -35,11 +35,11 @@ class ChunkOrder:
         records = np.array([record for record, _ in left], dtype=RECORD)
         by_prefix = np.argsort(records["rank"], kind="stable")
         records = records[by_prefix]
-        expected = self._lengths.expected
+        rank = self._lengths.rank_tokens
         pairs = zip(
             records["length_class"].tolist(), records["output_tokens"].tolist(), strict=True
         )
-        outputs = np.array([expected(number, planned) for number, planned in pairs])
+        outputs = np.array([rank(number, planned) for number, planned in pairs])
         order = order_of(records, outputs)
         if order is None:
             return left

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard import intervals
 from batchyard.errors import StoreError
-from batchyard.lengths import LengthClass, LengthHistory, Lengths
+from batchyard.lengths import Expected, LengthClass, LengthHistory, Lengths
 from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
 
@@ -94,6 +94,7 @@ class BatchLengths:
         self._version = -1
         self._found: dict[int, tuple[float, float] | None] = {}
         """Mean and held tokens by class, of this version."""
+        self._expected: dict[int, Expected] | None = None
 
     @property
     def version(self) -> int:
@@ -106,10 +107,10 @@ class BatchLengths:
             self.finished += 1
             self._tenant.count(self._table[number - 1], tokens)
 
-    def expected(self, number: int, planned: int) -> int:
-        """Tokens of an answer of a class; ``planned``: what the plan says."""
-        known = self._known(number)
-        return planned if known is None else max(1, round(self._limited(number, planned, known[0])))
+    def rank_tokens(self, number: int, planned: int) -> int:
+        """What decides which request goes first; ``planned``: what the plan says of its answer."""
+        found = self.expected().get(number)
+        return planned if found is None else max(1, round(found.rank_tokens))
 
     def held(self, number: int, planned: int) -> int:
         """Tokens of an answer that the engine's cache is to have room for."""
@@ -118,11 +119,22 @@ class BatchLengths:
             return min(planned, _UNKNOWN_TOKENS)
         return max(1, round(self._limited(number, planned, known[1])))
 
-    def means(self) -> dict[int, float]:
-        """Tokens of an answer by class, where they are known."""
-        numbers = range(1, len(self._table) + 1)
-        known = {number: self._known(number) for number in numbers}
-        return {number: found[0] for number, found in known.items() if found is not None}
+    def expected(self) -> Mapping[int, Expected]:
+        """By class, where anything is known."""
+        self._look_again()
+        if self._expected is None:
+            numbers = range(1, len(self._table) + 1)
+            known = {number: self._known(number) for number in numbers}
+            means = {number: found[0] for number, found in known.items() if found is not None}
+            longest = max(means.values(), default=0.0)
+            history = self._tenant.history
+            self._expected = {
+                number: Expected(
+                    mean, mean if history.is_known(self._table[number - 1]) else longest
+                )
+                for number, mean in means.items()
+            }
+        return self._expected
 
     def tail_tokens(self, runs: Mapping[int, int], seats: int) -> float:
         """What the last answer lacks when the engine runs ``seats`` and has nothing else to run.
@@ -131,8 +143,8 @@ class BatchLengths:
         with the shortest answers run last.
         """
         last = Lengths()
-        means = self.means()
-        for number in sorted(means, key=lambda each: means[each]):
+        expected = self.expected()
+        for number in sorted(expected, key=lambda each: expected[each].rank_tokens):
             known = self._tenant.history.of(self._table[number - 1])
             if known is None or not runs.get(number):
                 continue
@@ -144,13 +156,17 @@ class BatchLengths:
     def _known(self, number: int) -> tuple[float, float] | None:
         if not 0 < number <= len(self._table):
             return None
-        if self._version != self._tenant.version:
-            self._version = self._tenant.version
-            self._found.clear()
+        self._look_again()
         if number not in self._found:
             lengths = self._tenant.history.of(self._table[number - 1])
             self._found[number] = None if lengths is None else (lengths.mean, lengths.held())
         return self._found[number]
+
+    def _look_again(self) -> None:
+        if self._version != self._tenant.version:
+            self._version = self._tenant.version
+            self._found.clear()
+            self._expected = None
 
     def _limited(self, number: int, planned: int, tokens: float) -> float:
         """The plan says no more than the request's own limit, where it has one."""
@@ -237,6 +253,6 @@ class Learning:
         for batch_id, batch in list(self._batches.items()):
             if batch.finished < batch.estimate_at:
                 continue
-            runs = await store.chunks.expect(batch_id, batch.means())
+            runs = await store.chunks.expect(batch_id, batch.expected())
             await store.batch_schedule.record_tail(batch_id, batch.tail_tokens(runs, self._seats))
             batch.estimate_at = batch.finished * _NEXT_ESTIMATE

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import and_, bindparam, case, func, or_, select, tuple_, update
 
 from batchyard.errors import LeaseLost
+from batchyard.lengths import expectation_of
 from batchyard.lifecycle import BatchStatus
-from batchyard.plan import answer_bits
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.order import in_flow, is_small_rest, read_standings, urgency
 from batchyard.store.batch.pages import batch_not_found
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.lengths import Expected
     from batchyard.turns import Standing
     from batchyard.wire import BatchUsage
 
@@ -220,12 +221,12 @@ class Chunks(Aggregate):
 
     @writes
     async def expect(
-        self, connection: AsyncConnection, batch_id: str, means: Mapping[int, float]
+        self, connection: AsyncConnection, batch_id: str, expected: Mapping[int, Expected]
     ) -> dict[int, int]:
         """Estimate the batch's chunks anew; returns how many requests it has of each class.
 
-        ``means``: tokens of an answer by the number of its class; of a class that is missing the
-        plan's estimate is kept. Chunks with longer answers are leased first from now on.
+        ``expected`` goes by the number of a class; of one that is missing the plan's estimate is
+        kept. Chunks with longer answers are leased first from now on.
         """
         # What is locked is being renewed or ended. It is estimated the next time.
         planned = (
@@ -238,16 +239,10 @@ class Chunks(Aggregate):
         changed = []
         all_runs: Counter[int] = Counter()
         for row in (await connection.execute(planned)).all():
-            shares = row.outputs.items()
-            runs = sum(count for _, (count, _) in shares)
-            all_runs.update({number: count for number, (count, _) in shares})
-            output = sum(
-                means[number] * count if number in means else tokens
-                for number, (count, tokens) in shares
-            )
-            new = (round(row.prompt_tokens + output), answer_bits(output, runs))
+            all_runs.update({number: count for number, (count, _) in row.outputs.items()})
+            new = expectation_of(row.prompt_tokens, row.outputs, expected)
             if new != (row.token_estimate, row.answer_bits):
-                changed.append({"chunk": row.index, "tokens": new[0], "bits": new[1]})
+                changed.append({"chunk": row.index, "tokens": new.tokens, "bits": new.answer_bits})
         if changed:
             one = (
                 update(CHUNKS)
