@@ -106,6 +106,16 @@ class PlanSummary:
     chunks: tuple[PlannedChunk, ...]
     classes: Classes
 
+    @property
+    def learned_requests(self) -> int:
+        """Those whose answers are taken to be as long as earlier ones."""
+        return sum(
+            share.runs
+            for chunk in self.chunks
+            for number, share in chunk.outputs.items()
+            if self.classes.means[number] is not None
+        )
+
 
 class Planner:
     """Takes request lines in file order, writes the plan.

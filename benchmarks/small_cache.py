@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SEATS = 32
 BLOCK_TOKENS = 32
-BLOCKS = 80
+BLOCKS = 160
 MEDIAN, MOST = 64, 512
 _PROMPT_WORDS = 24
 _WRITES, _ENDS = 300, 301
@@ -91,7 +91,7 @@ def requests_of_unknown_length(path: Path, *, count: int, seed: int) -> Path:
     return path
 
 
-async def measure(count: int = 300) -> list[Cost]:
+async def measure(count: int = 600) -> list[Cost]:
     """The plain window first, then the bound, each with nothing known of its file."""
     options = (
         *("--max-model-len", "1024", "--max-num-seqs", str(SEATS)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,6 +43,9 @@ def estimate(
     bytes_per_token: Annotated[
         float, typer.Option(min=0.1, help="How many bytes of these prompts make one token.")
     ] = 4.0,
+    tenant: Annotated[
+        str, typer.Option(help="The tenant whose earlier answers say how long these will be.")
+    ] = "default",
     as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Validate and plan a file and print what to expect, without submitting it.
@@ -60,7 +64,7 @@ def estimate(
         bytes_per_token=bytes_per_token,
         shape=CacheShape(max(1, cache_tokens // block_size), block_size, sequences),
     )
-    found, rate, why_not = asyncio.run(_estimate(parse_location(input_file), assumptions))
+    found, rate, why_not = asyncio.run(_estimate(parse_location(input_file), assumptions, tenant))
     if as_json:
         print_object(_object(found, rate))
     else:
@@ -70,13 +74,18 @@ def estimate(
 
 
 async def _estimate(
-    location: Location, assumptions: Assumptions
+    location: Location, assumptions: Assumptions, tenant: str
 ) -> tuple[Estimate, RateRecord | None, str | None]:
     """The estimate, the model's rate, and why there is none."""
-    from batchyard.steps.estimate import estimate_file, measured_rate  # noqa: PLC0415 - see above
+    from batchyard.steps.estimate import (  # noqa: PLC0415 - see above
+        estimate_file,
+        learned_lengths,
+        measured_rate,
+    )
 
     settings = read_settings()
-    found = await estimate_file(settings, location, assumptions)
+    find_lengths = partial(learned_lengths, settings, tenant)
+    found = await estimate_file(settings, location, assumptions, find_lengths)
     if found.model is None:
         return found, None, "no line names a model"
     try:
@@ -103,7 +112,7 @@ def _lines(
     lines = [
         _line("requests", f"{found.requests:,}{copies}"),
         _line("prompt tokens", f"{found.prompt_tokens:,} {each}"),
-        _line("output tokens", f"up to {found.output_tokens:,}, by max_tokens"),
+        _line("output tokens", _output_words(found)),
     ]
     order = found.order
     if order is not None:
@@ -137,6 +146,18 @@ def _lines(
     return lines
 
 
+def _output_words(found: Estimate) -> str:
+    runs = found.requests - found.copies
+    if not found.learned_requests:
+        return f"up to {found.output_tokens:,}, by max_tokens"
+    if found.learned_requests == runs:
+        return f"about {found.output_tokens:,}, as earlier answers were"
+    return (
+        f"about {found.output_tokens:,}, as earlier answers were for {found.learned_requests:,} "
+        "requests, the others by max_tokens"
+    )
+
+
 def _line(name: str, words: str) -> str:
     return f"{name:<{_WIDTH}}{words}"
 
@@ -159,6 +180,7 @@ def _object(found: Estimate, rate: RateRecord | None) -> dict[str, Any]:
         "deduplicated_requests": found.copies,
         "prompt_tokens": found.prompt_tokens,
         "output_tokens": found.output_tokens,
+        "learned_requests": found.learned_requests,
         "hit_rate": None if order is None else order.ours.hit_rate,
         "hit_rate_file_order": None if order is None else order.as_written.hit_rate,
         "hit_rate_ceiling": None if order is None else order.ceiling.hit_rate,

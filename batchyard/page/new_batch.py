@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,7 @@ from batchyard.page.route import PageRoute, shell
 from batchyard.page.routes import answers_of
 from batchyard.page.words import compact, count, percent, short_duration, size
 from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch
+from batchyard.steps.known_lengths import read_lengths
 from batchyard.storage.local_file import LocalFile
 from batchyard.threads import in_thread
 
@@ -177,7 +179,9 @@ async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
     with tempfile.TemporaryDirectory(dir=services.spool, prefix="estimate-") as folder:
         try:
             path = await services.storage.local_path(file.storage_key, Path(folder))
-            found = await estimate_file(services.settings, LocalFile(path), Assumptions())
+            find_lengths = partial(read_lengths, services.store, file.tenant)
+            place = LocalFile(path)
+            found = await estimate_file(services.settings, place, Assumptions(), find_lengths)
             endpoint = await in_thread(_first_url, path)
         except StorageError as error:
             raise ApiError(404, f"The file cannot be read: {error}") from None
@@ -211,7 +215,7 @@ def _facts(found: Estimate, rate: RateRecord | None) -> list[tuple[str, str]]:
         ("Lines", count(found.requests)),
         ("Model", found.model or "none named"),
         ("Prompt tokens", f"about {compact(found.prompt_tokens)}"),
-        ("Answer tokens", f"up to {compact(found.output_tokens)}, by max_tokens"),
+        ("Answer tokens", _answer_words(found)),
     ]
     if found.order is not None:
         order = found.order
@@ -219,6 +223,13 @@ def _facts(found: Estimate, rate: RateRecord | None) -> list[tuple[str, str]]:
         facts.append(("From the cache", f"{ours} in our order, {theirs} in the file's"))
     facts.append(("Time", _time(found, rate)))
     return facts
+
+
+def _answer_words(found: Estimate) -> str:
+    tokens = compact(found.output_tokens)
+    if not found.learned_requests:
+        return f"up to {tokens}, by max_tokens"
+    return f"about {tokens}, as earlier answers were"
 
 
 def _time(found: Estimate, rate: RateRecord | None) -> str:

@@ -387,6 +387,7 @@ class ChunkRun:
         """Count the length of the answer; returns the tokens that the engine had to do."""
         expected = self._in_window.pop(ordinal, _NOTHING)
         output = result.usage.output_tokens
+        self._lengths.count_prompt(expected.prompt_tokens, result.usage.input_tokens)
         if output:
             self._lengths.count(expected.length_class, output)
         elif result.outcome is Outcome.OUTPUT:

@@ -52,6 +52,6 @@ class ChunkOrder:
         follows, self._last_rank = rank == self._last_rank + 1, rank
         shared = int(record["shared_bytes"]) // BYTES_PER_TOKEN if follows else 0
         prompt = max(1, int(record["prompt_tokens"]) - shared)
-        return prompt + self._lengths.held(
+        return round(prompt * self._lengths.prompt_scale) + self._lengths.held(
             int(record["length_class"]), int(record["output_tokens"])
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from batchyard import intervals
@@ -27,11 +28,12 @@ _PATIENCE_SECONDS: Final = 5.0
 _FIRST_SHARE: Final = 0.9
 """Of the cache, where nothing is known of how it fills."""
 _LEAST_SHARE, _MOST_SHARE = 0.3, 16.0
-_PREEMPTED: Final = 0.005
-"""Of the requests that were answered meanwhile: more makes the room smaller."""
-_NARROWER, _WIDER = 0.9, 1.15
-_FREE: Final = 0.7
-"""A cache that is filled less has room for more, while requests wait for it."""
+_PREEMPTED, _OFTEN = 0.005, 0.05
+"""Of the requests that were answered meanwhile: more makes the room smaller, or much smaller."""
+_NARROWER, _MUCH_NARROWER, _WIDER = 0.9, 0.75, 1.1
+_FREE: Final = 0.75
+_LOOKS: Final = 6
+"""A cache that was filled less at so many looks in a row, while requests waited, has more room."""
 
 
 class KvRoom:
@@ -46,6 +48,7 @@ class KvRoom:
         self._answered = 0
         self._was_full = False
         self._preemptions: float | None = None
+        self._peaks: deque[float] = deque(maxlen=_LOOKS)
 
     @property
     def limit(self) -> float:
@@ -96,8 +99,13 @@ class KvRoom:
         # An engine that was started again counts from zero.
         preempted = 0.0 if before is None else max(0.0, state.preemptions - before)
         if preempted > _PREEMPTED * self._answered:
-            self._share = max(_LEAST_SHARE, self._share * _NARROWER)
-        elif self._was_full and state.used is not None and state.used < _FREE and not preempted:
-            self._share = min(_MOST_SHARE, self._share * _WIDER)
+            factor = _MUCH_NARROWER if preempted > _OFTEN * self._answered else _NARROWER
+            self._share = max(_LEAST_SHARE, self._share * factor)
+            self._peaks.clear()
+        elif self._was_full and state.used is not None:
+            self._peaks.append(state.used)
+            if len(self._peaks) == _LOOKS and max(self._peaks) < _FREE:
+                self._share = min(_MOST_SHARE, self._share * _WIDER)
+                self._peaks.clear()
         self._answered, self._was_full = 0, False
         self._limit = state.tokens * self._share

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from batchyard import intervals
@@ -95,11 +95,26 @@ class BatchLengths:
         self._found: dict[int, tuple[float, float] | None] = {}
         """Mean and held tokens by class, of this version."""
         self._expected: dict[int, Expected] | None = None
+        self._prompts = self._planned_prompts = self._prompt_tokens = 0
 
     @property
     def version(self) -> int:
         """Grows when more is expected or less."""
         return self._tenant.version
+
+    def count_prompt(self, planned: int, tokens: int) -> None:
+        """Count a prompt: its tokens by the plan, and as the engine counted them."""
+        if planned and tokens:
+            self._prompts += 1
+            self._planned_prompts += planned
+            self._prompt_tokens += tokens
+
+    @property
+    def prompt_scale(self) -> float:
+        """How many tokens one of the plan's is: it takes four bytes of any prompt for one."""
+        if self._prompts < _FIRST_LOOK_LINES:
+            return 1.0
+        return self._prompt_tokens / self._planned_prompts
 
     def count(self, number: int, tokens: int) -> None:
         """Count an answer of a class; nothing for a number that the batch does not have."""
@@ -199,13 +214,16 @@ class Learning:
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
         """Write what is learned while the block runs, and at its end."""
-        writing = asyncio.create_task(self._keep_writing(), name="lengths")
+        over = asyncio.Event()
+        writing = asyncio.create_task(self._keep_writing(until=over), name="lengths")
         try:
             yield
         finally:
+            # Not cancelled at once: a write that is cut short may still happen, and happen again.
+            over.set()
+            await asyncio.wait([writing], timeout=_LAST_PATIENCE_SECONDS)
             writing.cancel()
             await asyncio.wait([writing])
-            await self._write(_LAST_PATIENCE_SECONDS)
 
     async def _read(self, batch_id: str) -> BatchLengths:
         store = self._services.store
@@ -216,14 +234,18 @@ class Learning:
             self._tenants.setdefault(batch.tenant, TenantLengths(history))
         return BatchLengths(self._tenants[batch.tenant], table, batch.total)
 
-    async def _keep_writing(self) -> None:
-        while True:
-            await asyncio.sleep(intervals.LENGTHS_SECONDS)
-            await self._write(_PATIENCE_SECONDS)
+    async def _keep_writing(self, *, until: asyncio.Event) -> None:
+        is_last = False
+        while not is_last:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(intervals.LENGTHS_SECONDS):
+                    await until.wait()
+            is_last = until.is_set()
+            await self._write()
 
-    async def _write(self, patience_seconds: float) -> None:
+    async def _write(self) -> None:
         try:
-            async with asyncio.timeout(patience_seconds):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
                 await self._save()
                 await self._estimate()
         except Exception as error:  # noqa: BLE001 - whatever it is, no batch needs it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchyard.cache import CacheShape, Reuse, ceiling, prefix_tree, simulate
-from batchyard.errors import InputRefused
+from batchyard.errors import InputRefused, StoreError
+from batchyard.lengths import LengthHistory
 from batchyard.lines import Rules, Validator
+from batchyard.logs import event_logger
 from batchyard.plan import BYTES_PER_TOKEN, Planner, PlanSummary, read_records
+from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.services.services import access_with
+from batchyard.steps.known_lengths import read_lengths
 from batchyard.storage.file import os_errors_as_ours, write_file
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
@@ -26,17 +31,23 @@ from batchyard.store import open_store
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
     import numpy.typing as npt
 
     from batchyard.batch_error import BatchError
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
-    from batchyard.store import RateRecord
+    from batchyard.store import RateRecord, Store
+
+log = event_logger(__name__)
 
 _REPORTED_ERRORS = 1000
 _SIMULATED_REQUESTS = 200_000
 """Of a longer file, only a sample: this many take about a second in each order."""
 _PIECES = 8
+Known = tuple[LengthHistory, bytes]
+"""Lengths of answers, and the key by which templates are known."""
 _STORE_PATIENCE_SECONDS = 3.0
 
 
@@ -73,6 +84,9 @@ class OrderEstimate:
 class Estimate:
     """Of the good lines. ``order`` is None where there are none; ``model`` is that of the lines.
 
+    ``output_tokens`` are as many as such answers had, for ``learned_requests``; for the others, as
+    many as they allow.
+
     ``planned_tokens`` are prompts and answers as the plan counts them, which is what rates are
     measured in.
     """
@@ -83,20 +97,34 @@ class Estimate:
     """Of ``requests``: those that another one's answer serves; all the rest is without them."""
     prompt_tokens: int
     output_tokens: int
+    learned_requests: int
     planned_tokens: int
     order: OrderEstimate | None
     errors: tuple[BatchError, ...]
 
 
+async def nothing_learned(model: str) -> Known:  # noqa: ARG001 - the signature of others
+    """No lengths of answers, and no key to know templates by."""
+    return LengthHistory(), b""
+
+
 async def estimate_file(
-    settings: Settings, location: Location, assumptions: Assumptions
+    settings: Settings,
+    location: Location,
+    assumptions: Assumptions,
+    find_lengths: Callable[[str], Awaitable[Known]] = nothing_learned,
 ) -> Estimate:
-    """Validate, plan and simulate. Raises :class:`~batchyard.errors.StorageError`."""
+    """Validate, plan and simulate. Raises :class:`~batchyard.errors.StorageError`.
+
+    ``find_lengths``: what is known of how long a model's answers are. Raises what it raises.
+    """
     folder = Path(tempfile.mkdtemp(prefix="batchyard-estimate-"))
     try:
         path = await _local_path(settings, location, folder)
         with os_errors_as_ours(str(location)):
-            return await in_thread(_estimate, settings, path, folder, assumptions)
+            read = await in_thread(_read, settings, path, folder, assumptions)
+            known = await find_lengths(read.model) if read.model else (LengthHistory(), b"")
+            return await in_thread(_estimate, read, folder, known, assumptions)
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -106,13 +134,36 @@ async def measured_rate(settings: Settings, model: str) -> RateRecord | None:
 
     It creates no database and changes none. Raises :class:`~batchyard.errors.StoreError`.
     """
+    async with _store_if_there(settings) as store:
+        return None if store is None else await store.rates.get(model, settings.pool_of(model))
+
+
+async def learned_lengths(settings: Settings, tenant: str, model: str) -> Known:
+    """How long the tenant's answers of the model were; nothing where there is no database.
+
+    It creates no database and no key. Where the database refuses, nothing is known either.
+    """
+    try:
+        async with _store_if_there(settings) as store:
+            if store is not None:
+                return await read_lengths(store, tenant, model)
+    except StoreError as error:
+        log.warning("lengths.not_read", error, tenant=tenant)
+    return await nothing_learned(model)
+
+
+@asynccontextmanager
+async def _store_if_there(settings: Settings) -> AsyncIterator[Store | None]:
     url = settings.database
     if url.startswith("sqlite:///") and not await in_thread(
         Path(url.removeprefix("sqlite:///")).exists
     ):
-        return None
-    async with open_store(url, patience_seconds=_STORE_PATIENCE_SECONDS) as store:
-        return await store.rates.get(model, settings.pool_of(model))
+        yield None
+        return
+    has_keys = settings.secret_key is not None or await in_thread(key_file(settings).exists)
+    keys = await in_thread(read_secret_keys, settings) if has_keys else []
+    async with open_store(url, keys=keys, patience_seconds=_STORE_PATIENCE_SECONDS) as store:
+        yield store
 
 
 async def _local_path(settings: Settings, location: Location, folder: Path) -> Path:
@@ -128,7 +179,14 @@ async def _local_path(settings: Settings, location: Location, folder: Path) -> P
     return path
 
 
-def _estimate(settings: Settings, path: Path, folder: Path, assumptions: Assumptions) -> Estimate:
+@dataclass(frozen=True, slots=True)
+class _Read:
+    planner: Planner
+    model: str | None
+    errors: tuple[BatchError, ...]
+
+
+def _read(settings: Settings, path: Path, folder: Path, assumptions: Assumptions) -> _Read:
     limits = replace(settings.limits.to_limits(), max_reported_errors=_REPORTED_ERRORS)
     models = frozenset({assumptions.model}) if assumptions.model else None
     policy = None if assumptions.any_body else settings.bodies.to_policy()
@@ -149,10 +207,14 @@ def _estimate(settings: Settings, path: Path, folder: Path, assumptions: Assumpt
             validator.finish(file)
         except InputRefused as refused:
             errors = refused.entries
+    return _Read(planner, validator.model, errors)
+
+
+def _estimate(read: _Read, folder: Path, known: Known, assumptions: Assumptions) -> Estimate:
     with (folder / "plan").open("wb") as plan_file:
-        summary = planner.write(plan_file)
+        summary = read.planner.write(plan_file, *known)
     return _estimate_plan(
-        read_records((folder / "plan").read_bytes()), summary, validator.model, errors, assumptions
+        read_records((folder / "plan").read_bytes()), summary, read.model, read.errors, assumptions
     )
 
 
@@ -186,6 +248,7 @@ def _estimate_plan(
         copies=summary.copies,
         prompt_tokens=int(prompt_tokens.sum()),
         output_tokens=summary.output_tokens,
+        learned_requests=summary.learned_requests,
         planned_tokens=summary.prompt_tokens + summary.output_tokens,
         order=order,
         errors=errors,

@@ -10,6 +10,7 @@ from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
+    from batchyard.store import Store
 
 log = event_logger(__name__)
 
@@ -26,6 +27,15 @@ async def known_lengths(services: Services, tenant: str, model: str) -> tuple[Le
     except StoreError as error:
         log.warning("lengths.not_read", error, tenant=tenant)
         return LengthHistory(), b""
+
+
+async def read_lengths(store: Store, tenant: str, model: str) -> tuple[LengthHistory, bytes]:
+    """The same, without making a key for a tenant that has none.
+
+    Raises :class:`~batchyard.errors.StoreError`.
+    """
+    secret = await store.cache_salts.find(scope_of_templates(tenant)) or ""
+    return await store.lengths.of(tenant, model), secret.encode()
 
 
 def scope_of_templates(tenant: str) -> str:

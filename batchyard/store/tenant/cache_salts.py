@@ -41,10 +41,11 @@ class CacheSalts(Aggregate):
 
         One that none of the sealing keys opens is replaced: that costs a cold cache and no batch.
         """
-        return await self._find(scope) or await self._make(scope)
+        return await self.find(scope) or await self._make(scope)
 
     @reads
-    async def _find(self, connection: AsyncConnection, scope: str) -> str | None:
+    async def find(self, connection: AsyncConnection, scope: str) -> str | None:
+        """The salt of ``scope``; None: none was made yet, or no key opens it."""
         return await _salt(connection, scope)
 
     @writes
