@@ -42,6 +42,8 @@ class OpenWork:
     is_paused: bool = False
     is_small: bool = False
     """Little of it is left to run."""
+    remaining_work: float | None = None
+    """The same in tokens of answers: what a prompt costs less than an answer. None: not known."""
     tail_tokens: float = 0.0
     """What its last answer will lack when the engine has nothing else of it to run."""
 
@@ -55,6 +57,20 @@ class Capacity:
     loading_seconds: float = 0.0
     answer_tokens_per_second: float | None = None
     """How fast one answer comes. None: not known."""
+    work_per_second: float | None = None
+    """Its rate in tokens of answers, which then goes before ``tokens_per_second``."""
+
+    def left(self, item: OpenWork) -> float:
+        """What is left of a batch, in what :attr:`rate` is measured in."""
+        if self.work_per_second is None or item.remaining_work is None:
+            return item.remaining_tokens
+        return item.remaining_work
+
+    @property
+    def rate(self) -> float:
+        """Of all runners."""
+        each = self.tokens_per_second if self.work_per_second is None else self.work_per_second
+        return each * self.runners
 
 
 def forecast(
@@ -93,7 +109,7 @@ def _tails(items: Sequence[OpenWork], capacity: Capacity | None) -> dict[str, fl
 
 
 def _rate(capacity: Capacity | None) -> float:
-    return 0.0 if capacity is None else capacity.tokens_per_second * capacity.runners
+    return 0.0 if capacity is None else capacity.rate
 
 
 def _simulated(
@@ -105,7 +121,11 @@ def _simulated(
         return
     at = max(0.0, capacity.loading_seconds)
     yield from ((item.batch_id, 0.0) for item in items if item.remaining_tokens <= 0)
-    jobs = [_Job(item, item.deadline - now) for item in items if item.remaining_tokens > 0]
+    jobs = [
+        _Job(item, item.deadline - now, capacity.left(item))
+        for item in items
+        if item.remaining_tokens > 0
+    ]
     classes = [_UrgencyClass() for _ in range(len(URGENCY_SECONDS) + 1)]
     for job in jobs:
         classes[urgency(job.seconds_left - at)].add(job)
@@ -128,10 +148,10 @@ class _Job:
 
     __slots__ = ("finish", "home", "item", "order", "seconds_left", "tokens")
 
-    def __init__(self, item: OpenWork, seconds_left: float) -> None:
+    def __init__(self, item: OpenWork, seconds_left: float, tokens: float) -> None:
         self.item = item
         self.seconds_left = seconds_left
-        self.tokens = item.remaining_tokens
+        self.tokens = tokens
         self.order = (
             -item.priority,
             not item.is_small,

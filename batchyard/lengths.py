@@ -22,6 +22,8 @@ _HORIZON: Final = 5_000.0
 """The weight of an answer fades to a third with as many later ones of its class."""
 _BORROWED: Final = 4.0
 """What is borrowed from all templates has the weight of so many answers."""
+_PROMPT_WORK: Final = 1 / 8
+"""A token of a prompt is read together with many others, one of an answer is a step."""
 _STEPS: Final = 4
 """Of the histogram, in each power of two: a length is known to within a tenth."""
 
@@ -197,6 +199,11 @@ def expectation_of(
         rank += tokens if found is None else found.rank_tokens * runs
     runs = sum(runs for runs, _ in planned.values())
     return Expectation(round(prompt_tokens + output), answer_bits(rank, runs))
+
+
+def prompt_work(prompt_tokens: int, shared_tokens: int) -> float:
+    """What a prompt costs, in tokens of answers. What it shares with the one before is free."""
+    return max(1, prompt_tokens - shared_tokens) * _PROMPT_WORK
 
 
 def answer_bits(output_tokens: float, runs: int) -> int:

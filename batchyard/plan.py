@@ -27,7 +27,7 @@ from batchyard.duplicates import DIGEST_BYTES, NO_DIGEST, answer_digest
 from batchyard.endpoints import ENDPOINTS
 from batchyard.external_sort import ExternalSort
 from batchyard.length_classes import ClassCounter, Classes
-from batchyard.lengths import LengthHistory, answer_bits
+from batchyard.lengths import LengthHistory, answer_bits, prompt_work
 from batchyard.prompt import expected_output_tokens, output_limit, prompt_key, template_of
 from batchyard.tail import longest_first, samples_first
 
@@ -88,6 +88,8 @@ class PlannedChunk:
     request_count: int
     token_estimate: int
     prompt_tokens: int = 0
+    prompt_work: float = 0.0
+    """See :func:`.prompt_work`."""
     outputs: Mapping[int, ClassShare] = field(default_factory=dict)
     """By the number of a class."""
 
@@ -197,7 +199,12 @@ class Planner:
             prompt_total += prompt_tokens
             output_total += output_tokens
             shared_total += shared_bytes // BYTES_PER_TOKEN
-            cutter.add(prompt_tokens, output_tokens, number)
+            cutter.add(
+                prompt_tokens,
+                output_tokens,
+                number,
+                prompt_work(prompt_tokens, shared_bytes // BYTES_PER_TOKEN),
+            )
         return PlanSummary(
             requests=self._count,
             copies=copies,
@@ -264,6 +271,11 @@ def requests_of_a_chunk(requests: int, wanted: int) -> int:
 def read_records(data: bytes) -> npt.NDArray[Any]:
     """The records in a slice of a plan file, as a structured array of :data:`RECORD`."""
     return np.frombuffer(data, dtype=RECORD)
+
+
+def work_of_prompt(record: Any) -> float:
+    """See :func:`batchyard.lengths.prompt_work`."""
+    return prompt_work(int(record["prompt_tokens"]), int(record["shared_bytes"]) // BYTES_PER_TOKEN)
 
 
 def left_to_run(
@@ -348,9 +360,11 @@ class _ChunkCutter:
             tokens / wanted / _PARTS_OF_A_CHUNK, max(1, 2 * chunk_requests // _PARTS_OF_A_CHUNK)
         )
 
-    def add(self, prompt_tokens: int, output_tokens: int, length_class: int = 0) -> None:
+    def add(
+        self, prompt_tokens: int, output_tokens: int, length_class: int = 0, work: float = 0.0
+    ) -> None:
         outputs = {length_class: ClassShare(1, output_tokens)}
-        self._parts.add(1, 1, prompt_tokens, outputs)
+        self._parts.add(1, 1, prompt_tokens, work, outputs)
 
     def add_copy(self) -> None:
         """Of the request before, in whose chunk it must be."""
@@ -359,7 +373,9 @@ class _ChunkCutter:
     def finish(self) -> tuple[PlannedChunk, ...]:
         parts = self._parts.finish()
         for part in parts:
-            self._whole.add(part.requests, part.runs, part.prompt_tokens, part.outputs)
+            self._whole.add(
+                part.requests, part.runs, part.prompt_tokens, part.prompt_work, part.outputs
+            )
         # Long outputs first, so that no long request starts when everything else has ended. By
         # powers of two: a small difference is not worth a jump away from a warm prefix.
         chunks = sorted(
@@ -381,6 +397,7 @@ class _ChunkCutter:
                 chunk.requests,
                 chunk.prompt_tokens + chunk.output_tokens,
                 chunk.prompt_tokens,
+                chunk.prompt_work,
                 chunk.outputs,
             )
             for index, chunk in enumerate(chunks)
@@ -394,6 +411,7 @@ class _Range:
     runs: int
     """Of ``requests``: those that are no copies."""
     prompt_tokens: int
+    prompt_work: float
     output_tokens: int
     outputs: Mapping[int, ClassShare]
 
@@ -410,7 +428,12 @@ class _Ranges:
         self._clear()
 
     def add(
-        self, requests: int, runs: int, prompt_tokens: int, outputs: Mapping[int, ClassShare]
+        self,
+        requests: int,
+        runs: int,
+        prompt_tokens: int,
+        work: float,
+        outputs: Mapping[int, ClassShare],
     ) -> None:
         # Not as soon as the range is full: copies of its last request may follow.
         due = self._token_budget * (len(self._ranges) + 1)
@@ -422,6 +445,7 @@ class _Ranges:
         self._count += requests
         self._runs += runs
         self._prompt += prompt_tokens
+        self._work += work
         for number, share in outputs.items():
             self._output += share.output_tokens
             own_runs, own_tokens = self._outputs.get(number, (0, 0))
@@ -440,7 +464,15 @@ class _Ranges:
 
     def _cut(self) -> None:
         self._ranges.append(
-            _Range(self._first, self._count, self._runs, self._prompt, self._output, self._outputs)
+            _Range(
+                self._first,
+                self._count,
+                self._runs,
+                self._prompt,
+                self._work,
+                self._output,
+                self._outputs,
+            )
         )
         self._seen_tokens += self._prompt + self._output
         self._first += self._count
@@ -448,6 +480,7 @@ class _Ranges:
 
     def _clear(self) -> None:
         self._count = self._runs = self._prompt = self._output = 0
+        self._work = 0.0
         self._outputs: dict[int, ClassShare] = {}
 
 

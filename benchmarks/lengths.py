@@ -6,6 +6,7 @@ writes one token for each of its seats in every step. The third is real vLLM.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import io
 import json
@@ -21,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from batchyard.forecast import Capacity, OpenWork, forecast
 from batchyard.lengths import LengthClass, LengthHistory, expectation_of
 from batchyard.lines import RequestLine
-from batchyard.plan import Planner, left_to_run, read_records
+from batchyard.plan import Planner, left_to_run, read_records, work_of_prompt
 from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.learning import BatchLengths, TenantLengths
 from batchyard.runner.pace import Pace
+from benchmarks import small_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +37,8 @@ MODEL = "m"
 URL = "/v1/chat/completions"
 STEP_SECONDS = 0.02
 SECRET = b"of a benchmark"
+KINDS = 6
+EXACT = "were each length known"
 _LOOK_SECONDS = 1.0
 _LEARN_SECONDS = 2.0
 _WEIGHT_OF_THE_NEW = 0.3
@@ -43,10 +47,13 @@ _WEIGHT_OF_THE_NEW = 0.3
 
 @dataclass(frozen=True)
 class Size:
-    eta_requests: int = 5_000
+    """``tail_seats``: of the engine, for 20 times as many requests of several kinds."""
+
+    eta_requests: int = 10_000
     eta_seats: int = 64
-    tail_seats: int = 256
     seeds: int = 20
+    tail_seats: int = 256
+    kinds_seeds: int = 10
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,15 @@ def one_kind(count: int, seed: int) -> list[Request]:
     return [Request(0, min(1024, _lognormal(chance, 64, 1.0)), 1024) for _ in range(count)]
 
 
-def several_kinds(count: int, seed: int, low: int = 4, kinds_count: int = 6) -> list[Request]:
-    """Eight templates, whose median answers have 8 to 1,024 tokens; within each sigma is 0.4."""
+def several_kinds(count: int, seed: int) -> list[Request]:
+    """Six templates, whose median answers have 16 to 512 tokens; within each sigma is 0.4.
+
+    None says how long its answer may be.
+    """
     chance = random.Random(seed)
-    kinds = [chance.randrange(kinds_count) for _ in range(count)]
+    kinds = [chance.randrange(KINDS) for _ in range(count)]
     # Their names, and so their order in the plan, say nothing of their lengths.
-    medians = [2 ** (low + power) for power in chance.sample(range(kinds_count), kinds_count)]
+    medians = [2 ** (4 + power) for power in chance.sample(range(KINDS), KINDS)]
     return [Request(kind, _lognormal(chance, medians[kind], 0.4)) for kind in kinds]
 
 
@@ -87,6 +97,12 @@ class Chunk:
     @property
     def left_tokens(self) -> float:
         return self.tokens * (1 - self.answered / self.planned.request_count)
+
+    @property
+    def left_work(self) -> float:
+        planned = self.planned
+        work = planned.prompt_work + self.tokens - planned.prompt_tokens
+        return work * (1 - self.answered / planned.request_count)
 
 
 @dataclass
@@ -112,7 +128,7 @@ class Run:
         self.chunks = [Chunk(each, each.token_estimate) for each in summary.chunks]
         self.withdrawn = 0
         self.answered = 0
-        self.rate = self.speed = None
+        self.rate = self.work_rate = self.speed = None
         self.tail_tokens = 0.0
         self._running: list[tuple[float, int]] = []
         self._waiting: deque[tuple[Chunk, Any]] = deque()
@@ -198,7 +214,8 @@ class Run:
         chunk.answered += 1
         self.answered += 1
         if self.learns:
-            self.pace.count(int(record["prompt_tokens"]) + tokens, tokens)
+            prompt = int(record["prompt_tokens"])
+            self.pace.count(prompt + tokens, tokens, work_of_prompt(record) + tokens)
             self.lengths.count(int(record["length_class"]), tokens)
         else:
             self.pace.count(chunk.tokens / chunk.planned.request_count)
@@ -208,6 +225,7 @@ class Run:
         if measured is not None:
             self.rate = _averaged(self.rate, measured)
             if self.learns:
+                self.work_rate = _averaged(self.work_rate, self.pace.work_rate)
                 self.speed = _averaged(self.speed, self.pace.answer_speed)
         if self.rate is None:
             return
@@ -219,9 +237,10 @@ class Run:
             0,
             0,
             sum(chunk.left_tokens for chunk in self.chunks),
+            remaining_work=sum(chunk.left_work for chunk in self.chunks),
             tail_tokens=self.tail_tokens,
         )
-        capacity = {MODEL: Capacity(self.rate, 1, answer_tokens_per_second=self.speed)}
+        capacity = {MODEL: Capacity(self.rate, 1, 0.0, self.speed, self.work_rate)}
         self.etas.append((self.now, self.answered, forecast([work], capacity, self.now)["b"]))
 
     def _learn(self) -> None:
@@ -266,28 +285,101 @@ def _planned(
     return summary, read_records(file.getvalue())
 
 
+@dataclass(frozen=True)
+class Errors:
+    """Of the ETA at half time, over the time that was left, one for each seed."""
+
+    name: str
+    errors: list[float]
+
+    def quantile(self, tenth: int) -> float:
+        return statistics.quantiles(self.errors, n=10, method="inclusive")[tenth - 1]
+
+
+@dataclass(frozen=True)
+class Tails:
+    """The end of the batch in which a seat is free, as a share of its time; one for each seed."""
+
+    name: str
+    tails: list[float]
+    over_ideal: list[float]
+    """How much longer the batch took than with no seat ever free."""
+
+
+@dataclass(frozen=True)
+class Found:
+    etas: list[Errors]
+    tails: list[Tails]
+
+
+def measure(size: Size | None = None) -> Found:
+    size = size or Size()
+    etas = []
+    for name, learns in (("as before", False), ("learned in the batch", True)):
+        runs = [
+            Run(one_kind(size.eta_requests, seed), size.eta_seats, learns).run()
+            for seed in range(size.seeds)
+        ]
+        etas.append(Errors(f"one kind, {name}", [each.error_at(0.5) for each in runs]))
+    kinds: dict[str, list[Run]] = {}
+    for seed in range(size.kinds_seeds):
+        for name, run in _with_several_kinds(size, seed).items():
+            kinds.setdefault(name, []).append(run)
+    etas += [
+        Errors(f"six kinds, {name}", [each.error_at(0.5) for each in runs])
+        for name, runs in kinds.items()
+        if name != EXACT
+    ]
+    tails = [
+        Tails(name, [each.tail for each in runs], [each.idle / (1 - each.idle) for each in runs])
+        for name, runs in kinds.items()
+    ]
+    return Found(etas, tails)
+
+
+def _with_several_kinds(size: Size, seed: int) -> dict[str, Run]:
+    seats = size.tail_seats
+    requests = several_kinds(20 * seats, seed)
+    first = Run(requests, seats).run()
+    history = LengthHistory(dict(first.history.known))
+    return {
+        "as before": Run(requests, seats, learns=False).run(),
+        "the first batch": first,
+        "a later one": Run(_shuffled(requests, seed), seats, history=history).run(),
+        EXACT: Run(requests, seats, learns=False, limits=True).run(),
+    }
+
+
+def _shuffled(requests: Sequence[Request], seed: int) -> list[Request]:
+    """The lengths of the same kinds, for other requests."""
+    found = list(requests)
+    random.Random(seed + 1000).shuffle(found)
+    return found
+
+
+def table(found: Found) -> str:
+    lines = [
+        "| error of the ETA at half time, of the time left | median | p90 |",
+        "|---|---|---|",
+        *(
+            f"| {each.name} | {100 * each.quantile(5):.0f} % | **{100 * each.quantile(9):.0f} %** |"
+            for each in found.etas
+        ),
+        "",
+        "| six kinds of requests | tail, of the batch's time: median | most | longer than ideal |",
+        "|---|---|---|---|",
+    ]
+    for each in found.tails:
+        figures = statistics.median(each.tails), max(each.tails), statistics.median(each.over_ideal)
+        median, most, longer = (f"{100 * figure:.1f} %" for figure in figures)
+        lines.append(f"| {each.name} | **{median}** | {most} | {longer} |")
+    return "\n".join(lines)
+
+
+def section() -> str:
+    """Measure, and return what the page is to say."""
+    return f"{table(measure())}\n\n{small_cache.table(asyncio.run(small_cache.measure()))}"
+
+
 if __name__ == "__main__":
-    size = Size()
-    for learns in (False, True):
-        for share in (0.5,):
-            errors = []
-            for seed in range(size.seeds):
-                run = Run(one_kind(size.eta_requests, seed), size.eta_seats, learns).run()
-                errors.append(run.error_at(share))
-            print(
-                "eta",
-                learns,
-                share,
-                statistics.quantiles(errors, n=10)[8],
-                statistics.median(errors),
-            )
-    for seed in range(3):
-        requests = several_kinds(20 * size.tail_seats, seed)
-        today = Run(requests, size.tail_seats, learns=False).run()
-        cold = Run(requests, size.tail_seats).run()
-        warm = Run(
-            several_kinds(20 * size.tail_seats, seed), size.tail_seats, history=cold.history
-        ).run()
-        exact = Run(requests, size.tail_seats, learns=False, limits=True).run()
-        for name, each in (("today", today), ("cold", cold), ("warm", warm), ("exact", exact)):
-            print(seed, name, f"tail {each.tail:.3f} idle {each.idle:.3f} T {each.now:.1f}")
+    print(section())

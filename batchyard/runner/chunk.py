@@ -13,7 +13,7 @@ from batchyard.endpoints import takes_form
 from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
 from batchyard.logs import event_logger
-from batchyard.plan import RECORD, left_to_run, read_records
+from batchyard.plan import RECORD, left_to_run, read_records, work_of_prompt
 from batchyard.results import Outcome, unprocessed
 from batchyard.runner.attachments import Attachments, file_access
 from batchyard.runner.chunk_order import ChunkOrder
@@ -60,15 +60,23 @@ _FLUSH_BYTES = 4 * 1024**2
 """Finished lines in memory that are flushed before their time is up."""
 
 
+class Done(NamedTuple):
+    """What the engine had to do for an answer: tokens, and the same in tokens of answers."""
+
+    tokens: int
+    work: float
+
+
 class _Expectation(NamedTuple):
     """What the plan says of a request in the window."""
 
     prompt_tokens: int
+    prompt_work: float
     output_tokens: int
     length_class: int
 
 
-_NOTHING = _Expectation(0, 0, 0)
+_NOTHING = _Expectation(0, 0.0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -77,10 +85,10 @@ class ChunkRun:
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
     ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its requests
-    carry, ``find_lengths`` what is known of their answers. ``on_answer`` gets the tokens of each
-    answered request: of its prompt by the plan's estimate, and as the engine says. ``turn`` is a
-    lock under which the lines of copies are made: those of all chunks at once would fill the
-    memory.
+    carry, ``find_lengths`` what is known of their answers. ``on_answer`` gets what each
+    answered request was to do, its prompt by the plan's estimate, and its tokens as the engine
+    says. ``turn`` is a lock under which the lines of copies are made: those of all chunks at once
+    would fill the memory.
     """
 
     services: Services
@@ -91,7 +99,7 @@ class ChunkRun:
     find_traits: Callable[[], Awaitable[BatchTraits]]
     find_lengths: Callable[[], Awaitable[BatchLengths]]
     plan_key: str
-    on_answer: Callable[[int, TokenUsage], None]
+    on_answer: Callable[[Done, TokenUsage], None]
     turn: asyncio.Lock
     runs_alone: bool = field(init=False)
     """No other chunk may run at the same time, see :mod:`batchyard.runner.suspects`."""
@@ -308,6 +316,7 @@ class ChunkRun:
                 )
                 self._in_window[request.ordinal] = _Expectation(
                     int(record["prompt_tokens"]),
+                    work_of_prompt(record),
                     int(record["output_tokens"]),
                     int(record["length_class"]),
                 )
@@ -383,8 +392,8 @@ class ChunkRun:
         self._flush_if_due()
         self.on_answer(self._learn(ordinal, result), result.usage)
 
-    def _learn(self, ordinal: int, result: ResultLine) -> int:
-        """Count the length of the answer; returns the tokens that the engine had to do."""
+    def _learn(self, ordinal: int, result: ResultLine) -> Done:
+        """Count the length of the answer; returns what the engine had to do."""
         expected = self._in_window.pop(ordinal, _NOTHING)
         output = result.usage.output_tokens
         self._lengths.count_prompt(expected.prompt_tokens, result.usage.input_tokens)
@@ -392,7 +401,7 @@ class ChunkRun:
             self._lengths.count(expected.length_class, output)
         elif result.outcome is Outcome.OUTPUT:
             output = expected.output_tokens  # the engine says nothing of them
-        return expected.prompt_tokens + output
+        return Done(expected.prompt_tokens + output, expected.prompt_work + output)
 
     def _flush_if_due(self) -> None:
         copies = self._copies

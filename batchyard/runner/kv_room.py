@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from batchyard.runner.window_request import WindowRequest
 
 _PATIENCE_SECONDS: Final = 5.0
-_FIRST_SHARE: Final = 0.9
-"""Of the cache, where nothing is known of how it fills."""
+_FIRST_SHARE: Final = 0.7
+"""Of the cache, where nothing is known of how it fills: of some twenty requests several may be
+longer than expected at the same time."""
 _LEAST_SHARE, _MOST_SHARE = 0.3, 16.0
 _PREEMPTED, _OFTEN = 0.005, 0.05
 """Of the requests that were answered meanwhile: more makes the room smaller, or much smaller."""

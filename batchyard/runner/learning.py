@@ -31,6 +31,8 @@ _NEXT_ESTIMATE: Final = 1.25
 _FIRST_LOOK_LINES: Final = 8
 _UNKNOWN_TOKENS: Final = 256
 """What a request holds at most of the cache, by expectation, before anything is known of it."""
+_DOUBTED: Final = 32.0
+"""Answers that weigh as much as that."""
 _PATIENCE_SECONDS: Final = 10.0
 _LAST_PATIENCE_SECONDS: Final = 2.0
 """As the runner ends, which a batch may wait for."""
@@ -92,8 +94,9 @@ class BatchLengths:
         self._tenant = tenant
         self._table = table
         self._version = -1
-        self._found: dict[int, tuple[float, float] | None] = {}
-        """Mean and held tokens by class, of this version."""
+        self._found: dict[int, Lengths | None] = {}
+        """By class, of this version."""
+        self._held: dict[int, float] = {}
         self._expected: dict[int, Expected] | None = None
         self._prompts = self._planned_prompts = self._prompt_tokens = 0
 
@@ -129,10 +132,16 @@ class BatchLengths:
 
     def held(self, number: int, planned: int) -> int:
         """Tokens of an answer that the engine's cache is to have room for."""
+        guess = min(planned, _UNKNOWN_TOKENS)
         known = self._known(number)
         if known is None:
-            return min(planned, _UNKNOWN_TOKENS)
-        return max(1, round(self._limited(number, planned, known[1])))
+            return guess
+        if number not in self._held:
+            self._held[number] = known.held()
+        # The first answers to come are the short ones.
+        trust = known.weight / (known.weight + _DOUBTED)
+        held = trust * self._held[number] + (1 - trust) * guess
+        return max(1, round(self._limited(number, planned, held)))
 
     def expected(self) -> Mapping[int, Expected]:
         """By class, where anything is known."""
@@ -140,7 +149,7 @@ class BatchLengths:
         if self._expected is None:
             numbers = range(1, len(self._table) + 1)
             known = {number: self._known(number) for number in numbers}
-            means = {number: found[0] for number, found in known.items() if found is not None}
+            means = {number: found.mean for number, found in known.items() if found is not None}
             longest = max(means.values(), default=0.0)
             history = self._tenant.history
             self._expected = {
@@ -160,7 +169,7 @@ class BatchLengths:
         last = Lengths()
         expected = self.expected()
         for number in sorted(expected, key=lambda each: expected[each].rank_tokens):
-            known = self._tenant.history.of(self._table[number - 1])
+            known = self._known(number)
             if known is None or not runs.get(number):
                 continue
             last = last.joined(known, runs[number])
@@ -168,19 +177,19 @@ class BatchLengths:
                 break
         return max(0.0, last.last_of(seats) - last.mean)
 
-    def _known(self, number: int) -> tuple[float, float] | None:
+    def _known(self, number: int) -> Lengths | None:
         if not 0 < number <= len(self._table):
             return None
         self._look_again()
         if number not in self._found:
-            lengths = self._tenant.history.of(self._table[number - 1])
-            self._found[number] = None if lengths is None else (lengths.mean, lengths.held())
+            self._found[number] = self._tenant.history.of(self._table[number - 1])
         return self._found[number]
 
     def _look_again(self) -> None:
         if self._version != self._tenant.version:
             self._version = self._tenant.version
             self._found.clear()
+            self._held.clear()
             self._expected = None
 
     def _limited(self, number: int, planned: int, tokens: float) -> float:

@@ -47,6 +47,8 @@ class Pace:
     ) -> None:
         self._load = load
         self._seats = seats
+        self.work_rate: float | None = None
+        """The rate that was measured last in tokens of answers."""
         self.answer_speed: float | None = None
         """Tokens per second of one answer, when a rate was measured last; None: it wrote none."""
         self._sample_seconds = sample_seconds
@@ -54,11 +56,15 @@ class Pace:
         self._looked_at: float | None = None
         self._begin()
 
-    def count(self, tokens: float, written: int = 0) -> None:
-        """Count an answered request with this many tokens, of which the answer has ``written``."""
+    def count(self, tokens: float, written: int = 0, work: float = 0.0) -> None:
+        """Count an answered request with this many tokens, of which the answer has ``written``.
+
+        ``work``: what it was in tokens of answers, see :func:`batchyard.lengths.prompt_work`.
+        """
         self._answers += 1
         self._tokens += tokens
         self._written += written
+        self._work += work
 
     def measured(self, *, is_busy: bool) -> float | None:
         """Call regularly: returns a rate when a sample is complete, otherwise None."""
@@ -77,8 +83,9 @@ class Pace:
         half_done = each * _DONE_IN_FLIGHT * (in_flight - self._in_flight_before)
         rate = (self._tokens + half_done) / self._busy_seconds
         running = min(self._seats, max(1.0, (in_flight + self._in_flight_before) / 2))
-        written = rate * self._written / self._tokens if self._tokens else 0.0
-        self.answer_speed = written / running or None
+        scale = rate / self._tokens if self._tokens else 0.0
+        self.work_rate = scale * self._work or None
+        self.answer_speed = scale * self._written / running or None
         self._begin()
         return rate
 
@@ -86,6 +93,7 @@ class Pace:
         self._answers = 0
         self._tokens = 0.0
         self._written = 0
+        self._work = 0.0
         self._busy_seconds = 0.0
         self._in_flight_before = self._load.in_flight
         self._withdrawn_before = self._load.withdrawn

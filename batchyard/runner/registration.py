@@ -10,6 +10,7 @@ from batchyard.logs import event_logger
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
+    from batchyard.runner.pace import Pace
     from batchyard.services.services import Services
     from batchyard.store import EngineLoad
 
@@ -60,8 +61,8 @@ class Registration:
             status = RunnerStatus.DRAINING
         return status is RunnerStatus.DRAINING
 
-    async def report(self, tokens_per_second: float, answer_speed: float | None = None) -> None:
-        """Record the throughput for forecasts, and the speed of one answer.
+    async def report(self, tokens_per_second: float, pace: Pace) -> None:
+        """Record the throughput for forecasts, and what else ``pace`` has measured with it.
 
         Raises :class:`~batchyard.errors.StoreError`.
         """
@@ -71,7 +72,8 @@ class Registration:
             self.model,
             pool,
             tokens_per_second=tokens_per_second,
-            answer_tokens_per_second=answer_speed,
+            work_per_second=pace.work_rate,
+            answer_tokens_per_second=pace.answer_speed,
         )
 
     async def retire(self, answered: int) -> None:

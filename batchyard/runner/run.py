@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import Engine, StartProgress
     from batchyard.runner.admission import Admission
+    from batchyard.runner.chunk import Done
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, EngineLoad, LeaseKey
@@ -366,7 +367,7 @@ class Runner:
             return
         tokens_per_second = self._pace.measured(is_busy=bool(self._running))
         if tokens_per_second is not None:
-            await self._registration.report(tokens_per_second, self._pace.answer_speed)
+            await self._registration.report(tokens_per_second, self._pace)
 
     async def _start_engine(self) -> None:
         began = time.monotonic()
@@ -399,11 +400,11 @@ class Runner:
             cache_used=self._cache.used,
         )
 
-    def _count_answer(self, tokens: int, usage: TokenUsage) -> None:
+    def _count_answer(self, done: Done, usage: TokenUsage) -> None:
         self.answered += 1
         self._meter.count(usage)
         if self._pace is not None:
-            self._pace.count(tokens, usage.output_tokens)
+            self._pace.count(done.tokens, usage.output_tokens, done.work)
         self._show_answers()
 
     def _show_answers(self) -> None:

@@ -72,6 +72,7 @@ async def _capacity(services: Services, models: Sequence[str] | set[str]) -> dic
                 max(1, ready[model]),
                 loading_seconds,
                 rate.answer_tokens_per_second,
+                rate.work_per_second,
             )
     return capacity
 

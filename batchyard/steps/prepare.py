@@ -134,6 +134,7 @@ class Preparation:
                     request_count=chunk.request_count,
                     token_estimate=chunk.token_estimate,
                     prompt_tokens=chunk.prompt_tokens,
+                    prompt_work=chunk.prompt_work,
                     outputs={**chunk.outputs},
                 )
                 for chunk in prepared.plan.chunks
@@ -187,6 +188,7 @@ class Preparation:
 
 
 def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:
+    chunks = prepared.plan.chunks
     return OpenWork(
         batch.id,
         prepared.model,
@@ -194,5 +196,6 @@ def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:
         batch.expires_at,
         batch.priority,
         batch.created_at,
-        remaining_tokens=sum(chunk.token_estimate for chunk in prepared.plan.chunks),
+        remaining_tokens=sum(chunk.token_estimate for chunk in chunks),
+        remaining_work=prepared.plan.output_tokens + sum(chunk.prompt_work for chunk in chunks),
     )

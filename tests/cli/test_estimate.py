@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.lengths import LengthClass, Lengths, bucket_of
 from tests.cli.conftest import Background, Ended, chat_line, with_store
 from tests.unit.storage.web_server import gives, running_web_server
 
@@ -199,3 +200,20 @@ def test_a_file_that_is_not_there_is_one_sentence(alone: Run) -> None:
     ended = alone("estimate", "nowhere.jsonl")
     assert (ended.status, ended.stdout) == (4, "")
     assert ended.stderr == "batchyard: nowhere.jsonl does not exist\n"
+
+
+def test_answers_are_expected_to_be_as_long_as_earlier_ones_of_the_tenant(
+    alone: Run, tmp_path: Path
+) -> None:
+    write(tmp_path / "in.jsonl", [chat_line(f"id-{n}") for n in range(20)])
+    unknown = figures(alone, "in.jsonl")
+    assert (unknown["output_tokens"], unknown["learned_requests"]) == (5120, 0)
+    lengths = Lengths()
+    for _ in range(50):
+        lengths.add(30)
+    each = LengthClass("/v1/chat/completions", "", bucket_of(None))
+    with_store(lambda store: store.lengths.record({("default", "stub-model"): {each: lengths}}))
+    known = figures(alone, "in.jsonl")
+    assert (known["output_tokens"], known["learned_requests"]) == (600, 20)
+    assert "about 600, as earlier answers were" in alone("estimate", "in.jsonl").stdout
+    assert figures(alone, "in.jsonl", "--tenant", "another")["output_tokens"] == 5120

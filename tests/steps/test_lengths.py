@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from batchyard.engine.base import EngineAnswer
+from batchyard.engine.base import CacheState, EngineAnswer
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import BatchStatus
@@ -239,3 +239,20 @@ async def test_no_word_of_a_prompt_and_no_plain_hash_of_it_is_in_the_database(ya
     assert digest.hexdigest().encode() not in stored
     twice = hashlib.blake2b(digest.digest(), digest_size=16)
     assert twice.hexdigest().encode() not in stored
+
+
+async def test_an_engine_with_a_small_cache_is_sent_what_it_has_room_for(yard: Yard) -> None:
+    """Each prompt has some 20 tokens, and each answer 100; its window is 16 requests."""
+
+    class Small(Writer):
+        async def cache_state(self) -> CacheState | None:
+            return CacheState(1000, used=0.9, preemptions=0.0)
+
+    engine = Small({"short": 100}, max_num_seqs=8, latency=0.002)
+    yard.use(engine)
+    await yard.run(lines("short", 100, max_tokens=2000))
+    plain = Writer({"short": 100}, max_num_seqs=8, latency=0.002)
+    yard.use(plain)
+    await yard.run(lines("short", 100, max_tokens=2000))
+    assert plain.peak_running == 8
+    assert 3 <= engine.peak_running <= 7

@@ -93,3 +93,23 @@ def test_time_without_work_does_not_count() -> None:
     engine.look(is_busy=True)
     engine.run(3, answers=20)
     assert engine.rates == pytest.approx([2000.0], rel=0.2)
+
+
+def test_the_speed_of_one_answer_is_that_of_the_places_in_the_engine() -> None:
+    """20 answers a second of 60 tokens each, eight at a time; what waits makes none faster."""
+    engine = Engine(in_flight=16)
+    engine.pace = Pace(engine, seats=8, sample_seconds=5.0, clock=lambda: engine.now)
+    engine.look(is_busy=True)
+    for _ in range(30):
+        engine.now += 1.0
+        for _ in range(20):
+            engine.pace.count(100.0, 60)
+        engine.look(is_busy=True)
+    assert engine.pace.answer_speed == pytest.approx(20 * 60 / 8, rel=0.3)
+
+
+def test_an_engine_that_writes_nothing_has_no_speed_of_answers() -> None:
+    engine = Engine(in_flight=10)
+    engine.run(20, answers=20)
+    assert engine.rates
+    assert engine.pace.answer_speed is None

@@ -261,3 +261,16 @@ def _served_at(at: Fraction, items: list[OpenWork]) -> list[OpenWork]:
 
 def _class_of(item: OpenWork, at: Fraction) -> int:
     return sum(item.deadline - at > limit for limit in URGENCY_SECONDS)
+
+
+def test_the_last_answer_goes_on_when_the_engine_has_nothing_else_to_run() -> None:
+    capacity = {"qwen": Capacity(10, runners=1, answer_tokens_per_second=2.0)}
+    items = [
+        replace(work("x", 1000), tail_tokens=50.0),
+        work("y", 100, deadline=NOW + 2 * DAY),
+    ]
+    assert seconds_until_done(items, capacity) == {"x": 125, "y": 110}
+
+
+def test_of_a_model_whose_answers_were_not_timed_the_end_is_not_known() -> None:
+    assert seconds_until_done([replace(work("x", 1000), tail_tokens=50.0)]) == {"x": 100}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchyard.lengths import LengthHistory, Lengths
 from batchyard.lines import RequestLine
 from batchyard.plan import (
     BYTES_PER_TOKEN,
@@ -332,3 +333,94 @@ def test_the_chunks_of_a_large_batch_are_larger(requests: int, size: int) -> Non
 
 def test_an_operator_may_want_chunks_that_are_larger_still() -> None:
     assert requests_of_a_chunk(1_000_000, 20_000) == 20_000
+
+
+SECRET = b"key"
+
+
+def kinds(count: int, **body: Any) -> list[RequestLine]:
+    """Two templates in turn."""
+    return [
+        line(n, chat(f"template {n % 2}", f"question {n:04d}", **body)) for n in range(2 * count)
+    ]
+
+
+def written(planner: Planner, history: LengthHistory | None = None) -> tuple[PlanSummary, Any]:
+    file = io.BytesIO()
+    summary = planner.write(file, history, SECRET)
+    return summary, read_records(file.getvalue())
+
+
+def planner_of(lines: list[RequestLine], spool: Path, **options: Any) -> Planner:
+    planner = Planner(**{"order": "prefix", "chunk_requests": 100, "spool": spool} | options)
+    for item in lines:
+        planner.add(item)
+    return planner
+
+
+def test_each_record_has_the_number_of_its_class(tmp_path: Path) -> None:
+    summary, records = written(planner_of(kinds(30), tmp_path))
+    assert len(summary.classes.table) == 2
+    for record in records:
+        number = int(record["length_class"])
+        kind = int(record["ordinal"]) % 2
+        assert number == int(records[records["ordinal"] == kind]["length_class"][0])
+    assert all(each.endpoint == CHAT and each.bucket == 0 for each in summary.classes.table)
+
+
+def test_each_chunk_has_its_requests_and_tokens_by_class(tmp_path: Path) -> None:
+    summary, records = written(planner_of(kinds(200), tmp_path))
+    assert len(summary.chunks) > 2
+    for chunk in summary.chunks:
+        own = records[chunk.first_record : chunk.first_record + chunk.request_count]
+        assert chunk.prompt_tokens == own["prompt_tokens"].sum()
+        assert {n: share.runs for n, share in chunk.outputs.items()} == {
+            int(n): int((own["length_class"] == n).sum()) for n in set(own["length_class"])
+        }
+        outputs = sum(share.output_tokens for share in chunk.outputs.values())
+        assert outputs == own["output_tokens"].sum()
+        assert chunk.token_estimate == chunk.prompt_tokens + outputs
+
+
+def test_copies_and_answers_without_tokens_have_no_class(tmp_path: Path) -> None:
+    copies = [line(n, chat("s", "same", temperature=0)) for n in range(3)]
+    lines = [*copies, *(embed(n, "a") for n in range(3, 6))]
+    _, records = written(planner_of(lines, tmp_path, deduplicates=True))
+    assert sorted(records["length_class"]) == [0, 0, 0, 0, 0, 1]
+
+
+def history_of(summary: PlanSummary, records: Any, tokens: tuple[int, int]) -> LengthHistory:
+    """As if the requests with even ordinals had answers of the first length."""
+    history = LengthHistory()
+    for kind, count in enumerate(tokens):
+        number = int(records[records["ordinal"] == kind]["length_class"][0])
+        lengths = Lengths()
+        for _ in range(100):
+            lengths.add(count)
+        history.add({summary.classes.table[number - 1]: lengths})
+    return history
+
+
+def test_a_plan_with_history_puts_what_was_long_before_first(tmp_path: Path) -> None:
+    before, records = written(planner_of(kinds(30), tmp_path))
+    assert list(records["ordinal"] % 2) == [0] * 30 + [1] * 30
+    history = history_of(before, records, (5, 900))
+    after, records = written(planner_of(kinds(30), tmp_path), history)
+    assert list(records["ordinal"] % 2) == [1] * 30 + [0] * 30
+    assert after.output_tokens < before.output_tokens + 30 * 900
+    assert after.learned_requests == 60
+    assert before.learned_requests == 0
+
+
+def test_some_of_each_unknown_template_run_first_in_a_large_plan(tmp_path: Path) -> None:
+    summary, records = written(planner_of(kinds(300), tmp_path))
+    assert sorted(records["ordinal"][:16] % 2) == [0] * 8 + [1] * 8
+    assert list(records["ordinal"][16:300] % 2) == [0] * 284
+    history = history_of(summary, records, (100, 100))
+    _, records = written(planner_of(kinds(300), tmp_path), history)
+    assert list(records["ordinal"][:300] % 2) == [0] * 300
+
+
+def test_a_plan_without_a_key_knows_no_template(tmp_path: Path) -> None:
+    summary = planner_of(kinds(30), tmp_path).write(io.BytesIO())
+    assert [each.template for each in summary.classes.table] == [""]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchyard.endpoints import ENDPOINTS
-from batchyard.prompt import expected_output_tokens, prompt_key
+from batchyard.prompt import expected_output_tokens, output_limit, prompt_key, template_of
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,9 @@ def test_the_key_is_what_the_engine_reads_in_its_order(
     assert prompt_key(url, body) == (url.encode() + b"\0" + prompt, len(prompt))
 
 
+CHAT = "/v1/chat/completions"
+
+
 def test_a_recording_weighs_the_same_however_its_url_is_written() -> None:
     """The megabytes of a data URL are no tokens."""
     url = "/v1/audio/transcriptions"
@@ -55,3 +58,43 @@ def test_no_body_whatever_breaks_the_key(url: str, value: Any) -> None:
     key, size = prompt_key(url, dict.fromkeys(fields, value))
     assert key.startswith(url.encode() + b"\0")
     assert size >= 0
+
+
+def template(*messages: tuple[str, str], **body: Any) -> bytes:
+    conversation = [{"role": role, "content": text} for role, text in messages]
+    return template_of(prompt_key(CHAT, {"messages": conversation, **body})[0])
+
+
+def test_what_comes_before_the_users_words_is_the_template() -> None:
+    system = ("system", "You sort letters. " * 100)
+    assert template(system, ("user", "a")) == template(system, ("user", "b" * 9000))
+    assert template(system, ("user", "a")) != template(("system", "You write."), ("user", "a"))
+    assert template(system, ("user", "a"), tools=[{"type": "function"}]) != template(
+        system, ("user", "a")
+    )
+
+
+def test_without_a_system_prompt_the_first_block_is_the_template() -> None:
+    block = "Translate this letter. " * 20
+    assert template(("user", block + "a")) == template(("user", block + "b"))
+    assert template(("user", "a" + block)) != template(("user", block))
+    keys = [prompt_key("/v1/completions", {"prompt": block + end})[0] for end in "ab"]
+    assert template_of(keys[0]) == template_of(keys[1])
+
+
+def test_of_a_very_long_system_prompt_the_beginning_is_the_template() -> None:
+    words = "rule " * 2000
+    assert template(("system", words + "a"), ("user", "x")) == template(
+        ("system", words + "b"), ("user", "x")
+    )
+
+
+def test_prompts_with_other_cache_salts_may_have_one_template() -> None:
+    assert template(("user", "a"), cache_salt="x") == template(("user", "a"), cache_salt="y")
+
+
+def test_the_limit_is_that_of_all_samples_together() -> None:
+    assert output_limit({"max_tokens": 100, "n": 3}) == (300, 3)
+    assert output_limit({"max_completion_tokens": 7, "max_tokens": 100}) == (7, 1)
+    assert output_limit({"n": 2}) == (None, 2)
+    assert output_limit({"max_tokens": 2**40})[0] == 2**31

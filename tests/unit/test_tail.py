@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.cache import CacheShape, prefix_tree, simulate
-from batchyard.tail import longest_first
+from batchyard.tail import longest_first, samples_first
 
 
 def ordered(prompts: list[int], shared: list[int], outputs: list[int]) -> list[int] | None:
@@ -67,3 +67,38 @@ def test_the_end_of_a_batch_is_shorter_by_a_quarter() -> None:
         for sequence in (range(2500), order.tolist())
     )
     assert after < 0.75 * before
+
+
+def sampled(classes: list[int], unknown: set[int], shared: int = 0) -> list[int] | None:
+    order = samples_first(
+        np.array(classes), unknown, np.full(len(classes), shared), work=100 * len(classes)
+    )
+    return None if order is None else order.tolist()
+
+
+def test_some_of_each_class_of_which_nothing_is_known_go_first() -> None:
+    order = sampled([1] * 300 + [2] * 300 + [3] * 300, {2, 3})
+    assert order is not None
+    assert order[:16] == [*range(300, 308), *range(600, 608)]
+    assert order[16:20] == [0, 1, 2, 3]
+    assert sorted(order) == list(range(900))
+
+
+def test_where_all_is_known_or_there_is_one_class_nothing_goes_first() -> None:
+    assert sampled([1] * 300 + [2] * 300, set()) is None
+    assert sampled([1] * 600, {1}) is None
+
+
+def test_of_few_requests_no_sample_is_taken() -> None:
+    assert sampled([1] * 200 + [2] * 200, {1, 2}) is None
+
+
+def test_a_sample_that_costs_a_long_prefix_is_not_taken() -> None:
+    assert sampled([1] * 300 + [2] * 300, {1, 2}, shared=2000) is None
+
+
+def test_ever_new_classes_are_no_sample() -> None:
+    order = sampled([1] * 600 + list(range(2, 102)) * 2, set(range(2, 102)))
+    assert order is not None
+    firsts = [place for place in order[: len(order) // 16] if place >= 600]
+    assert 0 < len(firsts) <= 50

@@ -13,7 +13,13 @@ from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
 from batchyard.store.batch.pages import load_batch
 from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, UNANSWERED, remaining_tokens
+from batchyard.store.chunk.rows import (
+    CHUNKS,
+    IS_OPEN,
+    UNANSWERED,
+    remaining_tokens,
+    remaining_work,
+)
 from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.turns import SMALL_REQUESTS
 
@@ -71,6 +77,7 @@ class BatchSchedule(Aggregate):
                 BATCHES.c.priority,
                 BATCHES.c.created_at,
                 func.sum(remaining_tokens()).label("remaining_tokens"),
+                func.sum(remaining_work()).label("remaining_work"),
                 BATCHES.c.paused_at.is_not(None).label("is_paused"),
                 (func.sum(UNANSWERED) <= SMALL_REQUESTS).label("is_small"),
                 func.coalesce(BATCHES.c.tail_tokens, 0.0).label("tail_tokens"),

@@ -78,6 +78,8 @@ class NewChunk(Record):
     """Of all its requests, prompts and answers; see :meth:`.Chunks.expect`."""
     prompt_tokens: int | None = Field(default=None, sa_type=BigInteger)
     """Of ``token_estimate``. None: planned by a version that did not say."""
+    prompt_work: float | None = Field(default=None, sa_type=Double)
+    """See :func:`batchyard.lengths.prompt_work`."""
     outputs: dict[int, tuple[int, int]] | None = Field(
         default=None, sa_type=JsonText(dict[int, tuple[int, int]])
     )
@@ -181,6 +183,13 @@ def remaining_tokens() -> ColumnElement[Any]:
     """What is left of a chunk's token estimate, in the proportion of its unanswered requests."""
     share = cast(UNANSWERED, Double) / CHUNKS.c.request_count
     return share * CHUNKS.c.token_estimate
+
+
+def remaining_work() -> ColumnElement[Any]:
+    """What is left of a chunk in tokens of answers, likewise; all tokens where it is not known."""
+    share = cast(UNANSWERED, Double) / CHUNKS.c.request_count
+    work = CHUNKS.c.prompt_work + CHUNKS.c.token_estimate - CHUNKS.c.prompt_tokens
+    return share * func.coalesce(work, CHUNKS.c.token_estimate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

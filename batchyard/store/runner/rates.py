@@ -29,6 +29,8 @@ class RateRecord(Record):
     pool: str = Field(primary_key=True)
     tokens_per_second: float | None = Field(sa_type=Double)
     """Of one runner. None: not measured yet."""
+    work_per_second: float | None = Field(default=None, sa_type=Double)
+    """The same in tokens of answers, see :func:`batchyard.lengths.prompt_work`; for forecasts."""
     answer_tokens_per_second: float | None = Field(default=None, sa_type=Double)
     """Of one answer among as many as the engine runs at once. None: not measured yet."""
     load_seconds: float | None = Field(sa_type=Double)
@@ -72,12 +74,14 @@ class Rates(Aggregate):
         pool: str,
         *,
         tokens_per_second: float | None = None,
+        work_per_second: float | None = None,
         answer_tokens_per_second: float | None = None,
         load_seconds: float | None = None,
     ) -> None:
         """Add a measurement of ``model`` on ``pool`` to the moving averages. None: not measured."""
         seen = {
             "tokens_per_second": tokens_per_second,
+            "work_per_second": work_per_second,
             "answer_tokens_per_second": answer_tokens_per_second,
             "load_seconds": load_seconds,
         }

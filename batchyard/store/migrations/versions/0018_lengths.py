@@ -19,8 +19,10 @@ _COLUMNS: tuple[tuple[str, sa.Column[Any]], ...] = (
     ("batches", sa.Column("length_classes", sa.Text(), nullable=True)),
     ("batches", sa.Column("tail_tokens", sa.Double(), nullable=True)),
     ("chunks", sa.Column("prompt_tokens", sa.BigInteger(), nullable=True)),
+    ("chunks", sa.Column("prompt_work", sa.Double(), nullable=True)),
     ("chunks", sa.Column("outputs", sa.Text(), nullable=True)),
     ("chunks", sa.Column("answer_bits", sa.Integer(), nullable=True)),
+    ("rates", sa.Column("work_per_second", sa.Double(), nullable=True)),
     ("rates", sa.Column("answer_tokens_per_second", sa.Double(), nullable=True)),
 )
 

@@ -1,0 +1,137 @@
+"""The room in an engine's KV cache: what is expected, and what the engine's own figures change."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from batchyard.engine.base import CacheState
+from batchyard.engine.stub import StubEngine
+from batchyard.errors import EngineLost
+from batchyard.runner.kv_room import KvRoom
+from batchyard.runner.window_request import WindowRequest, expected_tokens
+
+if TYPE_CHECKING:
+    from batchyard.results import ResultLine
+
+
+def deliver(ordinal: int, result: ResultLine) -> None: ...
+
+
+def request(tokens: int) -> WindowRequest:
+    return WindowRequest(0, "id", "/v1/completions", b"", deliver, "owner", expected_tokens=tokens)
+
+
+def room(tokens: int = 1000) -> KvRoom:
+    found = KvRoom(StubEngine())
+    found.see(CacheState(tokens, used=0.0, preemptions=0.0))
+    return found
+
+
+def answered(kv: KvRoom, count: int) -> None:
+    for _ in range(count):
+        kv.take(request(1))
+        kv.give_back(request(1))
+
+
+def crowd(kv: KvRoom) -> None:
+    """A request had to wait."""
+    kv.take(request(1))
+    assert not kv.is_there_for(request(10**9))
+    kv.give_back(request(1))
+
+
+def test_an_engine_that_does_not_tell_of_its_cache_has_room_for_all() -> None:
+    kv = KvRoom(StubEngine())
+    kv.take(request(10**9))
+    kv.see(None)
+    assert kv.limit == math.inf
+    assert kv.is_there_for(request(10**9))
+
+
+def test_requests_are_sent_while_what_they_will_hold_has_room() -> None:
+    kv = room(1000)
+    kv.take(request(400))
+    assert kv.is_there_for(request(300))
+    kv.take(request(300))
+    assert not kv.is_there_for(request(1))
+    kv.give_back(request(400))
+    assert kv.is_there_for(request(400))
+    assert not kv.is_there_for(request(401))
+
+
+def test_one_that_needs_more_than_there_is_runs_alone() -> None:
+    kv = room(1000)
+    assert kv.is_there_for(request(5000))
+    kv.take(request(5000))
+    assert not kv.is_there_for(request(1))
+
+
+def test_requests_that_were_thrown_out_make_the_room_smaller() -> None:
+    kv = room()
+    before = kv.limit
+    answered(kv, 100)
+    kv.see(CacheState(1000, used=1.0, preemptions=2.0))
+    little = kv.limit
+    assert 0.8 * before < little < before
+    answered(kv, 100)
+    kv.see(CacheState(1000, used=1.0, preemptions=40.0))
+    assert kv.limit < 0.8 * little
+
+
+def test_one_of_very_many_that_was_thrown_out_changes_nothing() -> None:
+    kv = room()
+    before = kv.limit
+    answered(kv, 1000)
+    kv.see(CacheState(1000, used=1.0, preemptions=1.0))
+    assert kv.limit == before
+
+
+def test_an_engine_that_was_started_again_counts_from_zero() -> None:
+    kv = KvRoom(StubEngine())
+    kv.see(CacheState(1000, used=0.0, preemptions=500.0))
+    before = kv.limit
+    kv.see(CacheState(1000, used=0.0, preemptions=0.0))
+    assert kv.limit == before
+
+
+def test_the_room_grows_while_requests_wait_and_the_cache_is_not_full() -> None:
+    kv = room()
+    before = kv.limit
+    for _ in range(20):
+        crowd(kv)
+        kv.see(CacheState(1000, used=0.4, preemptions=0.0))
+    assert kv.limit > 1.2 * before
+
+
+def test_a_cache_that_was_full_for_a_moment_has_no_more_room() -> None:
+    kv = room()
+    before = kv.limit
+    for look in range(20):
+        crowd(kv)
+        kv.see(CacheState(1000, used=0.95 if look % 4 == 0 else 0.4, preemptions=0.0))
+    assert kv.limit == before
+
+
+def test_a_window_that_is_not_full_says_nothing_of_the_cache() -> None:
+    kv = room()
+    before = kv.limit
+    for _ in range(20):
+        kv.see(CacheState(1000, used=0.1, preemptions=0.0))
+    assert kv.limit == before
+
+
+def test_a_request_holds_at_least_a_token() -> None:
+    assert expected_tokens(request(0)) == 1
+
+
+async def test_an_engine_that_gives_no_answer_leaves_the_room_as_it_is() -> None:
+    class Lost(StubEngine):
+        async def cache_state(self) -> CacheState | None:
+            raise EngineLost("it is away")
+
+    kv = KvRoom(Lost())
+    kv.see(CacheState(1000, used=0.0, preemptions=0.0))
+    before = kv.limit
+    await kv.look()
+    assert kv.limit == before < math.inf
