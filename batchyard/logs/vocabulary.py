@@ -76,6 +76,8 @@ EVENTS: Final = {
     "flow_run.uses": "Which database, object store and Prefect a flow run uses.",
     "health.failed": "A check of /readyz failed.",
     "lease.not_renewed": "A lease could not be renewed; it is tried again until it expires.",
+    "lengths.not_read": "Lengths of earlier answers could not be read; a batch goes on without.",
+    "lengths.not_written": "Lengths of answers could not be written; they are with the next ones.",
     "line.not_read": "A line of the input could not be read; it is an error line.",
     "login.failed": "A browser sent a key that is unknown, revoked or expired.",
     "metrics.not_published": "A process could not write its metrics for the exporter.",

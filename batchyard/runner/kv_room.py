@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from batchyard.runner.window_request import WindowRequest
 
 _PATIENCE_SECONDS: Final = 5.0
-_FIRST_SHARE: Final = 0.7
+_FIRST_SHARE: Final = 0.75
 """Of the cache, where nothing is known of how it fills: of some twenty requests several may be
 longer than expected at the same time."""
 _LEAST_SHARE, _MOST_SHARE = 0.3, 16.0
 _PREEMPTED, _OFTEN = 0.005, 0.05
 """Of the requests that were answered meanwhile: more makes the room smaller, or much smaller."""
 _NARROWER, _MUCH_NARROWER, _WIDER = 0.9, 0.75, 1.1
-_FREE: Final = 0.75
-_LOOKS: Final = 6
+_FREE: Final = 0.8
+_LOOKS: Final = 5
 """A cache that was filled less at so many looks in a row, while requests waited, has more room."""
 
 

@@ -13,6 +13,7 @@ from benchmarks import (
     batch_list,
     cache_isolation,
     kill,
+    lengths,
     million,
     no_barrier,
     overhead,
@@ -20,6 +21,7 @@ from benchmarks import (
     plan_speed,
     rss_flat,
     shared_server,
+    small_cache,
     timed,
 )
 from benchmarks.peak_memory import peak_mebibytes
@@ -45,6 +47,23 @@ def test_chunks_are_compared_with_one_window_and_with_barriers() -> None:
     assert shares.ours > max(shares.barriers.values())
     assert list(shares.barriers) == [no_barrier.STUB_SEQS, 10, 4]
     assert "stub engine, 300 requests" in no_barrier.table([shares])
+
+
+def test_what_lengths_are_worth_is_simulated() -> None:
+    size = lengths.Size(eta_requests=600, eta_seats=8, seeds=2, tail_seats=32, kinds_seeds=2)
+    found = lengths.measure(size)
+    tails = {each.name: max(each.tails) for each in found.tails}
+    assert tails["a later one"] < tails["as before"]
+    assert all(0 <= error < 10 for each in found.etas for error in each.errors)
+    assert "| one kind, learned in the batch |" in lengths.table(found)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+async def test_what_is_thrown_out_of_a_small_cache_is_counted_on_vllm() -> None:
+    plain, bound = await small_cache.measure(120, rounds=1)
+    assert bound.preemptions < plain.preemptions
+    assert "plain window" in small_cache.table([plain, bound])
 
 
 def answer(custom_id: str, tokens: int) -> str:
