@@ -67,6 +67,8 @@ _LEAST_CHUNKS_TO_PART = 8
 together: 8 engines with 50,000 requests idle 2 % of their time instead of 11 % (simulated)."""
 LONGEST_FIRST_REQUESTS = 65_536
 """Of more, the end is a small part: 40 requests for each of an engine's sequences are enough."""
+_LEAST_OUTPUT = 0.25
+"""Of all tokens, those of answers. Where they are fewer, their lengths decide little."""
 _MOST_COPIES = 65_535
 """Of one request: a chunk holds them all, and a runner each chunk's records. The next identical one
 runs again. A file of OpenAI's size has no more."""
@@ -332,10 +334,11 @@ def order_of(
     """
     shared = records["shared_bytes"] // BYTES_PER_TOKEN
     order = longest_first(records["prompt_tokens"], shared, output_tokens)
-    if not unknown:
+    output = int(output_tokens.sum())
+    work = int(records["prompt_tokens"].sum()) - int(shared.sum()) + output
+    if not unknown or output < _LEAST_OUTPUT * work:
         return order
     place = np.arange(len(records)) if order is None else order
-    work = int(records["prompt_tokens"].sum()) - int(shared.sum()) + int(output_tokens.sum())
     first = samples_first(records["length_class"][place], unknown, shared[place], work)
     return order if first is None else place[first]
 

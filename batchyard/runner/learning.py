@@ -31,6 +31,7 @@ _NEXT_ESTIMATE: Final = 1.25
 _FIRST_LOOK_LINES: Final = 8
 _UNKNOWN_TOKENS: Final = 256
 """What a request holds at most of the cache, by expectation, before anything is known of it."""
+_MOST_BATCHES: Final = 512
 _DOUBTED: Final = 32.0
 """Answers that weigh as much as that."""
 _PATIENCE_SECONDS: Final = 10.0
@@ -68,6 +69,11 @@ class TenantLengths:
         self._new.clear()
         self.version += 1
 
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether there is anything that the database does not have."""
+        return bool(self._new or self._unsaved)
+
     def take_unsaved(self) -> dict[LengthClass, Lengths]:
         """What the database does not have; the caller writes it, or gives it back."""
         unsaved, self._unsaved = self._unsaved, {}
@@ -91,7 +97,7 @@ class BatchLengths:
         self.finished = 0
         """Answers that this runner has counted."""
         self.estimate_at: float = FIRST_ESTIMATE_LINES
-        self._tenant = tenant
+        self.tenant = tenant
         self._table = table
         self._version = -1
         self._found: dict[int, Lengths | None] = {}
@@ -103,7 +109,7 @@ class BatchLengths:
     @property
     def version(self) -> int:
         """Grows when more is expected or less."""
-        return self._tenant.version
+        return self.tenant.version
 
     def count_prompt(self, planned: int, tokens: int) -> None:
         """Count a prompt: its tokens by the plan, and as the engine counted them."""
@@ -123,7 +129,7 @@ class BatchLengths:
         """Count an answer of a class; nothing for a number that the batch does not have."""
         if 0 < number <= len(self._table):
             self.finished += 1
-            self._tenant.count(self._table[number - 1], tokens)
+            self.tenant.count(self._table[number - 1], tokens)
 
     def rank_tokens(self, number: int, planned: int) -> int:
         """What decides which request goes first; ``planned``: what the plan says of its answer."""
@@ -151,7 +157,7 @@ class BatchLengths:
             known = {number: self._known(number) for number in numbers}
             means = {number: found.mean for number, found in known.items() if found is not None}
             longest = max(means.values(), default=0.0)
-            history = self._tenant.history
+            history = self.tenant.history
             self._expected = {
                 number: Expected(
                     mean, mean if history.is_known(self._table[number - 1]) else longest
@@ -182,12 +188,12 @@ class BatchLengths:
             return None
         self._look_again()
         if number not in self._found:
-            self._found[number] = self._tenant.history.of(self._table[number - 1])
+            self._found[number] = self.tenant.history.of(self._table[number - 1])
         return self._found[number]
 
     def _look_again(self) -> None:
-        if self._version != self._tenant.version:
-            self._version = self._tenant.version
+        if self._version != self.tenant.version:
+            self._version = self.tenant.version
             self._found.clear()
             self._held.clear()
             self._expected = None
@@ -215,6 +221,7 @@ class Learning:
             try:
                 async with asyncio.timeout(_PATIENCE_SECONDS):
                     found = self._batches[batch_id] = await self._read(batch_id)
+                self._forget_the_oldest()
             except (StoreError, TimeoutError) as error:
                 log.warning("lengths.not_read", describe(error), batch=batch_id)
                 found = BatchLengths(TenantLengths(LengthHistory()))
@@ -233,6 +240,15 @@ class Learning:
             await asyncio.wait([writing], timeout=_LAST_PATIENCE_SECONDS)
             writing.cancel()
             await asyncio.wait([writing])
+
+    def _forget_the_oldest(self) -> None:
+        """A runner may live for months."""
+        while len(self._batches) > _MOST_BATCHES:
+            del self._batches[next(iter(self._batches))]
+        used = {id(batch.tenant) for batch in self._batches.values()}
+        for name, tenant in list(self._tenants.items()):
+            if id(tenant) not in used and not tenant.has_unsaved:
+                del self._tenants[name]
 
     async def _read(self, batch_id: str) -> BatchLengths:
         store = self._services.store

@@ -258,3 +258,20 @@ async def test_an_engine_with_a_small_cache_is_sent_what_it_has_room_for(yard: Y
     await yard.run(lines("short", 100, max_tokens=2000))
     assert plain.peak_running == 8
     assert 3 <= engine.peak_running <= 7
+
+
+async def test_a_runner_that_lives_for_long_forgets_batches_and_tenants(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "_MOST_BATCHES", 2)
+    found = learning.Learning(yard.services, MODEL, seats=4)
+    for tenant in ("one", "two", "three"):
+        batch = await found.of(await yard.prepared(lines("short", 10), tenant=tenant))
+        batch.count(1, 7)
+    assert len(found._batches) == 2
+    assert set(found._tenants) == {"one", "two", "three"}  # what one has learned is not written
+    async with found.going_on():
+        pass
+    assert (await yard.services.store.lengths.of("one", MODEL)).known
+    await found.of(await yard.prepared(lines("short", 10), tenant="three"))
+    assert set(found._tenants) == {"three"}

@@ -424,3 +424,9 @@ def test_some_of_each_unknown_template_run_first_in_a_large_plan(tmp_path: Path)
 def test_a_plan_without_a_key_knows_no_template(tmp_path: Path) -> None:
     summary = planner_of(kinds(30), tmp_path).write(io.BytesIO())
     assert [each.template for each in summary.classes.table] == [""]
+
+
+def test_where_answers_are_a_small_part_nothing_goes_first_to_learn_them(tmp_path: Path) -> None:
+    lines = [line(n, chat(f"{n % 2}", f"{n:04d} " * 400, max_tokens=8)) for n in range(600)]
+    _, records = written(planner_of(lines, tmp_path))
+    assert list(records["ordinal"][:300] % 2) == [0] * 300

@@ -189,7 +189,7 @@ class _Pricing:
 
     prices: Prices
     rates: Mapping[str, float]
-    """Tokens per second by the plan's estimate, of the models whose time has a price."""
+    """Tokens per second, of the models whose time has a price."""
 
     def engine_seconds(self, model: str, share: Share) -> float | None:
         """None: time has no price, or the model's speed was never measured."""
