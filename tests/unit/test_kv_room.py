@@ -52,8 +52,8 @@ def test_an_engine_that_does_not_tell_of_its_cache_has_room_for_all() -> None:
 def test_requests_are_sent_while_what_they_will_hold_has_room() -> None:
     kv = room(1000)
     kv.take(request(400))
-    assert kv.is_there_for(request(300))
-    kv.take(request(300))
+    assert kv.is_there_for(request(350))
+    kv.take(request(350))
     assert not kv.is_there_for(request(1))
     kv.give_back(request(400))
     assert kv.is_there_for(request(400))
