@@ -12,6 +12,7 @@ import math
 import re
 
 from batchyard.engine.base import CacheState
+from batchyard.engine.sharing.server_load import Histogram, ServerLoad
 
 # Tokens count when a prompt has been read or a token made. A prompt of many steps is read in
 # silence, but its share of the cache grows with each.
@@ -21,7 +22,15 @@ _PROGRESS = re.compile(
 )
 _REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([-+.e\d]+)$", re.MULTILINE)
 
+_RUNNING = re.compile(r"^vllm:num_requests_running\{.*\} ([-+.e\d]+)$", re.MULTILINE)
 _WAITING = re.compile(r"^vllm:num_requests_waiting\{.*\} ([-+.e\d]+)$", re.MULTILINE)
+_FIRST_TOKEN = re.compile(
+    r"^vllm:time_to_first_token_seconds_bucket\{(.*)\} ([-+.e\d]+)$", re.MULTILINE
+)
+_INTER_TOKEN = re.compile(
+    r"^vllm:inter_token_latency_seconds_bucket\{(.*)\} ([-+.e\d]+)$", re.MULTILINE
+)
+_BOUND = re.compile(r'(?:^|,)le="([-+.einfINF\d]+)"')
 _CACHE = re.compile(r"^vllm:kv_cache_usage_perc\{.*\} ([-+.e\d]+)$", re.MULTILINE)
 
 _PREEMPTIONS = re.compile(r"^vllm:num_preemptions_total\{.*\} ([-+.e\d]+)$", re.MULTILINE)
@@ -39,9 +48,17 @@ def requests_of(metrics: str) -> float | None:
     return _sum(_REQUESTS, metrics)
 
 
-def waiting_of(metrics: str) -> float | None:
-    """How many requests wait for a place; None if these are not vLLM's."""
-    return _sum(_WAITING, metrics)
+def load_of(metrics: str) -> ServerLoad | None:
+    """Its requests and their latencies, of all ranks together; None if these are not vLLM's."""
+    waiting = _sum(_WAITING, metrics)
+    if waiting is None:
+        return None
+    return ServerLoad(
+        _sum(_RUNNING, metrics) or 0.0,
+        waiting,
+        _histogram(_FIRST_TOKEN, metrics),
+        _histogram(_INTER_TOKEN, metrics),
+    )
 
 
 def cache_used_of(metrics: str) -> float | None:
@@ -64,6 +81,18 @@ def cache_state_of(metrics: str) -> CacheState | None:
     if tokens <= 0 or preemptions is None:
         return None
     return CacheState(tokens, cache_used_of(metrics), preemptions)
+
+
+def _histogram(pattern: re.Pattern[str], metrics: str) -> Histogram:
+    counts: dict[float, float] = {}
+    for labels, word in pattern.findall(metrics):
+        bound = _BOUND.search(labels)
+        with contextlib.suppress(ValueError):
+            count = float(word)
+            if bound is not None and math.isfinite(count):
+                seconds = float(bound[1])
+                counts[seconds] = counts.get(seconds, 0.0) + count
+    return Histogram(counts)
 
 
 def _sum(pattern: re.Pattern[str], metrics: str) -> float | None:

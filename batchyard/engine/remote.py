@@ -15,8 +15,11 @@ from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, known_s
 from batchyard.engine.fan_out import answer_concurrently
 from batchyard.engine.middleware.cache_salt import FIELD, spliced
 from batchyard.engine.progress_metrics import cache_used_of, requests_of, work_done_of
-from batchyard.engine.queue_gate import QueueGate
 from batchyard.engine.routes import post_routes, routes_with_field
+from batchyard.engine.sharing.controller import ShareController
+from batchyard.engine.sharing.gate import ShareGate
+from batchyard.engine.sharing.metrics_look import MetricsLook
+from batchyard.engine.sharing.request_size import expected_tokens
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from batchyard.logs import event_logger
 from batchyard.web.retry_after import retry_after_seconds
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable
 
     from batchyard.engine.base import Abort, EngineRequest
+    from batchyard.engine.sharing.objective import Objective
 
 log = event_logger(__name__)
 
@@ -68,6 +72,8 @@ class RemoteEngine:
         api_key: str | None = None,
         max_num_seqs: int | None = None,
         exclusive: bool = False,
+        objective: Objective | None = None,
+        reserve_seats: int | None = None,
         takes_cache_salt: bool | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
@@ -82,7 +88,7 @@ class RemoteEngine:
         self._api_key = api_key
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
-        self._gate = None if exclusive else QueueGate(self._where, lambda: self._get("/metrics"))
+        self._gate = None if exclusive else self._new_gate(objective, reserve_seats)
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self._where!r}, {self.model!r})"
@@ -94,12 +100,14 @@ class RemoteEngine:
 
     @property
     def window_size(self) -> int:
-        """A quarter of the server's seats, or twice all of them if it has no other users."""
-        return seats.window_size(self._seats, exclusive=self._exclusive)
+        """What a batch may have there while nobody else is, or twice all if nobody ever is."""
+        if self._gate is None:
+            return 2 * self._seats
+        return self._gate.controller.most
 
     @property
-    def gate(self) -> QueueGate | None:
-        """The gate that reads the server's queue; None if it has no other users."""
+    def gate(self) -> ShareGate | None:
+        """The gate that reads the server's metrics; None if it has no other users."""
         return self._gate
 
     @property
@@ -172,9 +180,26 @@ class RemoteEngine:
         async def answer(request: EngineRequest) -> EngineAnswer:
             return await self._post(session, request, timeout)
 
-        async with contextlib.aclosing(answer_concurrently(requests, answer)) as answers:
+        def answers_to(
+            admitted: AsyncIterable[EngineRequest | Abort],
+        ) -> AsyncGenerator[EngineAnswer, None]:
+            return answer_concurrently(admitted, answer)
+
+        gate = self._gate
+        answers = answers_to(requests) if gate is None else gate.stream(requests, answers_to)
+        async with contextlib.aclosing(answers):
             async for one in answers:
                 yield one
+
+    def _new_gate(self, objective: Objective | None, reserve_seats: int | None) -> ShareGate:
+        controller = ShareController(
+            self._seats,
+            are_known=self._given_seats is not None,
+            objective=objective,
+            reserve_seats=reserve_seats,
+        )
+        look = MetricsLook(lambda: self._get("/metrics"), controller)
+        return ShareGate(self._where, controller, look, expected_tokens)
 
     async def _metrics(self) -> str:
         """Its metrics; empty if it has none."""
@@ -261,12 +286,15 @@ class RemoteEngine:
             told = seats.seats_of(body) if status == 200 else None
         if told is not None:
             self._seats = told
-        elif not self._exclusive:
+            if self._gate is not None:
+                self._gate.controller.set_seats(told)
+        elif self._gate is not None:
             self._warn_once(
                 "engine.seats_unknown",
                 "The server does not say how many requests it runs at once, and others may use "
-                f"it: the batch keeps {self.window_size} in flight. Set max_num_seqs of the block "
-                "or --engine-seats, or, if no one else uses it, exclusive.",
+                f"it: the batch keeps {self._gate.controller.quarter} in flight. "
+                "Set max_num_seqs of the block or --engine-seats, or, if no one else uses it, "
+                "exclusive.",
             )
 
     def _warn_once(self, event: str, text: str) -> None:

@@ -100,14 +100,15 @@ def salted(tag: int = 1, *, content_type: str = "application/json") -> EngineReq
     ("options", "window"),
     [
         ({}, 8),
-        ({"max_num_seqs": 32}, 8),
-        ({"max_num_seqs": 256}, 64),
-        ({"max_num_seqs": 3}, 1),
+        ({"max_num_seqs": 32}, 28),
+        ({"max_num_seqs": 256}, 224),
+        ({"max_num_seqs": 3}, 2),
+        ({"max_num_seqs": 32, "reserve_seats": 12}, 20),
         ({"exclusive": True}, 512),
         ({"exclusive": True, "max_num_seqs": 32}, 64),
     ],
 )
-async def test_a_batch_takes_a_quarter_unless_it_has_the_server_to_itself(
+async def test_a_batch_leaves_seats_free_unless_it_has_the_server_to_itself(
     options: dict[str, Any], window: int
 ) -> None:
     async with served() as server, started(server.url, **options) as engine:
@@ -119,11 +120,11 @@ async def test_a_server_in_development_mode_is_asked_for_its_seats() -> None:
     ranks = {"vllm_config": {**INFO["vllm_config"], "parallel_config": {"data_parallel_size": 3}}}
     async with served(server_info=ranks) as server:
         async with started(server.url) as engine:
-            assert (engine.max_num_seqs, engine.window_size) == (96, 24)
+            assert (engine.max_num_seqs, engine.window_size) == (96, 84)
         async with started(server.url, exclusive=True) as engine:
             assert engine.window_size == 192
         async with started(server.url, max_num_seqs=16) as engine:
-            assert engine.window_size == 4
+            assert engine.window_size == 14
 
 
 async def test_a_server_that_does_not_tell_is_taken_to_be_small_and_that_is_said(

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.engine import queue_gate
-from batchyard.engine.queue_gate import QueueGate
+from batchyard.engine.sharing import controller as rules
+from batchyard.engine.sharing import gate as gates
+from batchyard.engine.sharing.controller import ShareController
+from batchyard.engine.sharing.gate import ShareGate
+from batchyard.engine.sharing.metrics_look import MetricsLook
+from batchyard.engine.sharing.request_size import expected_tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -43,16 +47,24 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_gate, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(queue_gate, "STALE_SECONDS", 0.2)
-    monkeypatch.setattr(queue_gate, "TOLD_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr(gates, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(gates, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(rules, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(gates, "TOLD_AFTER_SECONDS", 0.05)
+
+
+def new_gate(server: Server, seats: int = 32) -> ShareGate:
+    controller = ShareController(seats)
+    return ShareGate(
+        "http://engine", controller, MetricsLook(server.metrics, controller), expected_tokens
+    )
 
 
 @contextlib.asynccontextmanager
 async def watched(
     server: Server, *, has_requests: bool = True, on_open: Callable[[], None] = lambda: None
-) -> AsyncIterator[QueueGate]:
-    gate = QueueGate("http://engine", server.metrics)
+) -> AsyncIterator[ShareGate]:
+    gate = new_gate(server)
     task = asyncio.create_task(gate.watch(on_open, lambda: has_requests))
     try:
         yield gate
@@ -76,7 +88,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def test_nothing_is_sent_before_the_first_look() -> None:
-    assert not QueueGate("http://engine", Server(waiting(0)).metrics).is_open
+    assert not new_gate(Server(waiting(0))).is_open
 
 
 async def test_it_is_open_while_the_queue_is_empty_and_closed_while_it_is_not() -> None:
@@ -117,9 +129,10 @@ async def test_a_look_that_gets_no_answer_closes_it_until_one_does() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-        gate._read_metrics = never
+        look = gate._look_now
+        gate._look_now = never
         await until(lambda: not gate.is_open)
-        gate._read_metrics = server.metrics
+        gate._look_now = look
         await until(lambda: gate.is_open)
 
 

@@ -1,0 +1,28 @@
+"""What the users of a live server are promised while a batch runs beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchyard.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """``quantile`` of the latencies shall not be longer than these; None: no promise.
+
+    Raises :class:`~batchyard.errors.SettingsError` for numbers that promise nothing.
+    """
+
+    first_token_seconds: float | None = None
+    inter_token_seconds: float | None = None
+    quantile: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.first_token_seconds is None and self.inter_token_seconds is None:
+            raise SettingsError("an objective has a time to first token or a time between tokens")
+        for seconds in (self.first_token_seconds, self.inter_token_seconds):
+            if seconds is not None and not 0 < seconds < float("inf"):
+                raise SettingsError("a latency objective must be longer than 0 ms")
+        if not 0.5 <= self.quantile < 1:
+            raise SettingsError("the quantile of a latency objective is from 0.5 to below 1")
