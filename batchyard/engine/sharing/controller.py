@@ -1,17 +1,21 @@
 """How much of a batch may be in flight on an engine that others use too: a pure state machine.
 
 Time is passed in, in seconds by any steady clock; nothing is awaited here. Without an objective the
-share is a rule: a quarter of the seats, and more only after a while without anybody else. With one
-it is found: it grows slowly while latencies are short enough and shrinks at once when they are not,
-for each level of live load apart, so that a burst takes nothing from what is known about the gaps.
+share is a rule: a quarter of the seats, and what is free while nobody else is there. With an
+objective it is found, in tokens in flight: it grows while latencies are short enough and shrinks
+when they are not, separately for each level of live load, so that what a burst teaches is not
+held against the gaps. What is in flight cannot be called back, so seats that others will probably
+want before it has ended are left free.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Final
 
 from batchyard.engine.sharing.budget import Budget
+from batchyard.engine.sharing.crowd import Crowd
 from batchyard.engine.sharing.share import Share
 
 if TYPE_CHECKING:
@@ -20,30 +24,38 @@ if TYPE_CHECKING:
 
 SHARE: Final = 4
 """Without an objective a batch takes one seat of this many while others are there."""
-RESERVE: Final = 8
+RESERVE: Final = 16
 """One seat of this many is left free, where the operator does not say how many."""
+FLOOR: Final = 32
+"""With an objective a batch may always have one seat of this many if it is free: it gets on."""
 FRESH_SECONDS: Final = 1.0
-"""An older observation is stale: the share falls to the least."""
+"""An older observation is stale: one request at a time is sent."""
 STALE_SECONDS: Final = 3.0
-"""After this nothing new is sent: a few looks may fail."""
+"""After this nothing is sent: a few looks may fail."""
 QUIET: Final = 0.05
-"""With fewer live requests than this, on average, a batch without an objective takes what is
+"""With fewer live requests than this on average, a batch without an objective takes what is
 free."""
 QUIET_SECONDS: Final = 10.0
-"""The time constant of that average: after three times as long without others they are away."""
+"""The time constant of that average: about 30 s after the last request of others."""
 BUSY_SECONDS: Final = 1.0
-"""So long a level of live load counts on after it was seen: users come back."""
+"""How long a level of live load counts after it was seen: users come back."""
 _LEVELS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)
 """Live requests as shares of the seats: where a level ends and the next begins."""
-MARGIN: Final = 0.5
+_FIRST_SHARES: Final = (1.0, 0.75, 0.5, 0.25, 0.125)
+"""At each level, as shares of a quarter of the seats: of a busy engine nothing is known yet."""
 _SPACING: Final = 3.0
-"""A share is refilled this many times as quickly as it empties."""
+"""A share is refilled this many times as fast as it empties: prompts come in small doses."""
+_MARGIN: Final = 0.5
+"""A share shrinks at this part of what the objective allows."""
+_FULL: Final = 0.8
+"""A share of which so much is in use has shown that it is not too much."""
+_MOST_SETTLING_SECONDS: Final = 5.0
 
 
 class ShareController:
     """``seats``: how many requests the engine runs at once, or a guess (``are_known`` False).
 
-    ``reserve_seats`` of them are always left free; None: one of eight.
+    ``reserve_seats`` of them are always left free; None: one of sixteen.
     """
 
     def __init__(
@@ -56,15 +68,17 @@ class ShareController:
     ) -> None:
         self.objective = objective
         self.seats = 0
-        self._are_known = are_known
-        self._given_reserve = reserve_seats
-        self._in_flight: dict[object, tuple[float, float]] = {}
-        """The tokens of each, and when it was sent."""
         self.sent_ever = 0
         """Requests, since the beginning."""
+        self._are_known = are_known
+        self._given_reserve = reserve_seats
+        self._in_flight: dict[object, tuple[float, float, int]] = {}
+        """The tokens of each, when it was sent, and at which level."""
+        self._sent_at = [0.0] * len(_FIRST_SHARES)
+        """The tokens in flight that were sent at each level."""
         self._tokens = 0.0
         self._unit: float | None = None
-        """The tokens of an average request."""
+        """The tokens of one of the first requests, on average. Shares are multiples of it."""
         self._seconds: float | None = None
         """How long an average request takes."""
         self._next_at = -math.inf
@@ -74,27 +88,27 @@ class ShareController:
         self._waiting = 0.0
         self._mean_live = 1.0
         self._is_quiet = False
-        self._busy_level = 0
-        self._busy_at = -math.inf
-        self._looked_at: float | None = None
-        allowed = 0.01 if objective is None else 1 - objective.quantile
-        self._first, self._inter = Budget(allowed), Budget(allowed)
+        self._level = 0
+        self._level_at = -math.inf
         self._settled_at = -math.inf
+        allowed = 1.0 if objective is None else 1 - objective.quantile
+        self._first, self._inter = Budget(allowed), Budget(allowed)
         self.set_seats(seats, are_known=are_known)
 
     def set_seats(self, seats: int, *, are_known: bool = True) -> None:
-        """Begin anew if it is another number than before."""
+        """Forget what was found if it is another number than before."""
         self._are_known = are_known
         if seats == self.seats:
             return
         self.seats = seats
         reserve = self._given_reserve
         self.reserve = max(1, seats // RESERVE) if reserve is None else reserve
-        self._shares = [Share(self.quarter) for _ in range(len(_LEVELS) + 1)]
+        self._crowd = Crowd(seats)
+        self._shares = [Share(self.quarter * part) for part in _FIRST_SHARES]
 
     @property
     def quarter(self) -> int:
-        """Requests in flight on an engine of which nothing is seen but its size."""
+        """Requests in flight on an engine of which only the size is known."""
         return max(1, min(self.seats // SHARE, self.seats - self.reserve))
 
     @property
@@ -104,63 +118,62 @@ class ShareController:
             return self.quarter
         return max(1, self.seats - self.reserve)
 
+    @property
+    def in_flight(self) -> int:
+        """Our requests that are there."""
+        return len(self._in_flight)
+
     # -- what happens -----------------------------------------------------------------------
 
     def sent(self, now: float, key: object, tokens: float) -> None:
         """A request is on its way; ``tokens``: prompt and answer, by a guess."""
         tokens = max(1.0, tokens)
-        self._unit = tokens if self._unit is None else 0.95 * self._unit + 0.05 * tokens
-        self._in_flight[key] = (tokens, now)
+        if self._unit is None:
+            self._unit = tokens
+        elif self.sent_ever < self.quarter:
+            self._unit += (tokens - self._unit) / (self.sent_ever + 1)
+        self._in_flight[key] = (tokens, now, self._level)
+        self._sent_at[self._level] += tokens
         self.sent_ever += 1
         self._tokens += tokens
         if self._seconds is not None:
-            places = max(1.0, self._share(now))
-            pause = self._seconds / (_SPACING * places) * tokens / self._unit
-            self._next_at = now + min(pause, self._seconds)
+            part = tokens / (self._unit * max(1.0, self.share(now)))
+            self._next_at = now + self._seconds * min(1.0, part / _SPACING)
 
     def ended(self, now: float, key: object, *, is_refused: bool = False) -> None:
-        """It is no longer there; refused: the engine has no room for it."""
-        tokens, sent_at = self._in_flight.get(key, (0.0, now))
+        """It is no longer there; refused: the engine had no room for it."""
+        entry = self._in_flight.get(key)
         self.lost(key)
         if is_refused:
-            self._shares[self._busy_level].shrink(now, 0.5)
-        elif tokens:
-            took = now - sent_at
+            self._shrink(now)
+        elif entry is not None:
+            took = now - entry[1]
             self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
 
     def lost(self, key: object) -> None:
-        """It went away with its stream, which says nothing of how long it would have taken."""
-        tokens, _ = self._in_flight.pop(key, (0.0, 0.0))
+        """It went away with its stream, which says nothing about how long it would have taken."""
+        tokens, _, level = self._in_flight.pop(key, (0.0, 0.0, 0))
+        self._sent_at[level] -= tokens
         self._tokens = max(0.0, self._tokens - tokens) if self._in_flight else 0.0
 
     def observe(self, now: float, seen: Observation) -> None:
         """Take note of what the engine was seen to do."""
+        seconds = min(now - self._observed_at, FRESH_SECONDS)
         self._observed_at, self._is_blind = now, False
-        # One request more than ours may be one of ours that has just ended.
-        has_company = seen.waiting > 0 or seen.live >= 2 or min(seen.live, self._live) >= 1
-        if self._looked_at is not None:
-            weight = 1 - math.exp((self._looked_at - now) / QUIET_SECONDS)
-            self._mean_live += weight * (min(1.0, seen.live) - self._mean_live)
-        self._is_quiet = self._mean_live < QUIET and not has_company
+        self._note_quiet(seconds, seen)
         self._live, self._waiting = seen.live, seen.waiting
-        level = self._level_of(seen.live)
-        before = self._busy_level
-        if level >= before or now - self._busy_at > BUSY_SECONDS:
-            self._busy_level, self._busy_at = level, now
+        self._crowd.see(now, seen.live, self._seconds or 1.0)
         if self.objective is not None:
-            self._adapt(now, before, seen)
-        self._looked_at = now
+            self._judge(now, seconds, seen)
+        level = sum(seen.live > self.seats * end for end in _LEVELS)
+        if level >= self._level or now - self._level_at > BUSY_SECONDS:
+            self._level, self._level_at = level, now
 
     def unobservable(self) -> None:
-        """The engine has nothing to look at: a quarter is all, for as long as that is so."""
+        """There is nothing to look at: a quarter is all, for as long as that is so."""
         self._is_blind = True
 
     # -- what follows from it ---------------------------------------------------------------
-
-    @property
-    def in_flight(self) -> int:
-        """Our requests that are there."""
-        return len(self._in_flight)
 
     def may_send(self, now: float) -> bool:
         """Whether one more request may be sent now."""
@@ -168,51 +181,71 @@ class ShareController:
             return len(self._in_flight) < self.quarter
         if now - self._observed_at > STALE_SECONDS or self._waiting > 0 or now < self._next_at:
             return False
-        room = max(1, min(self.most, math.floor(self.seats - self.reserve - self._live)))
-        share = self._share(now)
-        if self._tokens >= share * (self._unit or 1.0) and self._in_flight:
-            return False
-        return len(self._in_flight) < room
+        if self.objective is None:
+            return len(self._in_flight) < min(self._room, math.floor(self.share(now)))
+        unit = self._unit or 1.0
+        return len(self._in_flight) < self._room and self._tokens < unit * self.share(now)
 
     def opens_at(self) -> float:
         """Before this moment nothing is sent, whatever is observed."""
         return self._next_at
 
-    def _share(self, now: float) -> float:
-        """In average requests."""
+    def share(self, now: float) -> float:
+        """Our part of the engine, in average requests."""
         if self._is_blind:
             return float(self.quarter)
         if now - self._observed_at > FRESH_SECONDS:
             return 1.0
         if self.objective is None:
             return float(self.most if self._is_quiet else self.quarter)
-        return self._shares[self._busy_level].size
+        return max(self._floor, self._shares[self._level].size)
 
-    def _level_of(self, live: float) -> int:
-        return sum(live > self.seats * end for end in _LEVELS)
+    @property
+    def _room(self) -> int:
+        """How many requests of ours there are seats for."""
+        free = self.seats - self.reserve - self._live
+        if self.objective is not None and self.objective.first_token_seconds is not None:
+            free = max(self.seats - self.reserve - self._crowd.expected, self._floor)
+        return math.floor(min(self.most, max(1.0, free), self.seats - self._live))
+
+    @property
+    def _floor(self) -> float:
+        return max(1.0, self.seats / FLOOR)
+
+    def _note_quiet(self, seconds: float, seen: Observation) -> None:
+        # One request more than ours may be one of ours that has just ended.
+        has_company = seen.waiting > 0 or seen.live >= 2 or min(seen.live, self._live) >= 1
+        weight = 1 - math.exp(-seconds / QUIET_SECONDS)
+        self._mean_live += weight * (min(1.0, seen.live) - self._mean_live)
+        self._is_quiet = self._mean_live < QUIET and not has_company
 
     # -- with an objective ------------------------------------------------------------------
 
-    def _adapt(self, now: float, level: int, seen: Observation) -> None:
-        """Judge what was seen by the level that it was sent under."""
-        looked_at, share = self._looked_at, self._shares[level]
-        seconds = 0.0 if looked_at is None else min(now - looked_at, FRESH_SECONDS)
+    def _judge(self, now: float, seconds: float, seen: Observation) -> None:
+        """What was late was sent before now: at the level before this observation, or earlier."""
         self._first.add(now, seen.first_token)
         self._inter.add(now, seen.inter_token)
-        is_late = (seen.first_token.late > 0 and self._first.used > MARGIN) or (
-            seen.inter_token.late > 0 and self._inter.used > MARGIN
-        )
+        late_first, late_inter = seen.first_token.late > 0, seen.inter_token.late > 0
+        if (late_first and self._first.used > _MARGIN) or (
+            late_inter and self._inter.used > _MARGIN
+        ):
+            self._shrink(now)
+        elif not (late_first or late_inter) and now >= self._settled_at:
+            self._grow(seconds)
+
+    def _shrink(self, now: float) -> None:
+        """Once for each time that what is in flight needs to leave."""
         if now < self._settled_at:
             return
-        if is_late:
-            share.shrink(now)
-            self._settled_at = now + max(1.0, min(5.0, self._seconds or 1.0))
-            for busier in self._shares[level + 1 :]:
-                busier.size = min(busier.size, share.size)
-        elif not seen.first_token.late + seen.inter_token.late and self._is_used(share):
-            share.grow(seconds, self.most)
-            for quieter in self._shares[:level]:
-                quieter.size = max(quieter.size, share.size)
+        self._settled_at = now + min(_MOST_SETTLING_SECONDS, max(1.0, self._seconds or 0.0))
+        for level in {self._level, self._sent_at.index(max(self._sent_at))}:
+            self._shares[level].shrink()
+        for quieter, busier in itertools.pairwise(self._shares):
+            busier.size = min(busier.size, quieter.size)
 
-    def _is_used(self, share: Share) -> bool:
-        return self._tokens >= 0.8 * share.size * (self._unit or 1.0)
+    def _grow(self, seconds: float) -> None:
+        share = self._shares[self._level]
+        if self._tokens >= _FULL * share.size * (self._unit or 1.0):
+            share.grow(seconds)
+            for quieter in self._shares[: self._level]:
+                quieter.size = max(quieter.size, share.size)
