@@ -3,7 +3,7 @@
 One vLLM with 32 seats. Users send streaming chats at random moments, whether or not those before
 are answered. First they are alone; then beside a batch that fills the server, as on one that
 nobody else uses; then beside a batch that takes a quarter of the seats and waits while the queue
-is not empty. A first token that has not come when a phase ends counts with the time until then.
+is not empty; then beside one with an objective for the users' first tokens. A first token that has not come when a phase ends counts with the time until then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.sharing.objective import Objective
 from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
 from benchmarks.comparators import URL
@@ -31,6 +32,8 @@ CHATS_PER_SECOND = 1.5
 LIVE_WORDS, LIVE_TOKENS = 20, 24
 BATCH_WORDS, BATCH_TOKENS = 120, 48
 BATCH_REQUESTS = 6000
+FIRST_TOKEN_SECONDS = 0.25
+"""The objective, for p99."""
 _WARM_SECONDS = 5.0
 _MODEL = "small-chat"
 _GENERATED = re.compile(r"^vllm:generation_tokens_total\{.*\} ([-+.e\d]+)$", re.MULTILINE)
@@ -154,17 +157,21 @@ async def measure(seconds: float = 35.0) -> list[Phase]:
         try:
             filling = RemoteEngine(server.url, _MODEL, exclusive=True)
             sharing = RemoteEngine(server.url, _MODEL, max_num_seqs=SEATS)
+            promising = RemoteEngine(
+                server.url, _MODEL, max_num_seqs=SEATS, objective=Objective(FIRST_TOKEN_SECONDS)
+            )
             return [
                 await _phase(server, "nothing", None, source, seconds),
                 await _phase(server, "a batch that fills it", filling, source, seconds),
                 await _phase(server, "a batch that shares it", sharing, source, seconds),
+                await _phase(server, "one with an objective", promising, source, seconds),
             ]
         finally:
             await server.stop()
 
 
 def table(phases: list[Phase]) -> str:
-    alone, filling, _ = phases
+    alone, filling, *_ = phases
     rows = []
     for phase in phases:
         p50 = f"{phase.first_p50:,.0f} ({phase.first_p50 / alone.first_p50:.1f}×)"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from prefect.blocks.core import Block
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.vllm import VllmEngine
 
 if TYPE_CHECKING:
@@ -82,13 +83,55 @@ class RemoteEngineBlock(Block):
     exclusive: bool = Field(
         default=False,
         description="The server has no other users, so batches may use all of it. Otherwise they "
-        "use a quarter of its places, and wait while its queue is not empty.",
+        "use a quarter of its places, more while nobody else is there, and wait while its queue is "
+        "not empty.",
+    )
+    ttft_ms: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Objective for the server's users: time to first token in milliseconds. "
+        "Batches then use as much of the server as keeps it, by the server's own metrics.",
+    )
+    itl_ms: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Objective for the server's users: time between two tokens of an answer "
+        "(inter-token latency) in milliseconds.",
+    )
+    latency_quantile: float = Field(
+        default=0.99,
+        ge=0.5,
+        lt=1,
+        description="The quantile for which ttft_ms and itl_ms shall hold: 0.99 is p99.",
+    )
+    reserve_seats: int | None = Field(
+        default=None,
+        ge=0,
+        description="How many of the places are always left free for users. Empty: one of 16.",
+    )
+    priority: int | None = Field(
+        default=None,
+        ge=-(2**63),
+        le=2**63 - 1,
+        description="The priority that requests of batches carry; requests with a lower one go "
+        "first. Only for a vLLM with --scheduling-policy priority: others refuse all but 0.",
     )
     cache_salt: Literal["ask", "always", "never"] = Field(
         default="ask",
         description="Whether requests carry their tenant's cache_salt, which vLLM accepts and "
         "other servers may refuse. ask: if the server's /openapi.json names it.",
     )
+
+    @model_validator(mode="after")
+    def _has_users_to_consider(self) -> Self:
+        for_users = (self.ttft_ms, self.itl_ms, self.reserve_seats)
+        if self.exclusive and any(value is not None for value in for_users):
+            raise ValueError("ttft_ms, itl_ms and reserve_seats are for servers with other users")
+        if self.max_num_seqs and (self.reserve_seats or 0) >= self.max_num_seqs:
+            raise ValueError("reserve_seats must be less than max_num_seqs")
+        return self
 
     def build(self, ssl_context: ssl.SSLContext | None) -> RemoteEngine:
         """The engine, not started. ``ssl_context``: how certificates are checked."""
@@ -98,6 +141,9 @@ class RemoteEngineBlock(Block):
             api_key=self.api_key.get_secret_value() or None,
             max_num_seqs=self.max_num_seqs or None,
             exclusive=self.exclusive,
+            objective=Objective.of(self.ttft_ms, self.itl_ms, self.latency_quantile),
+            reserve_seats=self.reserve_seats,
+            priority=self.priority,
             takes_cache_salt={"ask": None, "always": True, "never": False}[self.cache_salt],
             ssl_context=ssl_context,
         )

@@ -22,6 +22,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerUse:
+    """How a batch may use a server that runs already; None: not said."""
+
+    seats: int | None = None
+    exclusive: bool = False
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    latency_quantile: float | None = None
+    reserve_seats: int | None = None
+    priority: int | None = None
+
+    def check(self) -> None:
+        """Raises ``typer.BadParameter`` for options that contradict each other."""
+        has_latency = self.ttft_ms is not None or self.itl_ms is not None
+        if self.exclusive and (has_latency or self.reserve_seats is not None):
+            raise typer.BadParameter(
+                "The server has no other users, or they are to be considered: leave one of the two "
+                "out.",
+                param_hint="--exclusive",
+            )
+        if self.latency_quantile is not None and not has_latency:
+            raise typer.BadParameter(
+                "Say of which latency: --engine-ttft-ms or --engine-itl-ms.",
+                param_hint="--engine-latency-quantile",
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineChoice:
     """The engine of one batch. ``models`` are the names that lines may carry; empty for any.
 
@@ -32,8 +60,7 @@ class EngineChoice:
     weights: str
     options: tuple[str, ...]
     url: str | None
-    seats: int | None = None
-    exclusive: bool = False
+    use: ServerUse = ServerUse()
     client_rules: bool = False
 
     @classmethod
@@ -43,8 +70,7 @@ class EngineChoice:
         options: Sequence[str],
         url: str | None,
         *,
-        seats: int | None = None,
-        exclusive: bool = False,
+        use: ServerUse = ServerUse(),
         client_rules: bool = False,
     ) -> EngineChoice:
         """The engine for these options.
@@ -52,12 +78,13 @@ class EngineChoice:
         Raises ``typer.BadParameter`` for options that contradict each other, and
         :class:`~batchyard.errors.ObjectNotFound` for a folder that does not exist.
         """
-        if url is None and (seats is not None or exclusive):
+        if url is None and use != ServerUse():
             raise typer.BadParameter(
                 "They are for a server that runs already: give its --engine-url, or leave them "
                 "out.",
-                param_hint="--engine-seats and --exclusive",
+                param_hint="--exclusive and --engine-…",
             )
+        use.check()
         if url is not None and options:
             raise typer.BadParameter(
                 f"{shlex.join(options)} would have no effect: the server runs already. Leave one "
@@ -65,7 +92,7 @@ class EngineChoice:
                 param_hint="--engine-url",
             )
         if url is not None:
-            return cls((model,) if model else (), "", (), url, seats, exclusive)
+            return cls((model,) if model else (), "", (), url, use)
         model = model or EngineOptions(options).value("model")
         if not model:
             raise typer.BadParameter("Say which model to load.", param_hint="--model")
@@ -73,25 +100,29 @@ class EngineChoice:
             raise ObjectNotFound(
                 f"--model {model} does not exist: give a folder, or a name on the hub."
             )
-        return cls(served_names(model, options), model, tuple(options), None, client_rules)
+        return cls(served_names(model, options), model, tuple(options), None, use, client_rules)
 
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
         from batchyard.dispatch import block_name  # noqa: PLC0415
         from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415 - `--help` stays quick
+        from batchyard.engine.sharing.objective import Objective  # noqa: PLC0415
         from batchyard.engine.vllm import VllmEngine  # noqa: PLC0415
         from batchyard.services.engine_python import engine_python  # noqa: PLC0415
         from flows.worker import engine_log  # noqa: PLC0415
 
         name = self.models[0] if self.models else model
         if self.url is not None:
-            api_key = os.environ.get("BATCHYARD_ENGINE_API_KEY")
+            use, api_key = self.use, os.environ.get("BATCHYARD_ENGINE_API_KEY")
             return RemoteEngine(
                 self.url,
                 name,
                 api_key=api_key,
-                max_num_seqs=self.seats,
-                exclusive=self.exclusive,
+                max_num_seqs=use.seats,
+                exclusive=use.exclusive,
+                objective=Objective.of(use.ttft_ms, use.itl_ms, use.latency_quantile or 0.99),
+                reserve_seats=use.reserve_seats,
+                priority=use.priority,
                 ssl_context=settings.tls_context,
             )
         return VllmEngine(

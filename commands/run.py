@@ -22,7 +22,7 @@ from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location
-from commands.engine_choice import EngineChoice
+from commands.engine_choice import EngineChoice, ServerUse
 from commands.foreground import how_to_resume, prepare_prefect, run_to_end
 
 if TYPE_CHECKING:
@@ -66,7 +66,44 @@ def run(
         typer.Option(
             min=1,
             help="How many requests the server at --engine-url runs at once, its max_num_seqs. "
-            "The batch uses a quarter of them. Default: Batchyard asks the server.",
+            "The batch uses a quarter of them, and more while nobody else is there. Default: "
+            "Batchyard asks the server.",
+        ),
+    ] = None,
+    engine_ttft_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Objective for the other users of the server at --engine-url: p99 of the time to "
+            "first token in milliseconds. The batch uses as much of the server as keeps it.",
+        ),
+    ] = None,
+    engine_itl_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Objective for the other users of that server: p99 of the time between two "
+            "tokens (inter-token latency) in milliseconds.",
+        ),
+    ] = None,
+    engine_latency_quantile: Annotated[
+        float | None,
+        typer.Option(
+            min=0.5, max=0.9999, help="Another quantile than 0.99 (p99) for these objectives."
+        ),
+    ] = None,
+    engine_reserve_seats: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How many places of that server are always left free. Default: one of 16.",
+        ),
+    ] = None,
+    engine_priority: Annotated[
+        int | None,
+        typer.Option(
+            help="The priority that requests carry, for a vLLM that runs with "
+            "--scheduling-policy priority: requests with a lower one go first.",
         ),
     ] = None,
     exclusive: Annotated[
@@ -98,8 +135,15 @@ def run(
         model,
         ctx.meta["engine_options"],
         engine_url,
-        seats=engine_seats,
-        exclusive=exclusive,
+        use=ServerUse(
+            seats=engine_seats,
+            exclusive=exclusive,
+            ttft_ms=engine_ttft_ms,
+            itl_ms=engine_itl_ms,
+            latency_quantile=engine_latency_quantile,
+            reserve_seats=engine_reserve_seats,
+            priority=engine_priority,
+        ),
         client_rules=client_rules,
     )
     what: BatchRequest | str

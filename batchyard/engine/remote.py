@@ -13,7 +13,7 @@ import msgspec
 from batchyard.engine import seats
 from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, known_status
 from batchyard.engine.fan_out import answer_concurrently
-from batchyard.engine.middleware.cache_salt import FIELD, spliced
+from batchyard.engine.middleware.cache_salt import FIELD, spliced, with_member
 from batchyard.engine.progress_metrics import cache_used_of, requests_of, work_done_of
 from batchyard.engine.routes import post_routes, routes_with_field
 from batchyard.engine.sharing.controller import ShareController
@@ -55,13 +55,16 @@ class RemoteEngine:
 
     ``base_url`` is ``http://``, ``https://`` or ``unix:///path.sock``, with or without the
     ``/v1`` that request URLs begin with. ``max_num_seqs`` is how much the server runs at once;
-    None: it is asked. Unless we have it to ourselves (``exclusive``), a batch takes a quarter of
-    that, and nothing is sent while the server's queue is not empty. ``takes_cache_salt`` None: by
+    None: it is asked. Unless we have it to ourselves (``exclusive``), a batch takes only a share of
+    that, which :mod:`batchyard.engine.sharing` finds: by ``objective`` if there is one, and with
+    ``reserve_seats`` always left free. ``priority`` becomes a member of each JSON body: non-zero
+    is an error for a vLLM without ``--scheduling-policy priority``. ``takes_cache_salt`` None: by
     the server's own ``/openapi.json``. A request whose connection breaks is answered
     ``CONNECTION_LOST``; a server that cannot be connected to is
     :class:`~batchyard.errors.EngineLost`.
 
-    Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these.
+    Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these, and for users
+    to be considered on a server that has none.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class RemoteEngine:
         exclusive: bool = False,
         objective: Objective | None = None,
         reserve_seats: int | None = None,
+        priority: int | None = None,
         takes_cache_salt: bool | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
@@ -81,6 +85,7 @@ class RemoteEngine:
         self._given_seats = max_num_seqs
         self._seats = max_num_seqs or (seats.UNKNOWN_EXCLUSIVE if exclusive else seats.UNKNOWN)
         self._exclusive = exclusive
+        self._priority = priority
         self._takes_cache_salt = takes_cache_salt
         self._salted_urls: asyncio.Task[frozenset[str]] | None = None
         self._warned: set[str] = set()
@@ -88,6 +93,16 @@ class RemoteEngine:
         self._api_key = api_key
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
+        if exclusive and (objective is not None or reserve_seats is not None):
+            raise SettingsError(
+                "an exclusive server has no other users: leave out their latencies and seats, or "
+                "exclusive"
+            )
+        if reserve_seats is not None and reserve_seats >= self._seats:
+            raise SettingsError(
+                f"of {self._seats} seats fewer than {reserve_seats} can be reserved: say how many "
+                "there are with max_num_seqs or --engine-seats"
+            )
         self._gate = None if exclusive else self._new_gate(objective, reserve_seats)
 
     def __repr__(self) -> str:
@@ -198,7 +213,7 @@ class RemoteEngine:
             objective=objective,
             reserve_seats=reserve_seats,
         )
-        look = MetricsLook(lambda: self._get("/metrics"), controller)
+        look = MetricsLook(self._where, lambda: self._get("/metrics"), controller)
         return ShareGate(self._where, controller, look, expected_tokens)
 
     async def _metrics(self) -> str:
@@ -229,6 +244,8 @@ class RemoteEngine:
         salt = request.of_batch.cache_salt
         if salt is not None and await self._is_salted(request):
             body = spliced(body, salt)
+        if self._priority is not None and request.content_type == "application/json":
+            body = with_member(body, "priority", self._priority)
         headers = {"Content-Type": request.content_type, "X-Request-Id": request.request_id}
         if request.of_batch.traceparent is not None:
             headers["traceparent"] = request.of_batch.traceparent

@@ -65,6 +65,7 @@ EVENTS: Final = {
     "engine.log": "A line of a lost engine's log that says why it ended.",
     "engine.lost": "An engine ended or stopped answering; it is started again.",
     "engine.model_not_listed": "A server does not list the model; requests are sent nevertheless.",
+    "engine.objective": "A latency objective cannot be kept as it is written.",
     "engine.ready": "An engine accepts requests.",
     "engine.routes_not_read": "An engine did not say which endpoints it has.",
     "engine.seats_unknown": "A server does not say how many requests it runs at once.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchmarks import (
     cache_isolation,
     kill,
     lengths,
+    live_gaps,
     million,
     no_barrier,
     overhead,
@@ -174,11 +176,35 @@ async def test_own_caches_find_less_than_a_shared_one_on_vllm() -> None:
 @pytest.mark.slow
 @pytest.mark.vllm
 async def test_users_wait_less_beside_a_batch_that_shares_on_vllm() -> None:
-    alone, filling, sharing = await shared_server.measure(seconds=8.0)
+    alone, filling, sharing, promising = await shared_server.measure(seconds=8.0)
     assert alone.batch_rate < 5
     assert sharing.first_p50 < filling.first_p50 / 2
     assert sharing.batch_rate > filling.batch_rate / 4
-    assert "| a batch that shares it |" in shared_server.table([alone, filling, sharing])
+    assert promising.first_p50 < filling.first_p50 / 2
+    assert promising.batch_rate > 0
+    table = shared_server.table([alone, filling, sharing, promising])
+    assert "| a batch that shares it |" in table
+    assert "| one with an objective |" in table
+
+
+def test_a_batch_in_the_gaps_of_a_live_server_is_simulated() -> None:
+    cell = live_gaps.measure_cell(0, seconds=live_gaps.WARM_SECONDS + live_gaps.WINDOW_SECONDS)
+    assert cell.windows == cell.held == 1
+    assert cell.held_ungated == 0
+    alone, ours, ungated = cell.first_p99
+    assert alone < ours < 250 < ungated
+    assert cell.tokens > 0.5
+    assert "**1** / " in live_gaps.table([cell])
+
+
+def test_two_controllers_on_one_simulated_server_both_get_on() -> None:
+    kind = live_gaps.KINDS[0]
+    rate = kind.machine.capacity(*live_gaps.CHATS.mean)
+    traffic = live_gaps.Traffic.of(random.Random(1), 0.3, rate, 120.0)
+    two = [live_gaps.Controlled(kind.machine.seats, kind.objective) for _ in range(2)]
+    result = live_gaps.Simulation(kind, traffic, two, seed=1).run(120.0)
+    assert all(result.windows)
+    assert min(each.sent_ever for each in two) > 0.15 * sum(each.sent_ever for each in two)
 
 
 @pytest.mark.alone

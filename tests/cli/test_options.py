@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
 from batchyard.cli.metadata import parse_metadata
+from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.sharing.objective import Objective
 from batchyard.errors import RequestRefused
+from batchyard.settings import read_settings
 from batchyard.storage.location import parse_location
-from commands.engine_choice import EngineChoice
+from commands.engine_choice import EngineChoice, ServerUse
 from commands.run import errors_beside
 
 if TYPE_CHECKING:
@@ -61,3 +65,35 @@ def test_a_server_may_serve_any_model() -> None:
     """Without --model, lines are not held to a name."""
     assert EngineChoice.of(None, [], "http://host.example").models == ()
     assert EngineChoice.of("m", [], "http://host.example").models == ("m",)
+
+
+def test_a_server_has_the_objective_of_the_command_line() -> None:
+    use = ServerUse(seats=64, ttft_ms=250, reserve_seats=10, priority=3)
+    engine = EngineChoice.of("m", [], "http://host.example", use=use).make(read_settings(), "m")
+    assert isinstance(engine, RemoteEngine)
+    assert engine.gate is not None
+    assert engine.gate.controller.objective == Objective(0.25, None, 0.99)
+    assert (engine.window_size, engine._priority) == (54, 3)
+
+
+@pytest.mark.parametrize(
+    ("url", "use"),
+    [
+        (None, ServerUse(ttft_ms=250)),
+        (None, ServerUse(priority=0)),
+        ("http://host.example", ServerUse(exclusive=True, itl_ms=50)),
+        ("http://host.example", ServerUse(exclusive=True, reserve_seats=2)),
+        ("http://host.example", ServerUse(latency_quantile=0.9)),
+    ],
+)
+def test_ways_to_use_a_server_that_contradict_each_other_are_refused(
+    url: str | None, use: ServerUse
+) -> None:
+    with pytest.raises(typer.BadParameter):
+        EngineChoice.of("m", [], url, use=use)
+
+
+def test_client_rules_reach_the_engine(tmp_path: Path) -> None:
+    choice = EngineChoice.of(str(tmp_path), [], None, client_rules=True)
+    assert choice.client_rules
+    assert choice.use == ServerUse()

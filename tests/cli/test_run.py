@@ -358,7 +358,24 @@ def test_a_server_that_others_use_is_asked_for_few_places_and_that_is_said(
         assert "in flight" not in here(*words, *more).stderr
 
 
-@pytest.mark.parametrize("more", [("--engine-seats", "32"), ("--exclusive",)])
+def test_a_batch_runs_with_an_objective_for_the_servers_users(
+    terminal: Terminal, here: Run, engine_url: str
+) -> None:
+    """The stub's server has no such metrics: that is said, and the batch runs."""
+    ended = here(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url),
+        *("--engine-seats", "32", "--engine-ttft-ms", "250", "--engine-itl-ms", "50"),
+        *("--engine-latency-quantile", "0.95", "--engine-reserve-seats", "4"),
+        *("--engine-priority", "0"),
+    )
+    assert ended.status == 0, ended.stderr
+    assert "takes a quarter of it" in ended.stderr
+    assert ids(terminal.read("out.jsonl")) == ALL
+
+
+@pytest.mark.parametrize(
+    "more", [("--engine-seats", "32"), ("--exclusive",), ("--engine-ttft-ms", "250")]
+)
 def test_an_engine_of_our_own_has_no_places_to_share(
     here: Run, more: tuple[str, ...], tmp_path: Path
 ) -> None:

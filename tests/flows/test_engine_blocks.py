@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prefect import get_client
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from batchyard.dispatch import block_name
 from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.vllm import VllmEngine
 from batchyard.errors import ModelNotFound, SettingsError
 from batchyard.settings import Settings, read_settings
@@ -69,6 +70,43 @@ async def test_a_remote_block_makes_a_client_that_does_not_show_its_key(settings
     engine = await engine_from_block(settings, "far")
     assert isinstance(engine, RemoteEngine)
     assert "sk-canary" not in repr(block) + repr(engine)
+
+
+async def test_a_remote_block_has_an_objective_for_the_servers_users(settings: Settings) -> None:
+    block = RemoteEngineBlock(
+        model="live",
+        base_url="http://10.0.0.5",
+        max_num_seqs=64,
+        ttft_ms=250,
+        itl_ms=50,
+        latency_quantile=0.95,
+        reserve_seats=10,
+        priority=5,
+    )
+    await block.save("live")
+    engine = await engine_from_block(settings, "live")
+    assert isinstance(engine, RemoteEngine)
+    assert engine.gate is not None
+    assert engine.gate.controller.objective == Objective(0.25, 0.05, 0.95)
+    assert engine.window_size == 54
+    assert engine._priority == 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"exclusive": True, "ttft_ms": 100},
+        {"exclusive": True, "reserve_seats": 1},
+        {"max_num_seqs": 8, "reserve_seats": 8},
+        {"ttft_ms": 0},
+        {"itl_ms": float("inf")},
+        {"ttft_ms": 100, "latency_quantile": 1},
+        {"priority": 2**63},
+    ],
+)
+def test_a_remote_block_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RemoteEngineBlock(model="m", base_url="http://10.0.0.5", **fields)
 
 
 async def test_without_a_block_the_message_says_which_to_make(settings: Settings) -> None:

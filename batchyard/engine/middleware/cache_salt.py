@@ -35,13 +35,27 @@ def spliced(body: bytes, salt: str) -> bytes:
     Of a key that occurs twice the last one counts, so a ``cache_salt`` of the body's own has no
     effect but through :func:`combined`. What is not an object is returned as it is.
     """
-    end = body.rstrip()
-    if not (end.startswith(b"{") and end.endswith(b"}")):
+    if not _is_object(body):
         return body
-    inside = end[:-1].rstrip()
+    return with_member(body, FIELD, combined(salt, _own_salt(body)))
+
+
+def with_member(body: bytes, name: str, value: str | int) -> bytes:
+    """A JSON object with one more member, the last one, and otherwise the same bytes.
+
+    What is not an object is returned as it is.
+    """
+    if not _is_object(body):
+        return body
+    inside = body.rstrip()[:-1].rstrip()
     comma = b"" if inside == b"{" else b","
-    member = f'"{FIELD}":{json.dumps(combined(salt, _own_salt(body)))}'
+    member = f'"{name}":{json.dumps(value)}'
     return b"%b%b%b}" % (inside, comma, member.encode())
+
+
+def _is_object(body: bytes) -> bool:
+    end = body.rstrip()
+    return end.startswith(b"{") and end.endswith(b"}")
 
 
 def _own_salt(body: bytes) -> Any:

@@ -33,6 +33,11 @@ class Budget:
             self._late -= old.late
 
     @property
+    def is_known(self) -> bool:
+        """Whether anything was seen."""
+        return self._total > 0
+
+    @property
     def used(self) -> float:
         """1: just as much as is allowed."""
-        return self._late / (self._allowed * self._total) if self._total else 0.0
+        return self._late / (self._allowed * self._total) if self.is_known else 0.0

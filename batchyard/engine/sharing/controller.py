@@ -102,7 +102,7 @@ class ShareController:
             return
         self.seats = seats
         reserve = self._given_reserve
-        self.reserve = max(1, seats // RESERVE) if reserve is None else reserve
+        self.reserve = max(1, seats // RESERVE) if reserve is None else min(reserve, seats - 1)
         self._crowd = Crowd(seats)
         self._shares = [Share(self.quarter * part) for part in _FIRST_SHARES]
 
@@ -230,8 +230,20 @@ class ShareController:
             late_inter and self._inter.used > _MARGIN
         ):
             self._shrink(now)
-        elif not (late_first or late_inter) and now >= self._settled_at:
+        elif not (late_first or late_inter) and now >= self._settled_at and self._is_measured:
             self._grow(seconds)
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether the engine says how long what was promised takes."""
+        goal = self.objective
+        return goal is not None and all(
+            promised is None or budget.is_known
+            for promised, budget in (
+                (goal.first_token_seconds, self._first),
+                (goal.inter_token_seconds, self._inter),
+            )
+        )
 
     def _shrink(self, now: float) -> None:
         """Once for each time that what is in flight needs to leave."""

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
 from batchyard.engine.sharing import controller as rules
 from batchyard.engine.sharing import gate as gates
 from batchyard.engine.sharing.controller import ShareController
 from batchyard.engine.sharing.gate import ShareGate
 from batchyard.engine.sharing.metrics_look import MetricsLook
+from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.sharing.request_size import expected_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
 SOON_SECONDS = 5.0
 
@@ -53,10 +55,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "TOLD_AFTER_SECONDS", 0.05)
 
 
-def new_gate(server: Server, seats: int = 32) -> ShareGate:
-    controller = ShareController(seats)
+def new_gate(server: Server, objective: Objective | None = None) -> ShareGate:
+    controller = ShareController(32, objective=objective)
     return ShareGate(
-        "http://engine", controller, MetricsLook(server.metrics, controller), expected_tokens
+        "http://engine",
+        controller,
+        MetricsLook("http://engine", server.metrics, controller),
+        expected_tokens,
     )
 
 
@@ -175,3 +180,101 @@ async def test_a_pause_that_nobody_waits_for_is_not_logged(
     async with watched(server, has_requests=False):
         await looked(server, 20)
     assert "engine.busy" not in caplog.text
+
+
+# -- an objective ---------------------------------------------------------------------------
+
+
+def with_latencies(bound: str) -> tuple[int, bytes]:
+    status, body = waiting(0)
+    line = f'\nvllm:time_to_first_token_seconds_bucket{{engine="0",le="{bound}"}} 5.0'
+    return status, body + line.encode()
+
+
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [
+        (with_latencies("0.1"), "up to 100 ms: the objective of 200 ms is kept as that"),
+        (with_latencies("0.5"), "do not count a time to first token of 200 ms"),
+        ((404, b""), "has no metrics of vLLM, so the batch takes a quarter"),
+    ],
+)
+async def test_an_objective_that_the_server_cannot_show_is_logged_once(
+    says: tuple[int, bytes], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(says)
+    gate = new_gate(server, Objective(first_token_seconds=0.2))
+    for _ in range(3):
+        await gate._look()
+    assert [text in one.getMessage() for one in caplog.records] == [True]
+
+
+async def test_an_objective_at_a_bound_is_not_talked_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = new_gate(Server(with_latencies("0.2")), Objective(first_token_seconds=0.2))
+    await gate._look()
+    assert not caplog.records
+
+
+# -- what is in flight ----------------------------------------------------------------------
+
+
+def request(tag: int) -> EngineRequest:
+    return EngineRequest(tag, "/v1/x", b"{}", f"r{tag}")
+
+
+async def answers_to(
+    requests: AsyncIterable[EngineRequest | Abort],
+) -> AsyncGenerator[EngineAnswer, None]:
+    """Answers the second of two, and never the first."""
+    async for one in requests:
+        if isinstance(one, EngineRequest) and one.tag == 2:
+            yield EngineAnswer(2, 200)
+
+
+async def two(*more: Abort) -> AsyncIterator[EngineRequest | Abort]:
+    for one in (request(1), *more, request(2)):
+        yield one
+
+
+async def test_what_is_in_flight_is_counted_until_its_answer_or_the_end_of_its_stream() -> None:
+    gate = new_gate(Server(waiting(0)))
+    stream = gate.stream(two(Abort(1)), answers_to)
+    assert (await anext(stream)).tag == 2
+    assert gate.controller.in_flight == 1
+    await stream.aclose()
+    assert gate.controller.in_flight == 0
+
+
+async def test_streams_of_two_windows_do_not_count_for_each_other() -> None:
+    """Both number their requests from one."""
+    gate = new_gate(Server(waiting(0)))
+    streams = [gate.stream(two(), answers_to) for _ in range(2)]
+    for stream in streams:
+        await anext(stream)
+    assert gate.controller.in_flight == 2
+    await streams[0].aclose()
+    assert gate.controller.in_flight == 1
+    await streams[1].aclose()
+
+
+async def test_a_gate_that_was_closed_by_its_own_pace_opens_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not only at the next look."""
+    monkeypatch.setattr(gates, "POLL_SECONDS", 60.0)
+    monkeypatch.setattr(rules, "STALE_SECONDS", 60.0)
+    calls: list[int] = []
+    gate = new_gate(Server(waiting(0)))
+    gate.controller.sent(0.0, "before", 1.0)
+    gate.controller.ended(2.4, "before")
+    task = asyncio.create_task(gate.watch(lambda: calls.append(1), bool))
+    await until(lambda: bool(calls))
+    calls.clear()
+    gate._sent(object(), request(1))
+    assert not gate.is_open
+    await until(lambda: bool(calls))
+    assert gate.is_open
+    task.cancel()
+    await asyncio.wait([task])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,10 @@ from batchyard.engine.base import BatchTraits, EngineRequest
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.routes import routes_with_field
 from batchyard.engine.seats import seats_of
-from batchyard.errors import EngineLost
+from batchyard.engine.sharing import controller
+from batchyard.engine.sharing import gate as gates
+from batchyard.engine.sharing.objective import Objective
+from batchyard.errors import EngineLost, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,6 +38,7 @@ SALTED_CHAT = {
     },
     "components": {"schemas": {"C": {"properties": {"model": {}, "cache_salt": {}}}}},
 }
+_looks = itertools.count()
 INFO = {"vllm_config": {"scheduler_config": {"max_num_seqs": 32}}}
 
 
@@ -100,8 +106,8 @@ def salted(tag: int = 1, *, content_type: str = "application/json") -> EngineReq
     ("options", "window"),
     [
         ({}, 8),
-        ({"max_num_seqs": 32}, 28),
-        ({"max_num_seqs": 256}, 224),
+        ({"max_num_seqs": 32}, 30),
+        ({"max_num_seqs": 256}, 240),
         ({"max_num_seqs": 3}, 2),
         ({"max_num_seqs": 32, "reserve_seats": 12}, 20),
         ({"exclusive": True}, 512),
@@ -120,11 +126,11 @@ async def test_a_server_in_development_mode_is_asked_for_its_seats() -> None:
     ranks = {"vllm_config": {**INFO["vllm_config"], "parallel_config": {"data_parallel_size": 3}}}
     async with served(server_info=ranks) as server:
         async with started(server.url) as engine:
-            assert (engine.max_num_seqs, engine.window_size) == (96, 84)
+            assert (engine.max_num_seqs, engine.window_size) == (96, 90)
         async with started(server.url, exclusive=True) as engine:
             assert engine.window_size == 192
         async with started(server.url, max_num_seqs=16) as engine:
-            assert engine.window_size == 14
+            assert engine.window_size == 15
 
 
 async def test_a_server_that_does_not_tell_is_taken_to_be_small_and_that_is_said(
@@ -217,6 +223,32 @@ def test_a_field_is_found_in_a_choice_of_bodies() -> None:
     assert routes_with_field(b"<html>", "cache_salt") == frozenset()
 
 
+# -- priority -------------------------------------------------------------------------------
+
+
+async def test_requests_carry_the_operators_priority_and_otherwise_their_bytes() -> None:
+    """Of a key that occurs twice the last one counts."""
+    async with served() as server, started(server.url, priority=7) as engine:
+        own = EngineRequest(2, CHAT, b'{"priority": -9,  "model": "m"}', "r2")
+        await send(engine, EngineRequest(1, CHAT, BODY, "r1"), own)
+    assert sorted(server.bodies) == [
+        b'{"model": "m", "messages": [],"priority":7}',
+        b'{"priority": -9,  "model": "m","priority":7}',
+    ]
+
+
+async def test_a_salt_and_a_priority_are_both_carried_and_a_form_has_neither() -> None:
+    async with (
+        served(openapi_json=SALTED_CHAT) as server,
+        started(server.url, priority=1) as engine,
+    ):
+        await send(engine, salted(1), salted(2, content_type="multipart/form-data;boundary=b"))
+    bodies = sorted(server.bodies, key=len)
+    assert bodies[0] == BODY
+    sent = json.loads(bodies[1])
+    assert (sent["cache_salt"], sent["priority"]) == ("s", 1)
+
+
 # -- the gate -------------------------------------------------------------------------------
 
 
@@ -230,3 +262,56 @@ async def test_the_gate_of_a_started_engine_reads_the_servers_metrics() -> None:
         task.cancel()
         await asyncio.wait([task])
         assert gate.is_open
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exclusive": True, "objective": Objective(0.25)},
+        {"exclusive": True, "reserve_seats": 4},
+        {"max_num_seqs": 8, "reserve_seats": 8},
+    ],
+)
+def test_options_that_leave_nobody_anything_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError):
+        RemoteEngine("http://127.0.0.1:1", "m", **options)
+
+
+async def all_late(_: web.Request) -> web.Response:
+    """Of each look ten more first tokens that took too long."""
+    late = 10 * next(_looks)
+    labels = 'engine="0",model_name="m"'
+    return web.Response(
+        text=f"vllm:num_requests_running{{{labels}}} 0\nvllm:num_requests_waiting{{{labels}}} 0\n"
+        f'vllm:time_to_first_token_seconds_bucket{{{labels},le="0.25"}} 0\n'
+        f'vllm:time_to_first_token_seconds_bucket{{{labels},le="+Inf"}} {late}\n'
+    )
+
+
+async def test_an_objective_of_the_engine_is_judged_by_the_servers_histograms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With every first token late, a batch that might have 30 requests in flight has one."""
+    monkeypatch.setattr(gates, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(controller, "_MOST_SETTLING_SECONDS", 0.0)
+    app = web.Application()
+    app.router.add_get("/metrics", all_late)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with started(url, max_num_seqs=32, objective=Objective(0.25)) as engine:
+            gate = engine.gate
+            assert gate is not None
+            assert gate.controller.quarter == 8
+            task = asyncio.create_task(gate.watch(lambda: None, lambda: True))
+            async with asyncio.timeout(20):
+                while gate.controller.share(time.monotonic()) > 1 or not gate.is_open:  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(0.01)
+            gate.controller.sent(time.monotonic(), "one", 100)
+            assert not gate.is_open
+            task.cancel()
+            await asyncio.wait([task])
+    finally:
+        await runner.cleanup()
