@@ -139,14 +139,24 @@ async def test_a_block_with_fields_of_another_version_is_named(settings: Setting
 
 @pytest.mark.parametrize(
     ("name", "saved"),
-    [("vllm", "qwen-qwen3-8b"), ("remote", "qwen-qwen3-8b"), ("s3", "default")],
+    [
+        ("vllm", "qwen-qwen3-8b"),
+        ("remote", "qwen-qwen3-8b"),
+        ("objective", "qwen-qwen3-8b"),
+        ("s3", "default"),
+    ],
 )
 def test_the_programs_of_the_page_save_blocks(name: str, saved: str) -> None:
     """docs/how-to/configure-engines.md: what each gives to Python, and the block that it names."""
     text = block("docs/how-to/configure-engines.md", name)
     program, _, rest = text.removeprefix("python - <<'EOF'\n").partition("EOF\n")
     exec(program, {})  # noqa: S102 - it is the page's
-    kinds = {"vllm": VllmEngineBlock, "remote": RemoteEngineBlock, "s3": S3CredentialsBlock}
+    kinds = {
+        "vllm": VllmEngineBlock,
+        "remote": RemoteEngineBlock,
+        "objective": RemoteEngineBlock,
+        "s3": S3CredentialsBlock,
+    }
     kind = kinds[name]
     assert kind.load(saved)
     if rest:
