@@ -1,4 +1,4 @@
-"""How many requests a server runs at once, and how many of these places a batch may take."""
+"""How many requests a server runs at once, by its own words or by a guess."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ from typing import Final
 
 import msgspec
 
-SHARE: Final = 4
-"""On a server that others use, a batch takes one place of this many."""
 UNKNOWN: Final = 32
 """For a server that others use and that does not tell: fewer than vLLM has by default."""
 UNKNOWN_EXCLUSIVE: Final = 256
 """For a server that no one else uses and that does not tell: a queue there keeps no one waiting."""
-
-
-def window_size(seats: int, *, exclusive: bool) -> int:
-    """Requests in flight: where no one else waits, the next step of the engine is always full."""
-    return 2 * seats if exclusive else max(1, seats // SHARE)
 
 
 def seats_of(server_info: bytes) -> int | None:

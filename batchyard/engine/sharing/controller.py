@@ -28,7 +28,7 @@ RESERVE: Final = 16
 """One seat of this many is left free, where the operator does not say how many."""
 FLOOR: Final = 32
 """With an objective a batch may always have one seat of this many if it is free: it gets on."""
-FRESH_SECONDS: Final = 1.0
+FRESH_SECONDS: Final = 2.0
 """An older observation is stale: one request at a time is sent."""
 STALE_SECONDS: Final = 3.0
 """After this nothing is sent: a few looks may fail."""
