@@ -98,11 +98,8 @@ class RemoteEngine:
                 "an exclusive server has no other users: leave out their latencies and seats, or "
                 "exclusive"
             )
-        if reserve_seats is not None and reserve_seats >= self._seats:
-            raise SettingsError(
-                f"of {self._seats} seats fewer than {reserve_seats} can be reserved: say how many "
-                "there are with max_num_seqs or --engine-seats"
-            )
+        if max_num_seqs is not None and (reserve_seats or 0) >= max_num_seqs:
+            raise SettingsError(f"of {max_num_seqs} seats fewer than {reserve_seats} can be kept")
         self._gate = None if exclusive else self._new_gate(objective, reserve_seats)
 
     def __repr__(self) -> str:

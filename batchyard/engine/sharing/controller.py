@@ -15,7 +15,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from batchyard.engine.sharing.budget import Budget
-from batchyard.engine.sharing.crowd import Crowd
+from batchyard.engine.sharing.crowd import MEMORY_SECONDS, Crowd
 from batchyard.engine.sharing.share import Share
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class ShareController:
             self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
 
     def lost(self, key: object) -> None:
-        """It went away with its stream, which says nothing about how long it would have taken."""
+        """It went away without an answer, which says nothing of how long one takes."""
         tokens, _, level = self._in_flight.pop(key, (0.0, 0.0, 0))
         self._sent_at[level] -= tokens
         self._tokens = max(0.0, self._tokens - tokens) if self._in_flight else 0.0
@@ -162,7 +162,7 @@ class ShareController:
         self._observed_at, self._is_blind = now, False
         self._note_quiet(seconds, seen)
         self._live, self._waiting = seen.live, seen.waiting
-        self._crowd.see(now, seen.live, self._seconds or 1.0)
+        self._crowd.see(now, seen.live, min(self._seconds or 1.0, MEMORY_SECONDS))
         if self.objective is not None:
             self._judge(now, seconds, seen)
         level = sum(seen.live > self.seats * end for end in _LEVELS)

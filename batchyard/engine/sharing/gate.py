@@ -84,8 +84,7 @@ class ShareGate:
                 contextlib.aclosing(answers_of(counted)) as answers,
             ):
                 async for answer in answers:
-                    is_refused = answer.status in _REFUSALS
-                    self._ended(keys.pop(answer.tag, None), is_refused=is_refused)
+                    self._ended(keys.pop(answer.tag, None), answer.status)
                     yield answer
         finally:
             for key in keys.values():
@@ -133,8 +132,11 @@ class ShareGate:
                 self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(pause, self._call_if_open)
 
-    def _ended(self, key: object, *, is_refused: bool) -> None:
-        self.controller.ended(time.monotonic(), key, is_refused=is_refused)
+    def _ended(self, key: object, status: int | None) -> None:
+        if status is None:
+            self.controller.lost(key)
+        else:
+            self.controller.ended(time.monotonic(), key, is_refused=status in _REFUSALS)
 
     def _call_if_open(self) -> None:
         if self.is_open:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard.engine.sharing.observation import NONE, Latencies, Observation
 
 if TYPE_CHECKING:
     from batchyard.engine.sharing.objective import Objective
+
+_MOST_REQUESTS: Final = 1e9
+"""A server need not mean well: more is not believed, and never infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class ServerLook:
     def observation(self, load: ServerLoad, ours: float) -> Observation:
         """What has happened since the last look; ``ours``: at most so many requests are ours."""
         before, self._before = self._before, load
-        live = max(0.0, load.running + load.waiting - ours)
+        live = min(_MOST_REQUESTS, max(0.0, load.running + load.waiting - ours))
         goal = self._objective
         if goal is None or before is None:
             return Observation(live, load.waiting)
@@ -67,7 +70,7 @@ class ServerLook:
 
 def _since(before: Histogram, now: Histogram, most_seconds: float | None) -> Latencies:
     total = now.total - before.total
-    if most_seconds is None or total <= 0:
+    if most_seconds is None or not 0 < total < math.inf:
         # Fewer than before: another server, or one that was started again.
         return NONE
     late = total - (now.within(most_seconds) - before.within(most_seconds))

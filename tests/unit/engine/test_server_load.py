@@ -92,6 +92,14 @@ def test_what_is_ours_is_not_live() -> None:
     assert look.observation(load(Histogram(), running=3), 5).live == 0
 
 
+def test_numbers_without_bound_are_not_believed() -> None:
+    look = ServerLook(GOAL)
+    look.observation(load(counted(0, 0, 1e308), running=1e308), 0)
+    seen = look.observation(load(counted(0, 0, math.inf), running=1.7e308, waiting=1.7e308), 0)
+    assert seen.live == 1e9
+    assert seen.first_token == NONE
+
+
 @pytest.mark.parametrize(
     ("body", "tokens"),
     [
