@@ -106,6 +106,7 @@ def test_numbers_without_bound_are_not_believed() -> None:
         (b'{"prompt": "aaaaaaaa", "max_tokens": 16}', 10 + 16),
         (b'{"max_completion_tokens" : 300, "x": 1}', 39 / 4 + 300),
         (b'{"input": "a"}', 14 / 4 + 256),
+        (b'{"max_tokens": 900000000, "x": 1}' + b" " * 200_000, 32_768 + 4_096),
     ],
 )
 def test_a_requests_tokens_are_guessed(body: bytes, tokens: float) -> None:
