@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.vllm import VllmEngine
+from batchyard.hours import Hours, HoursWindow
 
 if TYPE_CHECKING:
     import ssl
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 _MODEL = (
     "The name that request bodies carry. The block's own name is the same in lower case, with "
     "hyphens: org/Model-3.1-8B is org-model-3-1-8b."
+)
+_BATCH_HOURS = (
+    'When batches may use the engine, such as [{"cron": "0 20 * * 1-5", "until": "06:00", '
+    '"timezone": "Europe/Berlin"}]. Empty: at any time.'
 )
 
 
@@ -43,6 +48,12 @@ class VllmEngineBlock(Block):
         default_factory=dict,
         description='Environment variables of the engine, such as {"HF_HOME": "/data/models"}.',
     )
+    batch_hours: list[HoursWindow] = Field(default_factory=list, description=_BATCH_HOURS)
+
+    @property
+    def hours(self) -> Hours:
+        """When batches may use the engine."""
+        return Hours(tuple(self.batch_hours))
 
     @field_validator("options")
     @classmethod
@@ -123,6 +134,12 @@ class RemoteEngineBlock(Block):
         description="Whether requests carry their tenant's cache_salt, which vLLM accepts and "
         "other servers may refuse. ask: if the server's /openapi.json names it.",
     )
+    batch_hours: list[HoursWindow] = Field(default_factory=list, description=_BATCH_HOURS)
+
+    @property
+    def hours(self) -> Hours:
+        """When batches may use the engine."""
+        return Hours(tuple(self.batch_hours))
 
     @model_validator(mode="after")
     def _has_users_to_consider(self) -> Self:

@@ -14,6 +14,7 @@ from batchyard.batch_error import first_error_words
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.runner.hours_watch import until_open
 from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
 from batchyard.services import story
 from batchyard.services.held_batches import BatchEnded
@@ -128,7 +129,8 @@ async def _run(services: Services, lease: LeasedBatch) -> None:
     else:
         # Not as a subflow: Prefect is at times two seconds in recording one.
         batch = await services.store.batches.get(lease.id)
-        await serve(services, str(batch.model), batch_id=lease.id)
+        if await until_open(services, lease.id, str(batch.model)):
+            await serve(services, str(batch.model), batch_id=lease.id)
 
 
 def _final_state(batch: BatchRecord) -> State:

@@ -23,6 +23,7 @@ from batchyard.errors import (
 )
 from batchyard.logs import event_logger
 from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF, STOPPED
+from batchyard.runner.hours_watch import HoursOver, check_hours
 from batchyard.runner.machine_pause import MachinePaused, check_machine, record_failure
 from batchyard.runner.run import Runner
 from batchyard.runner.slot import NoSlotFree, engine_slot
@@ -74,6 +75,7 @@ async def _serve_with_services(model: str, stop: StopSignal) -> State:
 async def _serve_here(services: Services, model: str, stop: StopSignal) -> State:
     """Serve the model on this machine. A failure to do so counts against the machine."""
     try:
+        await check_hours(services, model)
         await check_machine(services, model)
         with defects_as_ours("serving chunks"):
             async with _devices_for(services, model) as engine:
@@ -82,6 +84,8 @@ async def _serve_here(services: Services, model: str, stop: StopSignal) -> State
         return Completed(name=NO_SLOT, message=str(error))
     except MachinePaused as error:
         return Completed(name=MACHINE_PAUSED, message=str(error))
+    except HoursOver as reason:
+        return Completed(name=PUT_OFF, message=f"It waits: {reason}")
     except ModelNotFound as error:
         return Completed(name=NO_ENGINE, message=str(error))
     except (StoreError, StorageError, DispatchFailed):

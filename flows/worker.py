@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prefect.blocks.core import Block
 
     from batchyard.engine.base import Engine
+    from batchyard.hours import Hours
 
 
 log = event_logger(__name__)
@@ -60,6 +61,7 @@ async def worker_services() -> AsyncIterator[Services]:
         engine_for=engine_for,
         credentials=credentials_from_block,
         why_not_offered=OfferedModels().why_not,
+        hours_of=hours_from_block,
     ) as services:
         yield services
 
@@ -72,17 +74,28 @@ async def engine_from_block(settings: Settings, model: str) -> Engine:
     :class:`~batchyard.errors.DispatchFailed` where Prefect does not answer.
     """
     name = block_name(model)
-    if (vllm := await _load(VllmEngineBlock, name)) is not None:
-        _check_model(name, vllm.model, model)
-        _check_weights(name, vllm.weights or vllm.model)
-        return vllm.build(
-            python=engine_python(settings),
-            log_path=engine_log(settings, name),
-            media_domains=settings.bodies.media_domains,
-        )
-    if (remote := await _load(RemoteEngineBlock, name)) is not None:
-        _check_model(name, remote.model, model)
-        return remote.build(settings.tls_context)
+    block = await _engine_block(model)
+    if isinstance(block, RemoteEngineBlock):
+        return block.build(settings.tls_context)
+    _check_weights(name, block.weights or block.model)
+    return block.build(
+        python=engine_python(settings),
+        log_path=engine_log(settings, name),
+        media_domains=settings.bodies.media_domains,
+    )
+
+
+async def hours_from_block(model: str) -> Hours:
+    """When batches may use the engine of the block; raises what :func:`engine_from_block` does."""
+    return (await _engine_block(model)).hours
+
+
+async def _engine_block(model: str) -> VllmEngineBlock | RemoteEngineBlock:
+    name = block_name(model)
+    for kind in (VllmEngineBlock, RemoteEngineBlock):
+        if (block := await _load(kind, name)) is not None:
+            _check_model(name, block.model, model)
+            return block
     raise ModelNotFound(
         f"No engine is set up for the model {model}: create a block named {name} of the type "
         f"{VllmEngineBlock.get_block_type_slug()} or {RemoteEngineBlock.get_block_type_slug()}."

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from batchyard.hours import ALWAYS, Hours, HoursWindow
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ON_ITS_WAY = ("SCHEDULED",)
 BEGUN = ("PENDING", "RUNNING", "CANCELLING")
@@ -55,6 +59,21 @@ class OfferedModel:
 
     name: str
     created_at: int
+    hours: Hours | None = ALWAYS
+    """When batches may use its engine; None: what the block says of it means nothing."""
+
+
+def offered_model_from(documents: Sequence[Mapping[str, Any]]) -> OfferedModel:
+    """The model of these engine blocks, which all name it; the first of them is the one used."""
+    created = min(datetime.fromisoformat(each["created"]) for each in documents)
+    data = documents[0]["data"]
+    try:
+        windows = msgspec.convert(data.get("batch_hours") or (), tuple[HoursWindow, ...])
+    except msgspec.ValidationError:
+        hours = None
+    else:
+        hours = Hours(windows)
+    return OfferedModel(data["model"], int(created.timestamp()), hours)
 
 
 @dataclass(frozen=True, slots=True)

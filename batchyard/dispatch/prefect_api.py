@@ -18,6 +18,7 @@ from batchyard.dispatch.prefect_answers import (
     OfferedModel,
     flow_run_from,
     log_line_from,
+    offered_model_from,
 )
 from batchyard.dispatch.prefect_http import Missing, PrefectHttp
 
@@ -237,13 +238,14 @@ class PrefectApi(PrefectHttp):
             documents += page
             if len(page) < _PAGE:
                 break
-        oldest: dict[str, int] = {}
+        # Of two blocks for a model, the runner takes the one of the first type.
+        documents.sort(key=lambda document: ENGINE_BLOCKS.index(_block_type(document)))
+        by_model: dict[str, list[Mapping[str, Any]]] = {}
         for document in documents:
             name = (document.get("data") or {}).get("model")
             if isinstance(name, str) and name:
-                created_at = int(datetime.fromisoformat(document["created"]).timestamp())
-                oldest[name] = min(created_at, oldest.get(name, created_at))
-        return [OfferedModel(name, oldest[name]) for name in sorted(oldest)]
+                by_model.setdefault(name, []).append(document)
+        return [offered_model_from(by_model[name]) for name in sorted(by_model)]
 
     async def _filter(self, wanted: Mapping[str, Any]) -> list[FlowRun]:
         runs: list[FlowRun] = []
@@ -256,6 +258,11 @@ class PrefectApi(PrefectHttp):
 
     async def _deployment_id(self, deployment: str) -> str:
         return str((await self._call("GET", f"/deployments/name/{deployment}")).json["id"])
+
+
+def _block_type(document: Mapping[str, Any]) -> str:
+    slug = str((document.get("block_type") or {}).get("slug"))
+    return slug if slug in ENGINE_BLOCKS else ENGINE_BLOCKS[-1]
 
 
 def _scheduled(now: datetime | None, after_seconds: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchyard.dispatch.engine_hours import EngineHours
 from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
@@ -70,6 +71,9 @@ class RunnerScheduler:
         self._store = store
         self._settings = settings
         self._owner = owner
+        self._hours = EngineHours(api, store)
+        self._closed: dict[str, str] = {}
+        """Why models that have work wait for their engines' hours."""
         self._watches: dict[str, ModelWatch] = {}
         self._troubles: dict[str, str] = {}
         self._suspects: set[str] = set()
@@ -92,7 +96,9 @@ class RunnerScheduler:
             self._watches.clear()
             return ()
         demand = await self._store.chunks.demand()
-        await self._end_lost(await self._store.database.now())
+        now = await self._store.database.now()
+        await self._end_lost(now)
+        self._closed = await self._hours.closed([entry.model for entry in demand], now)
         self._watch(demand)
         pools = await self._read_pools({self._settings.pool_of(entry.model) for entry in demand})
         if not pools:
@@ -112,13 +118,15 @@ class RunnerScheduler:
         self._note(runners, pools, rows, now)
         decision = plan_runners(
             self._limits(pools, runners, now),
-            self._work(demand, {entry.model for entry in given_up}, now),
+            self._work(demand, {entry.model for entry in given_up} | self._closed.keys(), now),
             runners,
             await self._rates(),
             now=now,
             swap_seconds=self._settings.swap_seconds,
         )
-        await self._drain([row for row in rows if row.id in decision.drain])
+        await self._drain(
+            [row for row in rows if row.id in decision.drain or row.model in self._closed]
+        )
         await self._start(decision.start, pools)
         for entry in given_up:
             self._watches.pop(entry.model, None)
@@ -132,7 +140,8 @@ class RunnerScheduler:
     @property
     def waits(self) -> dict[str, str]:
         """Why models that have work are not served now; models that are served are not named."""
-        return {model: watch.reason for model, watch in self._watches.items() if watch.reason}
+        reasons = {model: watch.reason for model, watch in self._watches.items() if watch.reason}
+        return reasons | self._closed
 
     async def close(self) -> None:
         """Release the scheduler's lease."""
@@ -231,9 +240,15 @@ class RunnerScheduler:
     # -- what we remember -------------------------------------------------------------------
 
     def _watch(self, demand: Sequence[ModelDemand]) -> None:
-        """A model without work is forgotten: what happens later is not held against it."""
+        """A model without work is forgotten: what happens later is not held against it.
+
+        Nor is the time in which its engine's hours are over.
+        """
+        known = {
+            model: watch for model, watch in self._watches.items() if model not in self._closed
+        }
         self._watches = {
-            entry.model: self._watches.get(entry.model) or ModelWatch.of(entry) for entry in demand
+            entry.model: known.get(entry.model) or ModelWatch.of(entry) for entry in demand
         }
 
     async def _count_ends(
@@ -316,7 +331,7 @@ class RunnerScheduler:
     # -- what to do -------------------------------------------------------------------------
 
     def _work(
-        self, demand: Sequence[ModelDemand], given_up: set[str], now: float
+        self, demand: Sequence[ModelDemand], not_now: set[str], now: float
     ) -> list[ModelWork]:
         return [
             ModelWork(
@@ -330,7 +345,7 @@ class RunnerScheduler:
                 may_start=now >= self._watches[entry.model].start_after,
             )
             for entry in demand
-            if entry.model not in given_up
+            if entry.model not in not_now
         ]
 
     def _limits(

@@ -20,6 +20,7 @@ from batchyard.runner.cache_watch import CacheWatch
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.claims import Claims
 from batchyard.runner.counts import RunnerCounts
+from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.learning import Learning
 from batchyard.runner.load_meter import LoadMeter
@@ -88,6 +89,7 @@ class Runner:
         self._owner = f"runner_{secrets.token_hex(16)}"
         self._registration: Registration | None = None
         self._is_draining = False
+        self._hours = HoursWatch(services, model)
         self._pace: Pace | None = None
         self.answered = 0
         """Requests answered by this runner."""
@@ -298,10 +300,16 @@ class Runner:
     # -- leases -----------------------------------------------------------------------------
 
     async def _next(self) -> ChunkLease | None:
+        await self._hours.look()
+        if self._hours.is_over and not self._is_draining:
+            log.info("runner.hours_over", model=self.model, runner=self._owner)
+            self.drain()
         return None if self._is_draining else await self._claims.next()
 
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:
+            if self._is_draining and not self._held:
+                return True
             chunks = await self.services.store.chunks.summary(self.batch_id)
             if chunks.pending == 0 and chunks.leased == len(self._held):
                 return True

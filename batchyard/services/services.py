@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from batchyard.engine.base import Engine
+    from batchyard.hours import Hours
     from batchyard.services.held_batches import HeldBatches
     from batchyard.settings import Settings
     from batchyard.storage.access import FindCredentials, Location
@@ -76,6 +77,9 @@ class Services:
     on_progress: Callable[[Progress], None] = ignore_progress
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known
     """Why no engine serves a model; None: one does, or it is not known."""
+    hours_of: Callable[[str], Awaitable[Hours]] | None = None
+    """When batches may use a model's engine, as its block says; None: the engines of this process
+    have no blocks, and no hours."""
     held: HeldBatches | None = None
     """The batches that this process has leased, where it takes batches to their ends."""
 
@@ -118,6 +122,7 @@ async def open_services(
     credentials: FindCredentials = credentials_of_environment,
     on_progress: Callable[[Progress], None] = ignore_progress,
     why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known,
+    hours_of: Callable[[str], Awaitable[Hours]] | None = None,
     checks_keys: bool = True,
 ) -> AsyncIterator[Services]:
     """Open the database, the object store and a scratch folder; close them at the end.
@@ -149,6 +154,7 @@ async def open_services(
                 access_with(settings, credentials),
                 on_progress,
                 why_not_offered,
+                hours_of,
             )
             with as_current(services):
                 yield services

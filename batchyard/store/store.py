@@ -20,6 +20,7 @@ from batchyard.store.figures import FiguresReader
 from batchyard.store.file.files import Files
 from batchyard.store.leases import Leases
 from batchyard.store.overview import Overview
+from batchyard.store.runner.hours import EngineHours
 from batchyard.store.runner.rates import Rates
 from batchyard.store.runner.runners import Runners
 from batchyard.store.schema import check, upgrade
@@ -57,6 +58,7 @@ class Store:
     leases: Leases
     rates: Rates
     lengths: LearnedLengths
+    engine_hours: EngineHours
     tenants: Tenants
     cache_salts: CacheSalts
     usage: Usage
@@ -111,6 +113,7 @@ async def open_store(
             leases=Leases(database),
             rates=Rates(database),
             lengths=LearnedLengths(database),
+            engine_hours=EngineHours(database),
             tenants=Tenants(database),
             cache_salts=CacheSalts(database),
             usage=Usage(database),

@@ -149,6 +149,10 @@ class BatchSchedule(Aggregate):
         if changed:
             await self._write_waits(changed)
 
+    async def record_wait(self, batch_id: str, reason: str | None) -> None:
+        """Record why one batch in progress waits, where nobody does it for all; None: it does not."""
+        await self._write_waits([{"batch_id": batch_id, "new_reason": reason}])
+
     @reads
     async def _changed_waits(
         self, connection: AsyncConnection, reasons: Mapping[str, str]

@@ -1,0 +1,72 @@
+"""Hours: when batches may use each model's engine, as its block says.
+
+Prefect has the blocks. The copy here is for those who do not ask Prefect, and for the time in which
+Prefect does not answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, select
+from sqlmodel import Field
+
+from batchyard.hours import ALWAYS, Hours, HoursWindow
+from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.clock import clock
+from batchyard.store.columns import JsonText, Row
+from batchyard.store.upsert import upsert
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+
+class EngineHoursRow(Row, table=True):
+    """One row for each model whose engine is not always open."""
+
+    __tablename__ = "engine_hours"
+
+    model: str = Field(primary_key=True)
+    windows: tuple[HoursWindow, ...] = Field(sa_type=JsonText(tuple[HoursWindow, ...]))
+
+
+_HOURS = EngineHoursRow.metadata.tables["engine_hours"]
+
+
+class EngineHours(Aggregate):
+    """The only writer of ``engine_hours``."""
+
+    async def record(self, hours: Mapping[str, Hours]) -> None:
+        """Record the hours of these models; those of others stay as they are."""
+        known = await self.all()
+        # Asked every few seconds, and nearly always there is nothing to write.
+        changed = {
+            model: each for model, each in hours.items() if each != known.get(model, ALWAYS)
+        }
+        if changed:
+            await self._write(changed)
+
+    @reads
+    async def all(self, connection: AsyncConnection) -> dict[str, Hours]:
+        """By model; one that is missing is always open."""
+        rows = await connection.execute(select(_HOURS.c.model, _HOURS.c.windows))
+        return {row.model: Hours(row.windows) for row in rows}
+
+    @reads
+    async def of(self, connection: AsyncConnection, model: str) -> tuple[Hours, float]:
+        """The hours of one model, and the time by the database's clock."""
+        windows = select(_HOURS.c.windows).where(_HOURS.c.model == model)
+        found = (await connection.execute(windows)).scalar_one_or_none()
+        now = (await connection.execute(select(clock()))).scalar_one()
+        return ALWAYS if found is None else Hours(found), now
+
+    @writes
+    async def _write(self, connection: AsyncConnection, hours: Mapping[str, Hours]) -> None:
+        for model, each in sorted(hours.items()):
+            if each.windows:
+                row = {"model": model, "windows": each.windows}
+                await upsert(connection, _HOURS, row, {"windows": each.windows})
+            else:
+                await connection.execute(delete(_HOURS).where(_HOURS.c.model == model))
