@@ -4,8 +4,9 @@ The model of the world: the runners of a model are one stream of tokens. It goes
 urgent batches first. Among batches of the same urgency the tenants share it equally, and each
 tenant's share goes to one batch at a time: by priority, small ones first, then deadline, then age
 (in an engine, :mod:`batchyard.turns` leaves a quarter to large ones). A batch becomes more urgent
-as its deadline comes near. Nothing new arrives. Behind the stream, the last answer of a batch goes
-on for a while, which slows no other.
+as its deadline comes near. Background batches come after all others, and share in the same way.
+Time passes only in the hours of the model's engine. Nothing new arrives. Behind the stream, the
+last answer of a batch goes on for a while, which slows no other.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.turns import URGENCY_SECONDS, urgency
+from batchyard.hours import ALWAYS, OpenTime
+from batchyard.turns import BACKGROUND_URGENCY, URGENCY_SECONDS, urgency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from batchyard.hours import Hours
 
 _ROUNDING_SECONDS = 1e-3
 """What sums of floats may be off; without it, an exact second would be rounded up to the next."""
@@ -46,15 +50,21 @@ class OpenWork:
     """The same in tokens of answers: what a prompt costs less than an answer. None: not known."""
     tail_tokens: float = 0.0
     """What its last answer will lack when the engine has nothing else of it to run."""
+    is_background: bool = False
+    """It gives way to every batch that is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """``runners`` of a model, each with this rate, that begin in ``loading_seconds``."""
+    """``runners`` of a model, each with this rate, that begin in ``loading_seconds``.
+
+    Both load and run in ``hours`` only.
+    """
 
     tokens_per_second: float
     runners: int
     loading_seconds: float = 0.0
+    hours: Hours = ALWAYS
     answer_tokens_per_second: float | None = None
     """How fast one answer comes. None: not known."""
     work_per_second: float | None = None
@@ -78,8 +88,8 @@ def forecast(
 ) -> dict[str, int]:
     """The Unix second, rounded up, at which each batch will probably be done.
 
-    Paused batches, and those with a model of which no capacity is known, are not in the answer.
-    Takes O(n log n) for n batches.
+    Paused batches, those with a model of which no capacity is known, and those that no hours in
+    sight suffice for are not in the answer. Takes O(n log n) for n batches.
     """
     by_model: dict[str, list[OpenWork]] = defaultdict(list)
     unknown = set()
@@ -96,7 +106,7 @@ def forecast(
     return {
         batch_id: math.ceil(now + seconds - _ROUNDING_SECONDS)
         for batch_id, seconds in done.items()
-        if batch_id not in unknown
+        if batch_id not in unknown and seconds < math.inf
     }
 
 
@@ -119,24 +129,26 @@ def _simulated(
     rate = _rate(capacity)
     if capacity is None or rate <= 0:
         return
-    at = max(0.0, capacity.loading_seconds)
+    time = OpenTime(capacity.hours, now)
+    at = time.later(0.0, max(0.0, capacity.loading_seconds))
     yield from ((item.batch_id, 0.0) for item in items if item.remaining_tokens <= 0)
     jobs = [
         _Job(item, item.deadline - now, capacity.left(item))
         for item in items
         if item.remaining_tokens > 0
     ]
-    classes = [_UrgencyClass() for _ in range(len(URGENCY_SECONDS) + 1)]
+    classes = [_UrgencyClass() for _ in range(BACKGROUND_URGENCY + 1)]
     for job in jobs:
-        classes[urgency(job.seconds_left - at)].add(job)
+        is_background = job.item.is_background
+        classes[BACKGROUND_URGENCY if is_background else urgency(job.seconds_left - at)].add(job)
     rises = _Rises(jobs, after=at)
     while (busy := next((c for c in classes if c.heads), None)) is not None:
-        finish_at = at + busy.tokens_to_next_finish() / rate
+        finish_at = time.later(at, busy.tokens_to_next_finish() / rate)
         if finish_at <= rises.next_at:
             at = finish_at
             yield busy.finish_one().item.batch_id, at
             continue
-        busy.serve((rises.next_at - at) * rate)
+        busy.serve(time.between(at, rises.next_at) * rate)
         at, job, target = rises.take()
         if job.home is not None:
             job.home.remove(job)
@@ -175,6 +187,7 @@ class _Rises:
             (
                 (job.seconds_left - limit, job, target)
                 for job in jobs
+                if not job.item.is_background
                 for target, limit in enumerate(URGENCY_SECONDS)
                 if job.seconds_left - limit > after
             ),

@@ -229,4 +229,3 @@ def _zone(name: str) -> ZoneInfo:
         raise ValueError(
             f"timezone {name!r} is not known: give a name such as Europe/Berlin"
         ) from None
-

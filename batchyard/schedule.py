@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class ModelWork:
     """The earliest of its batches."""
     served_at: float | None = None
     """When it last had a runner, as far as is known. None: not since it has work."""
+    is_background: bool = False
+    """All of it can wait for every model of which that is not so."""
     may_start: bool = True
     """False: its last runners got nowhere, and the next one has to wait."""
 
@@ -89,6 +92,9 @@ def plan_runners(
     most urgent. Where a model has none and the pool is full, one runner for each such model is
     drained: of a model without work at once, any other once it has served for ``swap_seconds``
     and the waiting one has not been served for as long.
+
+    Models with nothing but background batches get the places that all others leave, and of these
+    runners one is drained at once for each that another model would start.
     """
     decision = Decision()
     for pool in sorted(pools):
@@ -114,6 +120,18 @@ def wanted_runners(work: ModelWork, rate: Rate | None) -> int:
     return max(1, math.ceil(min(wanted, chunks)))
 
 
+class _Worth(IntEnum):
+    """What a runner is used for. The least is drained first."""
+
+    IDLE = 0
+    """Nothing."""
+    BACKGROUND = 1
+    """Background batches. For others of these it goes only once it has served for long enough."""
+    NEW_BACKGROUND = 2
+    """Background batches, and not for long."""
+    WORKING = 3
+
+
 class _PoolPlan:
     """One pool's share of the plan. First :meth:`starts`, then :meth:`drains`."""
 
@@ -132,21 +150,30 @@ class _PoolPlan:
         self._serving = Counter(runner.model for runner in runners if not runner.is_draining)
         self._places = math.inf if limit is None else limit - len(runners)
         self._waiting: list[str] = []
+        self._wanted_places = 0
+        """Runners of other than background work for which there is no place."""
 
     def starts(self, rates: Mapping[tuple[str, str], Rate]) -> list[str]:
         """The models that get a runner now, one entry for each runner."""
+        started: list[str] = []
+        for is_background in (False, True):
+            work = [each for each in self._work.values() if each.is_background is is_background]
+            started += self._starts_of(work, rates)
+            if not is_background:
+                self._wanted_places = len(self._waiting) + self._wanted_to_grow(work, rates)
+        return started
+
+    def _starts_of(
+        self, work: Sequence[ModelWork], rates: Mapping[tuple[str, str], Rate]
+    ) -> list[str]:
         first = sorted(
-            (
-                work
-                for work in self._work.values()
-                if work.may_start and not self._serving[work.model]
-            ),
+            (each for each in work if each.may_start and not self._serving[each.model]),
             # What was swapped out must not take back the place that it has just left.
-            key=lambda work: (work.served_at or 0.0, work.deadline, work.model),
+            key=lambda each: (each.served_at or 0.0, each.deadline, each.model),
         )
-        started = [work.model for work in first if self._take_place(work.model)]
-        self._waiting = [work.model for work in first if not self._serving[work.model]]
-        while (model := self._next_to_grow(rates)) is not None and self._take_place(model):
+        started = [each.model for each in first if self._take_place(each.model)]
+        self._waiting += [each.model for each in first if not self._serving[each.model]]
+        while (model := self._next_to_grow(work, rates)) is not None and self._take_place(model):
             started.append(model)
         return started
 
@@ -159,21 +186,27 @@ class _PoolPlan:
         wanted = min(len(self._waiting), self._limit) - len(leaving)
         # A model that was swapped out is not swapped in again before the others have served.
         entitled = [
-            model
+            self._work[model]
             for model in self._waiting
             if model not in leaving and (self._work[model].served_at or 0.0) <= self._settled_before
         ]
-        wanted_of_working = min(wanted, len(entitled) - len(leaving))
+        of_background = max(self._wanted_places, len(entitled))
+        of_working = sum(not each.is_background for each in entitled)
+        most = {
+            _Worth.IDLE: wanted,
+            _Worth.NEW_BACKGROUND: min(self._wanted_places, self._limit) - len(leaving),
+            _Worth.BACKGROUND: min(of_background, self._limit) - len(leaving),
+            _Worth.WORKING: min(wanted, of_working - len(leaving)),
+        }
         drained: list[str] = []
         serving = Counter(self._serving)
         left = [runner for runner in self._runners if self._may_drain(runner)]
         while left:
             chosen = min(left, key=lambda runner: self._worth(runner, serving))
-            if len(drained) >= (wanted_of_working if chosen.model in self._work else wanted):
-                break
             left.remove(chosen)
-            serving[chosen.model] -= 1
-            drained.append(str(chosen.runner_id))
+            if len(drained) < most[self._kind(chosen)]:
+                serving[chosen.model] -= 1
+                drained.append(str(chosen.runner_id))
         return drained
 
     def _take_place(self, model: str) -> bool:
@@ -183,39 +216,54 @@ class _PoolPlan:
         self._serving[model] += 1
         return True
 
-    def _next_to_grow(self, rates: Mapping[tuple[str, str], Rate]) -> str | None:
+    def _next_to_grow(
+        self, work: Sequence[ModelWork], rates: Mapping[tuple[str, str], Rate]
+    ) -> str | None:
         """Of the models that deserve more runners: fewest runners first, then most urgent."""
-        most = RUNNERS_PER_MODEL if self._limit is None else self._limit
-        growing = [
-            work
-            for work in self._work.values()
-            if work.may_start
-            and work.free_chunks
-            and 0
-            < self._serving[work.model]
-            < min(most, wanted_runners(work, rates.get((work.model, work.pool))))
-        ]
         first = min(
-            growing,
-            key=lambda work: (self._serving[work.model], work.deadline, work.model),
+            (each for each in work if self._missing(each, rates)),
+            key=lambda each: (self._serving[each.model], each.deadline, each.model),
             default=None,
         )
         return first.model if first else None
 
+    def _wanted_to_grow(
+        self, work: Sequence[ModelWork], rates: Mapping[tuple[str, str], Rate]
+    ) -> int:
+        return sum(self._missing(each, rates) for each in work)
+
+    def _missing(self, work: ModelWork, rates: Mapping[tuple[str, str], Rate]) -> int:
+        """How many further runners the model deserves; one without any waits for its first."""
+        serving = self._serving[work.model]
+        if not (work.may_start and work.free_chunks and serving):
+            return 0
+        most = RUNNERS_PER_MODEL if self._limit is None else self._limit
+        wanted = wanted_runners(work, rates.get((work.model, work.pool)))
+        return max(0, min(most, wanted) - serving)
+
     def _may_drain(self, runner: ActiveRunner) -> bool:
         if runner.is_draining or runner.runner_id is None:
             return False
-        if runner.model not in self._work:
-            return True
+        return self._kind(runner) is not _Worth.WORKING or self._is_settled(runner)
+
+    def _is_settled(self, runner: ActiveRunner) -> bool:
         return runner.ready_at is not None and runner.ready_at <= self._settled_before
+
+    def _kind(self, runner: ActiveRunner) -> _Worth:
+        work = self._work.get(runner.model)
+        if work is None:
+            return _Worth.IDLE
+        if not work.is_background:
+            return _Worth.WORKING
+        return _Worth.BACKGROUND if self._is_settled(runner) else _Worth.NEW_BACKGROUND
 
     def _worth(
         self, runner: ActiveRunner, serving: Counter[str]
-    ) -> tuple[bool, bool, float, float, str]:
+    ) -> tuple[_Worth, bool, float, float, str]:
         """What is least is drained first."""
         ready_at = math.inf if runner.ready_at is None else runner.ready_at
         return (
-            runner.model in self._work,
+            self._kind(runner),
             serving[runner.model] < 2,
             ready_at,
             runner.started_at,

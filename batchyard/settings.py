@@ -259,6 +259,8 @@ class Settings(BaseSettings):
     """How long an engine serves at least before another model may take its slot."""
     admission: Literal["off", "refuse"] = "off"
     """``refuse``: refuse a batch if the forecast says that it cannot be done in its window."""
+    background_days: int = Field(default=30, ge=1, le=365)
+    """How long a batch with the completion window ``background`` may take before it expires."""
     tenant: str | None = Field(default=None, min_length=1)
     """The tenant of all batches that `submit-batch` creates here, set in the job variables of a
     deployment; unset: the flow's parameter decides."""

@@ -13,6 +13,9 @@ there, and until its requests enter an engine. The order is the same everywhere:
    a quarter.
 5. Then the earlier deadline, then age.
 
+*Background* batches are a class of their own below all others, in which no deadline makes them more
+urgent. In an engine nothing of them is begun while anything else could be.
+
 :class:`Turns` decides in a process. The claims of the store are the same order as SQL, in
 ``store.batch.order``; a test compares them.
 """
@@ -37,6 +40,10 @@ URGENCY_SECONDS: Final = (3_600, 21_600, 86_400)
 Classes and not the deadline itself: with it alone, whoever asks for the shortest window would
 keep everybody else waiting.
 """
+BACKGROUND_URGENCY: Final = len(URGENCY_SECONDS) + 1
+"""The class of background batches: after all others."""
+BACKGROUND_WINDOW: Final = "background"
+"""The completion window of a batch that runs only when nothing else wants its engine."""
 SMALL_REQUESTS: Final = 256
 """A batch with so many requests is small, and so is the end of a larger one."""
 SMALL_BYTES: Final = 1024**2
@@ -57,6 +64,7 @@ class Flow(NamedTuple):
 
     tenant: str
     is_small: bool
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class Beside:
     """Nothing more of these."""
     has_large: bool = False
     """It has enough of large batches."""
+    keeps_background_out: bool = False
+    """It has others than background batches, or enough of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +96,12 @@ class Standing:
     @property
     def flow(self) -> Flow:
         """Which others go before or after it, and share with no third."""
-        return Flow(self.tenant, self.is_small)
+        return Flow(self.tenant, self.is_small, self.is_background)
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it gives way to every batch that is not."""
+        return self.urgency == BACKGROUND_URGENCY
 
     @property
     def rank(self) -> tuple[bool, int, int]:

@@ -14,8 +14,8 @@ from batchyard.batch_error import first_error_words
 from batchyard.control.batch_lease import LeasedBatch, Step, batch_lease
 from batchyard.errors import BatchyardError, LeaseLost
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.runner.hours_watch import until_open
 from batchyard.run_states import PUT_OFF, TAKEN_OVER, UNPUBLISHED
+from batchyard.runner.hours_watch import until_open
 from batchyard.services import story
 from batchyard.services.held_batches import BatchEnded
 from batchyard.steps.prepare import preparing

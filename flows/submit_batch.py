@@ -116,7 +116,8 @@ async def submit_batch(
         errors: Where the lines that failed go, in the same way.
         model: The model that every line must name. Empty: the one that the first line names.
         endpoint: The endpoint that every line must name. Empty: lines may name different ones.
-        completion_window: How long the batch may take: a number and m, h or d.
+        completion_window: How long the batch may take: a number and m, h or d. background: it
+            runs only when nothing else wants its engine.
         priority: The tenant's batch with the highest priority runs first.
         tenant: The tenant that the batch belongs to. Empty: the tenant of this deployment, or
             `default` if it has none. If it has one, no other tenant can be named.

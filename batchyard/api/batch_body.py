@@ -48,6 +48,7 @@ from batchyard.steps.create import (
 )
 from batchyard.storage.location import parse_location
 from batchyard.storage.presigned import check_not_expired
+from batchyard.turns import BACKGROUND_WINDOW
 
 if TYPE_CHECKING:
     from batchyard.delivery.redeliver import Kind
@@ -111,9 +112,12 @@ class CreateBatch(RequestBody):
         description="Instead of `input_file_id`: where the input is fetched from.",
     )
     endpoint: Annotated[Text, described(enum=list(ENDPOINTS))]
-    completion_window: Annotated[Text, described(pattern=f"^{WINDOW_PATTERN}$")] = Field(
+    completion_window: Annotated[
+        Text, described(pattern=f"^({WINDOW_PATTERN}|{BACKGROUND_WINDOW})$")
+    ] = Field(
         description="`24h`, or another number of minutes, hours or days, "
-        f"`{MAX_WINDOW_DAYS}d` at most."
+        f"`{MAX_WINDOW_DAYS}d` at most. `{BACKGROUND_WINDOW}`: nothing is promised, and the batch "
+        "runs only when nothing else wants its engine."
     )
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

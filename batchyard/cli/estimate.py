@@ -12,13 +12,14 @@ from batchyard.cli import options
 from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.errors import StoreError
 from batchyard.settings import read_settings
+from batchyard.steps.create import parse_window
 from batchyard.storage.location import parse_location
-from batchyard.time_words import duration
+from batchyard.time_words import duration, relative
 
 if TYPE_CHECKING:
-    from batchyard.steps.estimate import Assumptions, Estimate
+    from batchyard.settings import Settings
+    from batchyard.steps.estimate import Assumptions, Estimate, Known
     from batchyard.storage.access import Location
-    from batchyard.store import RateRecord
 
 _WIDTH = 16
 
@@ -46,6 +47,9 @@ def estimate(
     tenant: Annotated[
         str, typer.Option(help="The tenant whose earlier answers say how long these will be.")
     ] = "default",
+    completion_window: Annotated[
+        str, typer.Option(help="Warn if the batch would not be done in this time.")
+    ] = "24h",
     as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Validate and plan a file and print what to expect, without submitting it.
@@ -56,6 +60,8 @@ def estimate(
     from batchyard.cache import CacheShape  # noqa: PLC0415
     from batchyard.steps.estimate import Assumptions  # noqa: PLC0415
 
+    settings = read_settings()
+    window_seconds = parse_window(completion_window, settings)
     assumptions = Assumptions(
         model=model,
         endpoint=endpoint,
@@ -64,48 +70,48 @@ def estimate(
         bytes_per_token=bytes_per_token,
         shape=CacheShape(max(1, cache_tokens // block_size), block_size, sequences),
     )
-    found, rate, why_not = asyncio.run(_estimate(parse_location(input_file), assumptions, tenant))
+    found, known, why_not = asyncio.run(
+        _estimate(settings, parse_location(input_file), assumptions, tenant)
+    )
     if as_json:
-        print_object(_object(found, rate))
+        print_object(_object(found, known))
     else:
-        typer.echo("\n".join([*_lines(found, rate, why_not, assumptions), *_errors(found)]))
+        lines = [
+            *_lines(found, known, why_not, assumptions),
+            *_hours_lines(found, known, completion_window, window_seconds),
+            *_errors(found),
+        ]
+        typer.echo("\n".join(lines))
     if found.errors:
         raise typer.Exit(1)
 
 
 async def _estimate(
-    location: Location, assumptions: Assumptions, tenant: str
-) -> tuple[Estimate, RateRecord | None, str | None]:
-    """The estimate, the model's rate, and why there is none."""
+    settings: Settings, location: Location, assumptions: Assumptions, tenant: str
+) -> tuple[Estimate, Known, str | None]:
+    """The estimate, what is known of its model, and why no rate is."""
     from batchyard.steps.estimate import (  # noqa: PLC0415 - see above
+        Known,
         estimate_file,
+        known_of,
         learned_lengths,
-        measured_rate,
     )
 
-    settings = read_settings()
     find_lengths = partial(learned_lengths, settings, tenant)
     found = await estimate_file(settings, location, assumptions, find_lengths)
     if found.model is None:
-        return found, None, "no line names a model"
+        return found, Known(), "no line names a model"
     try:
-        rate = await measured_rate(settings, found.model)
+        known = await known_of(settings, found.model)
     except StoreError as error:
-        return found, None, f"the database does not answer ({error})"
-    if rate is None or not rate.tokens_per_second:
-        return found, None, f"no batch of model {found.model} has run yet"
-    return found, rate, None
-
-
-def _seconds(found: Estimate, rate: RateRecord | None) -> float | None:
-    """On one engine that has nothing else to do, loading included."""
-    if rate is None or not rate.tokens_per_second:
-        return None
-    return found.planned_tokens / rate.tokens_per_second + (rate.load_seconds or 0.0)
+        return found, Known(), f"the database does not answer ({error})"
+    if known.tokens_per_second is None:
+        return found, known, f"no batch of model {found.model} has run yet"
+    return found, known, None
 
 
 def _lines(
-    found: Estimate, rate: RateRecord | None, why_not: str | None, assumptions: Assumptions
+    found: Estimate, known: Known, why_not: str | None, assumptions: Assumptions
 ) -> list[str]:
     each = f"at {assumptions.bytes_per_token:g} bytes a token"
     copies = f", {found.copies:,} of them answered by an identical request" if found.copies else ""
@@ -132,7 +138,7 @@ def _lines(
         ]
         if order.simulated_requests < found.requests - found.copies:
             lines.append(_line("", f"from a sample of {order.simulated_requests:,} requests"))
-    seconds = _seconds(found, rate)
+    seconds, rate = known.seconds_for(found.planned_tokens), known.rate
     if seconds is None or rate is None:
         lines.append(_line("time", f"unknown: {why_not}"))
     else:
@@ -158,6 +164,24 @@ def _output_words(found: Estimate) -> str:
     )
 
 
+def _hours_lines(found: Estimate, known: Known, window: str, window_seconds: int) -> list[str]:
+    """What the hours of the engine make of it, and of the completion window."""
+    lines = []
+    opening = known.hours.opening(known.now)
+    if known.hours.windows:
+        is_open = known.hours.is_open(known.now)
+        words = "batches may run now" if is_open else known.hours.opening_words(known.now)
+        lines.append(_line("hours", words))
+    done_in = known.done_in(found.planned_tokens)
+    if done_in is not None and known.hours.windows:
+        lines.append(_line("done", f"{relative(done_in)}, by these hours"))
+    if opening is None or opening - known.now >= window_seconds:
+        lines.append(_line("warning", f"no hours begin within the completion window, {window}"))
+    elif done_in is not None and done_in > window_seconds:
+        lines.append(_line("warning", f"that is after the completion window, {window}"))
+    return lines
+
+
 def _line(name: str, words: str) -> str:
     return f"{name:<{_WIDTH}}{words}"
 
@@ -172,8 +196,8 @@ def _errors(found: Estimate) -> list[str]:
     return lines
 
 
-def _object(found: Estimate, rate: RateRecord | None) -> dict[str, Any]:
-    order = found.order
+def _object(found: Estimate, known: Known) -> dict[str, Any]:
+    order, rate = found.order, known.rate
     return {
         "model": found.model,
         "requests": found.requests,
@@ -186,7 +210,9 @@ def _object(found: Estimate, rate: RateRecord | None) -> dict[str, Any]:
         "hit_rate_ceiling": None if order is None else order.ceiling.hit_rate,
         "simulated_requests": None if order is None else order.simulated_requests,
         "gain": None if order is None else order.gain,
-        "seconds": _seconds(found, rate),
+        "seconds": known.seconds_for(found.planned_tokens),
+        "done_in_seconds": known.done_in(found.planned_tokens),
+        "opens_at": known.hours.opening(known.now) if known.hours.windows else None,
         "tokens_per_second": None if rate is None else rate.tokens_per_second,
         "errors": found.errors,
     }

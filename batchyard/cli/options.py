@@ -37,7 +37,10 @@ ERRORS = typer.Option(
     help="Where failed lines go: path, s3://bucket/key or presigned PUT URL.",
 )
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any endpoint.")
-COMPLETION_WINDOW = typer.Option(help="Time limit: a number and m, h or d, at most 30d.")
+COMPLETION_WINDOW = typer.Option(
+    help="Time limit: a number and m, h or d, at most 30d. `background`: no promise; it runs only "
+    "when nothing else wants its engine."
+)
 METADATA = typer.Option(help="key=value; you may repeat this option.")
 TENANT = typer.Option(help="The tenant's name.")
 CLIENT_RULES = typer.Option(

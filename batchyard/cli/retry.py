@@ -25,7 +25,9 @@ def retry(
     errors: Annotated[Location | None, options.ERRORS] = None,
     completion_window: Annotated[
         str | None,
-        typer.Option(help="A number and m, h or d. Default: the window of the old batch."),
+        typer.Option(
+            help="A number and m, h or d, or background. Default: the window of the old batch."
+        ),
     ] = None,
     as_json: Annotated[bool, OBJECT] = False,
 ) -> None:

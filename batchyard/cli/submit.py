@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,11 @@ from batchyard.cli.watch import watch
 from batchyard.dispatch import PrefectApi
 from batchyard.services.shared_database import check_shared_database
 from batchyard.steps.create import BatchRequest, check_paths, create_batch
+from batchyard.steps.forecast import late_hours
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
+
+if TYPE_CHECKING:
+    from batchyard.services.services import Services
 
 
 @options.of_batch
@@ -79,5 +83,14 @@ async def _submit(request: BatchRequest, *, is_quiet: bool) -> str:
         batch_id = await create_batch(services, request)
         # Before anything else can fail: a user who has the id does not submit again.
         typer.echo(batch_id, err=is_quiet)
+        await _warn_of_hours(services, batch_id)
         await ensure_runner(api, services, batch_id)
     return batch_id
+
+
+async def _warn_of_hours(services: Services, batch_id: str) -> None:
+    """Where the model is not given, it is known later, and the batch's log says it."""
+    batch = await services.store.batches.get(batch_id)
+    for model in batch.models[:1]:
+        if late := await late_hours(services, model, batch.expires_at):
+            typer.echo(f"batchyard: {late}.", err=True)

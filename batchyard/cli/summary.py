@@ -12,6 +12,7 @@ from batchyard.printable import printable
 from batchyard.services.places import places_of
 from batchyard.storage.local import LocalStorage
 from batchyard.time_words import duration, moment, relative
+from batchyard.turns import BACKGROUND_WINDOW
 from batchyard.web.url import shown
 from batchyard.wire import ended_at
 
@@ -123,6 +124,8 @@ async def summarise(services: Services, batch: BatchRecord) -> str:
 def _ended(batch: BatchRecord) -> str:
     match batch.status:
         case BatchStatus.EXPIRED:
+            if batch.completion_window == BACKGROUND_WINDOW:
+                return f"expired after {duration(batch.expires_at - batch.created_at)}"
             return f"expired after its completion window of {batch.completion_window}"
         case BatchStatus.FAILED:
             return "failed"

@@ -20,7 +20,7 @@ from batchyard.dispatch.prefect_api import RUN_CHUNKS
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
 from batchyard.run_states import NO_SLOT
-from batchyard.schedule import ActiveRunner, ModelWork, Rate, plan_runners
+from batchyard.schedule import ActiveRunner, Decision, ModelWork, Rate, plan_runners
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class RunnerScheduler:
         self._hours = EngineHours(api, store)
         self._closed: dict[str, str] = {}
         """Why models that have work wait for their engines' hours."""
+        self._behind: dict[str, str] = {}
+        """Why models that have only background batches wait for a place."""
         self._watches: dict[str, ModelWatch] = {}
         self._troubles: dict[str, str] = {}
         self._suspects: set[str] = set()
@@ -116,9 +118,10 @@ class RunnerScheduler:
         active = {runner.model for runner in runners}
         given_up = await self._count_ends(demand, ended, active, now)
         self._note(runners, pools, rows, now)
+        work = self._work(demand, {entry.model for entry in given_up} | self._closed.keys(), now)
         decision = plan_runners(
             self._limits(pools, runners, now),
-            self._work(demand, {entry.model for entry in given_up} | self._closed.keys(), now),
+            work,
             runners,
             await self._rates(),
             now=now,
@@ -128,6 +131,7 @@ class RunnerScheduler:
             [row for row in rows if row.id in decision.drain or row.model in self._closed]
         )
         await self._start(decision.start, pools)
+        self._behind = _behind(work, runners, decision)
         for entry in given_up:
             self._watches.pop(entry.model, None)
         return given_up
@@ -141,7 +145,7 @@ class RunnerScheduler:
     def waits(self) -> dict[str, str]:
         """Why models that have work are not served now; models that are served are not named."""
         reasons = {model: watch.reason for model, watch in self._watches.items() if watch.reason}
-        return reasons | self._closed
+        return self._behind | reasons | self._closed
 
     async def close(self) -> None:
         """Release the scheduler's lease."""
@@ -337,10 +341,11 @@ class RunnerScheduler:
             ModelWork(
                 model=entry.model,
                 pool=self._settings.pool_of(entry.model),
-                free_chunks=entry.free_chunks,
-                leased_chunks=entry.leased_chunks,
-                remaining_tokens=entry.remaining_tokens,
+                free_chunks=entry.foremost.free,
+                leased_chunks=entry.foremost.leased,
+                remaining_tokens=entry.foremost.remaining_tokens,
                 deadline=entry.deadline,
+                is_background=entry.is_background,
                 served_at=self._watches[entry.model].served_at,
                 may_start=now >= self._watches[entry.model].start_after,
             )
@@ -390,3 +395,16 @@ class RunnerScheduler:
             )
             self._watches[model].runs.add(last.id)
             log.info("runner.started", model=model, pool=pool, flow_run=last.id)
+
+
+def _behind(
+    work: Sequence[ModelWork], runners: Sequence[ActiveRunner], decision: Decision
+) -> dict[str, str]:
+    """Why models with nothing but background batches have no runner, though all is well."""
+    served = {runner.model for runner in runners if not runner.is_draining}
+    served.update(model for model, _ in decision.start)
+    return {
+        each.model: f"other models use the pool {each.pool}: it is a background batch"
+        for each in work
+        if each.is_background and each.model not in served
+    }

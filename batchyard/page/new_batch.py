@@ -38,17 +38,18 @@ from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch
 from batchyard.steps.known_lengths import read_lengths
 from batchyard.storage.local_file import LocalFile
 from batchyard.threads import in_thread
+from batchyard.turns import BACKGROUND_WINDOW
 
 if TYPE_CHECKING:
     from batchyard.api.auth import Caller
     from batchyard.services.services import Services
-    from batchyard.steps.estimate import Estimate
-    from batchyard.store import FileRecord, RateRecord
+    from batchyard.steps.estimate import Estimate, Known
+    from batchyard.store import FileRecord
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 _SEE_OTHER: Final = 303
-_WINDOWS: Final = ("1h", "6h", "24h", "72h", "7d")
+_WINDOWS: Final = ("1h", "6h", "24h", "72h", "7d", BACKGROUND_WINDOW)
 _LONGEST_FIRST_LINE: Final = 1024**2
 _ONE_AT_A_TIME = asyncio.Semaphore(1)
 """An estimate takes a core for up to a minute, and the API has other requests to answer."""
@@ -174,7 +175,12 @@ async def _file(caller: Caller, file_id: str) -> FileRecord:
 
 async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
     # NumPy is needed here and nowhere else in this process.
-    from batchyard.steps.estimate import Assumptions, estimate_file  # noqa: PLC0415
+    from batchyard.steps.estimate import (  # noqa: PLC0415
+        Assumptions,
+        Known,
+        estimate_file,
+        known_in,
+    )
 
     with tempfile.TemporaryDirectory(dir=services.spool, prefix="estimate-") as folder:
         try:
@@ -185,15 +191,14 @@ async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
             endpoint = await in_thread(_first_url, path)
         except StorageError as error:
             raise ApiError(404, f"The file cannot be read: {error}") from None
-    rate = None
+    known = Known()
     if found.model is not None:
-        pool = services.settings.pool_of(found.model)
-        rate = await services.store.rates.get(found.model, pool)
+        known = await known_in(services.store, services.settings, found.model)
     return EstimatePage(
         file_id=file.id,
         filename=file.filename,
         size=size(file.size_bytes),
-        facts=_facts(found, rate),
+        facts=_facts(found, known),
         groups=grouped_refusals(found.errors),
         bad_lines=count(len(found.errors)) if found.errors else "",
         endpoint=endpoint if endpoint in ENDPOINTS else MIXED_ENDPOINTS,
@@ -210,7 +215,7 @@ def _first_url(path: Path) -> str:
         return ""
 
 
-def _facts(found: Estimate, rate: RateRecord | None) -> list[tuple[str, str]]:
+def _facts(found: Estimate, known: Known) -> list[tuple[str, str]]:
     facts = [
         ("Lines", count(found.requests)),
         ("Model", found.model or "none named"),
@@ -221,7 +226,11 @@ def _facts(found: Estimate, rate: RateRecord | None) -> list[tuple[str, str]]:
         order = found.order
         ours, theirs = (percent(each.hit_rate, 1) for each in (order.ours, order.as_written))
         facts.append(("From the cache", f"{ours} in our order, {theirs} in the file's"))
-    facts.append(("Time", _time(found, rate)))
+    facts.append(("Time", _time(found, known)))
+    if known.hours.windows:
+        is_open = known.hours.is_open(known.now)
+        words = "batches may run now" if is_open else known.hours.opening_words(known.now)
+        facts.append(("Hours of the engine", words))
     return facts
 
 
@@ -232,11 +241,11 @@ def _answer_words(found: Estimate) -> str:
     return f"about {tokens}, as earlier answers were"
 
 
-def _time(found: Estimate, rate: RateRecord | None) -> str:
-    if rate is None or not rate.tokens_per_second:
+def _time(found: Estimate, known: Known) -> str:
+    seconds, speed = known.seconds_for(found.planned_tokens), known.tokens_per_second
+    if seconds is None or speed is None:
         return "not known: no batch of this model was measured yet"
-    seconds = found.planned_tokens / rate.tokens_per_second + (rate.load_seconds or 0.0)
     return (
         f"about {short_duration(seconds)} on one engine that has nothing else to do, at "
-        f"{compact(rate.tokens_per_second)} tokens/s"
+        f"{compact(speed)} tokens/s"
     )

@@ -20,6 +20,7 @@ from batchyard.store import BatchOptions, NewBatch, Quota
 from batchyard.threads import in_thread
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.tracing import span
+from batchyard.turns import BACKGROUND_WINDOW
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     _check_metadata(request.metadata)
     check_priority(request.priority)
     _check_notices(request, services.settings)
-    window_seconds = parse_window(request.completion_window)
+    window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
         request.output, request.error, taken={"input": request.input}
     )
@@ -182,7 +183,14 @@ async def _check_backlog(services: Services, batch: NewBatch, model: str) -> Non
     """What waits already may be too much. How much is new is known when the input is read."""
     now = int(await services.store.database.now())
     new = OpenWork(
-        batch.id, model, batch.tenant, now + batch.window_seconds, batch.priority, now, 1.0
+        batch.id,
+        model,
+        batch.tenant,
+        now + batch.window_seconds,
+        batch.priority,
+        now,
+        1.0,
+        is_background=batch.completion_window == BACKGROUND_WINDOW,
     )
     await check_window(services, new, batch.completion_window)
 
@@ -220,12 +228,14 @@ def check_priority(priority: int) -> None:
         )
 
 
-def parse_window(text: str) -> int:
-    """Seconds of a completion window such as ``24h``, ``90m`` or ``7d``.
+def parse_window(text: str, settings: Settings) -> int:
+    """Seconds of a completion window such as ``24h``, ``90m``, ``7d`` or ``background``.
 
     Raises :class:`~batchyard.errors.RequestRefused` for anything else, and for too long a window.
     """
-    seconds = parse_duration(text, param="completion_window")
+    if text == BACKGROUND_WINDOW:
+        return settings.background_days * DAY_SECONDS
+    seconds = parse_duration(text, param="completion_window", other=BACKGROUND_WINDOW)
     if seconds > MAX_WINDOW_DAYS * WINDOW_SECONDS["d"]:
         raise RequestRefused(
             f"completion_window may be {MAX_WINDOW_DAYS}d at most.",
@@ -235,15 +245,17 @@ def parse_window(text: str) -> int:
     return seconds
 
 
-def parse_duration(text: str, *, param: str) -> int:
+def parse_duration(text: str, *, param: str, other: str | None = None) -> int:
     """Seconds of a duration such as ``24h``, of any length.
 
-    Raises :class:`~batchyard.errors.RequestRefused`, which names ``param``.
+    Raises :class:`~batchyard.errors.RequestRefused`, which names ``param``, and ``other`` as what
+    it might be instead.
     """
     match = re.fullmatch(WINDOW_PATTERN, text)
     if match is None:
+        instead = f", or {other}" if other else ""
         raise RequestRefused(
-            f"{param} must be a number and m, h or d, for example 24h.",
+            f"{param} must be a number and m, h or d, for example 24h{instead}.",
             param=param,
             code="invalid_value",
         )

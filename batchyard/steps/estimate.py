@@ -6,6 +6,7 @@ says what the order of its requests is worth.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ import numpy as np
 
 from batchyard.cache import CacheShape, Reuse, ceiling, prefix_tree, simulate
 from batchyard.errors import InputRefused, StoreError
+from batchyard.hours import ALWAYS, Hours, OpenTime
 from batchyard.lengths import LengthHistory
 from batchyard.lines import Rules, Validator
 from batchyard.logs import event_logger
@@ -46,7 +48,7 @@ _REPORTED_ERRORS = 1000
 _SIMULATED_REQUESTS = 200_000
 """Of a longer file, only a sample: this many take about a second in each order."""
 _PIECES = 8
-Known = tuple[LengthHistory, bytes]
+KnownLengths = tuple[LengthHistory, bytes]
 """Lengths of answers, and the key by which templates are known."""
 _STORE_PATIENCE_SECONDS = 3.0
 
@@ -103,7 +105,7 @@ class Estimate:
     errors: tuple[BatchError, ...]
 
 
-async def nothing_learned(model: str) -> Known:  # noqa: ARG001 - the signature of others
+async def nothing_learned(model: str) -> KnownLengths:  # noqa: ARG001 - the signature of others
     """No lengths of answers, and no key to know templates by."""
     return LengthHistory(), b""
 
@@ -112,7 +114,7 @@ async def estimate_file(
     settings: Settings,
     location: Location,
     assumptions: Assumptions,
-    find_lengths: Callable[[str], Awaitable[Known]] = nothing_learned,
+    find_lengths: Callable[[str], Awaitable[KnownLengths]] = nothing_learned,
 ) -> Estimate:
     """Validate, plan and simulate. Raises :class:`~batchyard.errors.StorageError`.
 
@@ -129,16 +131,55 @@ async def estimate_file(
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-async def measured_rate(settings: Settings, model: str) -> RateRecord | None:
-    """How fast the model was seen to run; None where there is no database, or nothing in it.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the database knows of a model's engine."""
+
+    rate: RateRecord | None = None
+    """How fast the model was seen to run; None: it was not."""
+    hours: Hours = ALWAYS
+    now: float = 0.0
+    """By the clock that the hours go by."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of one engine; None: not measured."""
+        return None if self.rate is None else self.rate.tokens_per_second or None
+
+    def seconds_for(self, tokens: float) -> float | None:
+        """How long so many tokens take on one engine that has nothing else to do, loading included.
+
+        None: not known.
+        """
+        if self.rate is None or self.tokens_per_second is None:
+            return None
+        return tokens / self.tokens_per_second + (self.rate.load_seconds or 0.0)
+
+    def done_in(self, tokens: float) -> float | None:
+        """In how many seconds they are done, if that begins now; None: not known, or never."""
+        seconds = self.seconds_for(tokens)
+        if seconds is None:
+            return None
+        later = OpenTime(self.hours, self.now).later(0.0, seconds)
+        return later if math.isfinite(later) else None
+
+
+async def known_of(settings: Settings, model: str) -> Known:
+    """What is known of the model; nothing where there is no database, or nothing in it.
 
     It creates no database and changes none. Raises :class:`~batchyard.errors.StoreError`.
     """
     async with _store_if_there(settings) as store:
-        return None if store is None else await store.rates.get(model, settings.pool_of(model))
+        return Known() if store is None else await known_in(store, settings, model)
 
 
-async def learned_lengths(settings: Settings, tenant: str, model: str) -> Known:
+async def known_in(store: Store, settings: Settings, model: str) -> Known:
+    """What this database knows of the model. Raises :class:`~batchyard.errors.StoreError`."""
+    rate = await store.rates.get(model, settings.pool_of(model))
+    return Known(rate, *await store.engine_hours.of(model))
+
+
+async def learned_lengths(settings: Settings, tenant: str, model: str) -> KnownLengths:
     """How long the tenant's answers of the model were; nothing where there is no database.
 
     It creates no database and no key. Where the database refuses, nothing is known either.
@@ -210,7 +251,7 @@ def _read(settings: Settings, path: Path, folder: Path, assumptions: Assumptions
     return _Read(planner, validator.model, errors)
 
 
-def _estimate(read: _Read, folder: Path, known: Known, assumptions: Assumptions) -> Estimate:
+def _estimate(read: _Read, folder: Path, known: KnownLengths, assumptions: Assumptions) -> Estimate:
     with (folder / "plan").open("wb") as plan_file:
         summary = read.planner.write(plan_file, *known)
     return _estimate_plan(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import WindowUnattainable
 from batchyard.forecast import Capacity, OpenWork, forecast
+from batchyard.hours import ALWAYS, why_closed
 from batchyard.logs import event_logger
 from batchyard.store import RunnerKind, RunnerStatus
 
@@ -34,13 +35,15 @@ async def update_forecasts(services: Services) -> list[BatchRecord]:
 
 
 async def check_window(services: Services, new: OpenWork, completion_window: str) -> None:
-    """Refuse work that by forecast would be done after its deadline.
+    """Refuse work that by forecast, or by the hours of its engine, would be done after its deadline.
 
-    Only if ``admission`` is ``refuse`` and the model's speed is known. Raises
-    :class:`~batchyard.errors.WindowUnattainable`.
+    Only if ``admission`` is ``refuse`` and the batch is not a background batch. There is a forecast
+    only if the model's speed is known. Raises :class:`~batchyard.errors.WindowUnattainable`.
     """
-    if services.settings.admission == "off":
+    if services.settings.admission == "off" or new.is_background:
         return
+    if late := await late_hours(services, new.model, new.deadline):
+        raise WindowUnattainable(f"{late[0].upper()}{late[1:]}: give it a longer one.")
     work = [*await services.store.batch_schedule.open_work(), new]
     now = await services.store.database.now()
     eta_at = forecast(work, await _capacity(services, [new.model]), now).get(new.batch_id)
@@ -50,6 +53,15 @@ async def check_window(services: Services, new: OpenWork, completion_window: str
             f"window of {completion_window} ends in {_hours(new.deadline - now)}: give it a "
             "longer one, make it smaller, or submit it when less is waiting."
         )
+
+
+async def late_hours(services: Services, model: str, deadline: float) -> str | None:
+    """What to say of a batch whose window ends before batches may use its engine; None: nothing."""
+    hours, now = await services.store.engine_hours.of(model)
+    opening = hours.opening(now)
+    if opening is not None and opening < deadline:
+        return None
+    return f"{why_closed(model, hours, now)}, when the completion window of the batch has ended"
 
 
 async def _capacity(services: Services, models: Sequence[str] | set[str]) -> dict[str, Capacity]:
@@ -62,6 +74,7 @@ async def _capacity(services: Services, models: Sequence[str] | set[str]) -> dic
         if runner.ready_at is not None and runner.status is RunnerStatus.LIVE
     )
     rates = {(rate.model, rate.pool): rate for rate in await store.rates.all()}
+    hours = await store.engine_hours.all()
     capacity = {}
     for model in models:
         rate = rates.get((model, settings.pool_of(model)))
@@ -71,6 +84,7 @@ async def _capacity(services: Services, models: Sequence[str] | set[str]) -> dic
                 rate.tokens_per_second,
                 max(1, ready[model]),
                 loading_seconds,
+                hours.get(model, ALWAYS),
                 rate.answer_tokens_per_second,
                 rate.work_per_second,
             )

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator
+from batchyard.logs import event_logger
 from batchyard.plan import Planner, PlanSummary
 from batchyard.services.batch_span import traced
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.keys import file_key, plan_key
 from batchyard.services.services import Progress
 from batchyard.steps.create import default_quota
-from batchyard.steps.forecast import check_window
+from batchyard.steps.forecast import check_window, late_hours
 from batchyard.steps.known_lengths import known_lengths
 from batchyard.steps.offered import check_offered
 from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.store import NewChunk
 from batchyard.threads import in_executor, in_thread
+from batchyard.turns import BACKGROUND_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from batchyard.lengths import LengthHistory
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
+
+log = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,10 @@ class Preparation:
                 summary = await in_executor(None, partial(self._write, history, secret))
             self._prepared = Prepared(self._validated.model, summary)
         prepared = self._prepared
-        await check_window(services, _open_work(batch, prepared), batch.completion_window)
+        work = _open_work(batch, prepared)
+        await check_window(services, work, batch.completion_window)
+        if late := await late_hours(services, work.model, work.deadline):
+            log.warning("batch.late_hours", late, batch=batch.id)
         await services.storage.put(plan_key(batch.id), read_file(self._folder / "plan"))
         await services.store.batches.begin(
             batch.id,
@@ -198,4 +205,5 @@ def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:
         batch.created_at,
         remaining_tokens=sum(chunk.token_estimate for chunk in chunks),
         remaining_work=prepared.plan.output_tokens + sum(chunk.prompt_work for chunk in chunks),
+        is_background=batch.completion_window == BACKGROUND_WINDOW,
     )

@@ -55,7 +55,7 @@ async def retry_batch(
     """
     batch = await services.store.batches.get(batch_id)
     window = completion_window or batch.completion_window
-    window_seconds = parse_window(window)
+    window_seconds = parse_window(window, services.settings)
     places = await _destinations(services, batch, output, error)
     receivers = (await services.store.batches.locations(batch.id)).receivers
     source, errors = await _files_of(services, batch)

@@ -27,9 +27,7 @@ def at(text: str, zone: str = BERLIN) -> float:
 def shown(hours: Hours, after: str, zone: str = BERLIN, count: int = 1) -> list[tuple[str, str]]:
     """The first pieces, as clocks in the zone show them, with their distance from UTC."""
     found = islice(hours.pieces(at(after, zone)), count)
-    return [
-        (_clock(start, zone), _clock(end, zone)) for start, end in found
-    ]
+    return [(_clock(start, zone), _clock(end, zone)) for start, end in found]
 
 
 def _clock(seconds: float, zone: str) -> str:
@@ -205,9 +203,7 @@ def test_work_that_no_hours_in_sight_can_do_is_never_done() -> None:
     assert OpenTime(HALF_HOURS, 0.0).later(0.0, 1e12) == inf
 
 
-@given(
-    st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6).map(lambda seconds: 1.8e9 + seconds)
-)
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6).map(lambda seconds: 1.8e9 + seconds))
 def test_between_undoes_later(start: float, seconds: float, now: float) -> None:
     time = OpenTime(WEEKNIGHTS, now)
     assert time.between(start, time.later(start, seconds)) == pytest.approx(seconds, abs=1e-3)

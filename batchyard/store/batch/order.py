@@ -12,6 +12,8 @@ from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, UNANSWERED
 from batchyard.store.clock import clock
 from batchyard.store.file.files import FILES
 from batchyard.turns import (
+    BACKGROUND_URGENCY,
+    BACKGROUND_WINDOW,
     SMALL_BYTES,
     SMALL_REQUESTS,
     SMALL_SHARE,
@@ -33,7 +35,12 @@ def urgency() -> ColumnElement[int]:
     """:func:`batchyard.turns.urgency` of a batch, now."""
     left = BATCHES.c.expires_at - clock()
     classes = [(left <= seconds, index) for index, seconds in enumerate(URGENCY_SECONDS)]
-    return case(*classes, else_=len(URGENCY_SECONDS))
+    return case((is_background(), BACKGROUND_URGENCY), *classes, else_=len(URGENCY_SECONDS))
+
+
+def is_background() -> ColumnElement[bool]:
+    """Whether the batch runs only when nothing else wants its engine."""
+    return BATCHES.c.completion_window == BACKGROUND_WINDOW
 
 
 def is_small_file() -> ColumnElement[bool]:
@@ -57,8 +64,12 @@ def is_small_rest() -> ColumnElement[bool]:
 
 def in_flow(flow: Flow) -> ColumnElement[bool]:
     """Whether the batch shares its turns in an engine with those of this flow."""
-    small = is_small_rest()
-    return and_(BATCHES.c.tenant == flow.tenant, small if flow.is_small else ~small)
+    small, background = is_small_rest(), is_background()
+    return and_(
+        BATCHES.c.tenant == flow.tenant,
+        small if flow.is_small else ~small,
+        background if flow.is_background else ~background,
+    )
 
 
 async def read_standings(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import and_, bindparam, func, select, update
 
 from batchyard.errors import TransitionConflict
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import STOPPABLE, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
+from batchyard.store.batch.order import is_background
 from batchyard.store.batch.pages import load_batch
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import (
@@ -21,11 +22,12 @@ from batchyard.store.chunk.rows import (
     remaining_work,
 )
 from batchyard.store.clock import clock_seconds, read_seconds
-from batchyard.turns import SMALL_REQUESTS
+from batchyard.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sqlalchemy import ColumnElement
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.batch.rows import BatchRecord
@@ -37,6 +39,7 @@ _FORECAST_COLUMNS = [
     BATCHES.c[name]
     for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at")
 ]
+_BEHIND: Final = "other batches of its model go first: it is a background batch"
 
 
 class BatchSchedule(Aggregate):
@@ -81,6 +84,7 @@ class BatchSchedule(Aggregate):
                 BATCHES.c.paused_at.is_not(None).label("is_paused"),
                 (func.sum(UNANSWERED) <= SMALL_REQUESTS).label("is_small"),
                 func.coalesce(BATCHES.c.tail_tokens, 0.0).label("tail_tokens"),
+                is_background().label("is_background"),
             )
             .join(CHUNKS, CHUNKS.c.batch_id == BATCHES.c.id)
             .where(BATCHES.c.status == BatchStatus.IN_PROGRESS, IS_OPEN)
@@ -111,18 +115,20 @@ class BatchSchedule(Aggregate):
 
         ``etas`` are Unix seconds. A batch in progress that is not named has no forecast. It is at
         risk once every forecast of ``hold_seconds`` has said that its window ends first, or of a
-        tenth of its window where that is less: a single odd measurement has no effect.
+        tenth of its window where that is less: a single odd measurement has no effect. A background
+        batch is never at risk, because nothing was promised.
         """
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         # One after the other by id: the order of everybody who changes several batches.
-        known = select(*_FORECAST_COLUMNS).where(running).order_by(BATCHES.c.id)
+        columns = (*_FORECAST_COLUMNS, is_background().label("is_background"))
+        known = select(*columns).where(running).order_by(BATCHES.c.id)
         one = update(BATCHES).where(running, BATCHES.c.id == bindparam("batch_id"))
         now = await read_seconds(connection)
         changed, at_risk = [], []
         for row in (await connection.execute(known)).all():
             eta_at = etas.get(row.id)
             late_since = row.late_since if row.late_since is not None else now
-            if eta_at is None or eta_at <= row.expires_at:
+            if eta_at is None or eta_at <= row.expires_at or row.is_background:
                 late_since = None
             if (eta_at, late_since) != (row.eta_at, row.late_since):
                 changed.append({"batch_id": row.id, "eta": eta_at, "since": late_since})
@@ -143,7 +149,10 @@ class BatchSchedule(Aggregate):
         return [await load_batch(connection, batch_id) for batch_id in sorted(named.scalars())]
 
     async def record_waits(self, reasons: Mapping[str, str]) -> None:
-        """Record why batches in progress wait, by their model; the others wait for nothing."""
+        """Record why batches in progress wait, by their model; the others wait for nothing.
+
+        Background batches also wait while other batches of their model are there.
+        """
         # Asked every few seconds, and nearly always there is nothing to write.
         changed = await self._changed_waits(reasons)
         if changed:
@@ -159,14 +168,20 @@ class BatchSchedule(Aggregate):
     ) -> list[dict[str, Any]]:
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         known = (
-            select(BATCHES.c.id, BATCHES.c.model, BATCHES.c.wait_reason)
+            select(
+                BATCHES.c.id,
+                BATCHES.c.model,
+                BATCHES.c.wait_reason,
+                and_(is_background(), _others_of_model()).label("is_behind"),
+            )
             .where(running)
             .order_by(BATCHES.c.id)
         )
         return [
-            {"batch_id": batch_id, "new_reason": reasons.get(model)}
-            for batch_id, model, reason in await connection.execute(known)
-            if reasons.get(model) != reason
+            {"batch_id": row.id, "new_reason": new}
+            for row in (await connection.execute(known)).all()
+            if (new := reasons.get(row.model) or (_BEHIND if row.is_behind else None))
+            != row.wait_reason
         ]
 
     @writes
@@ -196,3 +211,21 @@ class BatchSchedule(Aggregate):
             details["priority"] = values["priority"]
         await note_action(connection, action, batch_id, **details)
         return batch
+
+
+def _others_of_model() -> ColumnElement[bool]:
+    """Whether batches of the same model that are not background batches may run now."""
+    others = BATCHES.alias("others")
+    is_open = CHUNKS.c.batch_id == others.c.id, IS_OPEN
+    return (
+        select(others.c.id)
+        .where(
+            others.c.status == BatchStatus.IN_PROGRESS,
+            others.c.paused_at.is_(None),
+            others.c.completion_window != BACKGROUND_WINDOW,
+            others.c.model == BATCHES.c.model,
+            select(CHUNKS.c.index).where(*is_open).correlate(others).exists(),
+        )
+        .correlate(BATCHES)
+        .exists()
+    )

@@ -6,7 +6,7 @@ See ``leasing``.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,13 @@ from batchyard.errors import LeaseLost
 from batchyard.lengths import expectation_of
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.order import in_flow, is_small_rest, read_standings, urgency
+from batchyard.store.batch.order import (
+    in_flow,
+    is_background,
+    is_small_rest,
+    read_standings,
+    urgency,
+)
 from batchyard.store.batch.pages import batch_not_found
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import (
@@ -66,6 +72,28 @@ class ChunkAction(StrEnum):
     """Its batch is no longer in progress, or overdue: abort it, keep what is finished."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenChunks:
+    """How many chunks are open, and the tokens that are left of them."""
+
+    free: int
+    leased: int
+    remaining_tokens: float
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self.free + self.leased
+
+    def less(self, part: OpenChunks) -> OpenChunks:
+        """Without this part of them."""
+        return OpenChunks(
+            self.free - part.free,
+            self.leased - part.leased,
+            self.remaining_tokens - part.remaining_tokens,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDemand:
     """What can be run for one model: of batches in progress, neither paused nor overdue."""
@@ -78,6 +106,19 @@ class ModelDemand:
     """Requests of these chunks that have their answer already."""
     deadline: int
     """The earliest deadline, Unix seconds."""
+    background: OpenChunks = field(default_factory=lambda: OpenChunks(0, 0, 0.0))
+    """What of it can wait for everything else."""
+
+    @property
+    def is_background(self) -> bool:
+        """Whether all of it can."""
+        return self.free_chunks + self.leased_chunks == self.background.count
+
+    @property
+    def foremost(self) -> OpenChunks:
+        """What engines are needed for: what cannot wait or, without that, all of it."""
+        every = OpenChunks(self.free_chunks, self.leased_chunks, self.remaining_tokens)
+        return every if self.is_background else every.less(self.background)
 
 
 @cache
@@ -288,14 +329,15 @@ class Chunks(Aggregate):
     async def demand(self, connection: AsyncConnection) -> list[ModelDemand]:
         """The models that have something to run now, the earliest deadline first."""
         is_leased = and_(IS_LEASED, is_held(CHUNKS))
+        free, leased = case((is_leased, 0), else_=1), case((is_leased, 1), else_=0)
+        can_wait = case((is_background(), 1), else_=0)
         statement = (
             select(
                 CHUNKS.c.model,
-                func.sum(case((is_leased, 0), else_=1)),
-                func.sum(case((is_leased, 1), else_=0)),
-                func.sum(remaining_tokens()),
                 func.sum(CHUNKS.c.completed + CHUNKS.c.failed),
                 func.min(BATCHES.c.expires_at),
+                *map(func.sum, (free, leased, remaining_tokens())),
+                *(func.sum(can_wait * each) for each in (free, leased, remaining_tokens())),
             )
             .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
             .where(IS_OPEN, is_runnable())
@@ -305,13 +347,14 @@ class Chunks(Aggregate):
         return [
             ModelDemand(
                 model=model,
-                free_chunks=int(free),
-                leased_chunks=int(leased),
+                free_chunks=int(all_free),
+                leased_chunks=int(all_leased),
                 remaining_tokens=float(tokens),
                 answered=int(answered),
                 deadline=deadline,
+                background=OpenChunks(int(waits[0]), int(waits[1]), float(waits[2])),
             )
-            for model, free, leased, tokens, answered, deadline in (
+            for model, answered, deadline, all_free, all_leased, tokens, *waits in (
                 await connection.execute(statement)
             )
         ]
@@ -415,7 +458,10 @@ def _batches_to_run(
 ) -> Select[Any]:
     statement = batches_with_free_chunks(model, batch_id, without)
     if beside.has_large:
-        statement = statement.where(is_small_rest())
+        # Others make room for no background batch, and a background batch has a limit of its own.
+        statement = statement.where(or_(is_small_rest(), is_background()))
+    if beside.keeps_background_out:
+        statement = statement.where(~is_background())
     for flow in sorted(beside.flows):
         statement = statement.where(~in_flow(flow))
     return statement

@@ -42,9 +42,7 @@ class EngineHours(Aggregate):
         """Record the hours of these models; those of others stay as they are."""
         known = await self.all()
         # Asked every few seconds, and nearly always there is nothing to write.
-        changed = {
-            model: each for model, each in hours.items() if each != known.get(model, ALWAYS)
-        }
+        changed = {model: each for model, each in hours.items() if each != known.get(model, ALWAYS)}
         if changed:
             await self._write(changed)
 
