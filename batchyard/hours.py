@@ -55,14 +55,16 @@ class HoursWindow:
     def __post_init__(self) -> None:
         """Raise ValueError for what means nothing."""
         zone = _zone(self.timezone)
+        # A sixth field would be seconds.
+        trouble = "" if len(self.cron.split()) == _CRON_FIELDS else "other than five"
         try:
-            if len(self.cron.split()) != _CRON_FIELDS:
-                raise CronSimError("five fields are needed")
             CronSim(self.cron, datetime.now(zone))
         except CronSimError as error:
+            trouble = trouble or str(error)
+        if trouble:
             raise ValueError(
-                f"cron must be five fields as in crontab, for example 0 20 * * 1-5 ({error})"
-            ) from None
+                f"cron must be five fields as in crontab, for example 0 20 * * 1-5 ({trouble})"
+            )
         if bool(self.duration) is bool(self.until):
             raise ValueError("give duration or until, one of them")
         if self.duration:
@@ -125,6 +127,8 @@ class Hours:
 
     def closing(self, at: float) -> float | None:
         """When it closes next, ``at`` if it is closed now; None: not within a day."""
+        if not self.windows:
+            return None
         closes = at
         for start, end in self.pieces(at):
             if start > closes or closes - at > DAY_SECONDS:

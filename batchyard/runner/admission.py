@@ -4,6 +4,7 @@ Chunks of several batches are admitted side by side, at most one of each flow: o
 batches one, and of its large ones. Whose turn it is says :mod:`batchyard.turns`. Several requests
 of a chunk follow one another, so that they find in the engine's cache what they share. A chunk that
 is slow to begin, because its input is far away or its storage does not answer, keeps no other out.
+Nothing of a background batch passes while a chunk of another one is at the door.
 """
 
 from __future__ import annotations
@@ -62,15 +63,17 @@ class Door:
     def beside(self) -> Beside:
         """What is at the door: of the same flows nothing more may come."""
         at = self._at.values()
+        others = [standing for standing in at if not standing.is_background]
         return Beside(
             frozenset(standing.flow for standing in at),
-            has_large=sum(not standing.is_small for standing in at) >= _MOST_LARGE,
+            has_large=sum(not standing.is_small for standing in others) >= _MOST_LARGE,
+            keeps_background_out=bool(others) or len(at) >= _MOST_LARGE,
         )
 
     @property
     def has_room(self) -> bool:
-        """Whether another chunk may come."""
-        return len(self._at) < _MOST
+        """Whether another chunk may come. Background batches take no other's place."""
+        return sum(not standing.is_background for standing in self._at.values()) < _MOST
 
     def enter(self, key: LeaseKey, standing: Standing) -> None:
         """A chunk is to be admitted."""
@@ -84,6 +87,9 @@ class Door:
         if key in self._at:
             self._turns.leave(self._at.pop(key))
             self._has_left.set()
+            if self._waiting:
+                # It may have been what background batches waited for.
+                asyncio.get_running_loop().call_soon(self._let_next)
 
     async def until_left(self, seconds: float) -> None:
         """Return when a chunk has left, or after so many seconds."""
@@ -100,7 +106,7 @@ class Door:
 
     async def begin_pass(self, key: LeaseKey, cost: float) -> None:
         """Wait until it is the turn of the chunk; ``end_pass`` follows when its request is in."""
-        if self._passing is None and not self._waiting:
+        if self._passing is None and not self._contenders() and self._may_pass(key):
             self._choose(key)
         else:
             chosen = self._waiting[key] = asyncio.get_running_loop().create_future()
@@ -122,14 +128,28 @@ class Door:
             # Not at once: the chunk that has just passed is about to come back.
             asyncio.get_running_loop().call_soon(self._let_next)
 
+    def _may_pass(self, key: LeaseKey) -> bool:
+        """Whether no chunk at the door keeps this one out; one that has left needs no turn."""
+        standing = self._at.get(key)
+        return (
+            standing is None
+            or not standing.is_background
+            or all(each.is_background for each in self._at.values())
+        )
+
+    def _contenders(self) -> list[LeaseKey]:
+        """The chunks that wait, and may pass."""
+        return [key for key in self._waiting if self._may_pass(key)]
+
     def _let_next(self) -> None:
-        if self._passing is not None or not self._waiting:
+        contenders = self._contenders()
+        if self._passing is not None or not contenders:
             return
         key = self._last
-        if key not in self._waiting or self._left_of_turn <= 0:
-            at_door = {self._at[each]: each for each in self._waiting if each in self._at}
+        if key not in contenders or self._left_of_turn <= 0:
+            at_door = {self._at[each]: each for each in contenders if each in self._at}
             # One that has left meanwhile needs no turn: its request is dropped.
-            key = at_door[self._turns.next(at_door)] if at_door else next(iter(self._waiting))
+            key = at_door[self._turns.next(at_door)] if at_door else contenders[0]
         assert key is not None  # noqa: S101 - it waits
         chosen = self._waiting.pop(key)
         self._choose(key)
@@ -182,6 +202,11 @@ class Admission:
         finally:
             self._door.end_pass()
 
+    async def until_room(self) -> None:
+        """Wait while other batches keep a background batch out, for what takes no turns."""
+        if self._standing.is_background:
+            await self.submit(_nothing)
+
     async def unless_slow(self, preparation: Coroutine[Any, Any, T]) -> T:
         """Return what ``preparation`` returns; meanwhile the chunk may be away from the door.
 
@@ -211,3 +236,7 @@ class Admission:
             if not self._may_return():
                 raise StorageUnavailable("The input came late: others run here by now.")
             self._door.enter(self._key, self._standing)
+
+
+async def _nothing() -> None:
+    pass

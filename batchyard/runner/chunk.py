@@ -323,6 +323,7 @@ class ChunkRun:
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
                 if takes_form(request.url) and self.window.serves(request.url):
+                    await self.admission.until_room()
                     await attachments.submit(request)
                 else:
                     await self.admission.submit(partial(self.window.submit, request))

@@ -12,6 +12,8 @@ from batchyard import intervals
 from batchyard.errors import StoreError
 from batchyard.runner.admission import Admission
 from batchyard.runner.suspects import runs_alone
+from batchyard.store import ChunkAction
+from batchyard.turns import Beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +57,8 @@ class Claims:
         self._no_others_at = -math.inf
         """When there was nothing to claim beside the chunks at the door."""
         self._slow: Counter[str] = Counter()
+        self._background: set[str] = set()
+        """Of the batches that were claimed here, those that give way to all others."""
         self._is_making_room = False
         """A chunk that must run alone was seen: nothing is claimed before the last one ends."""
 
@@ -65,7 +69,10 @@ class Claims:
         """
         busy = self._busy()
         must_empty = self._is_making_room or any(busy)
-        if not self._may_claim() or (must_empty and busy):
+        if must_empty and busy:
+            await self._clear_background()
+            return None
+        if not self._may_claim():
             return None
         lease = await self._claim()
         self._is_making_room = False
@@ -81,6 +88,8 @@ class Claims:
         except StoreError:
             await self._returns.release(lease)
             raise
+        if standing.is_background:
+            self._background.add(lease.batch_id)
         self._standings[lease.key] = standing
         self._door.enter(lease.key, standing)
         return lease
@@ -121,22 +130,41 @@ class Claims:
         others = self._busy(but=lease.key)
         return not others or not (runs_alone(lease) or any(others))
 
+    async def _clear_background(self) -> None:
+        """Give chunks of background batches back, if they keep another chunk from being claimed."""
+        giving_way = [
+            chunk for key, chunk in self._running.items() if key.batch_id in self._background
+        ]
+        others = Beside(keeps_background_out=True)
+        if giving_way and await self._is_any_free(others):
+            for chunk in giving_way:
+                chunk.stop(ChunkAction.YIELD)
+
+    async def _is_any_free(self, beside: Beside) -> bool:
+        # There is seldom one: it is not asked for at each chunk, and without a write.
+        if time.monotonic() - self._no_others_at < intervals.POLL_SECONDS:
+            return False
+        found = await self._services.store.chunks.is_any_free(
+            self._model, without=self._not_now(), beside=beside
+        )
+        if not found:
+            self._no_others_at = time.monotonic()
+        return found
+
+    def _not_now(self) -> set[str]:
+        """Batches of which nothing is claimed here."""
+        return self._returns.put_off() | self._slow.keys() | self._door.batches
+
     async def _claim(self) -> ChunkLease | None:
         chunks, door = self._services.store.chunks, self._door
-        without = self._returns.put_off() | self._slow.keys() | door.batches
-        if not door.is_empty:
-            # There is seldom one: it is not asked for at each chunk, and without a write.
-            if time.monotonic() - self._no_others_at < intervals.POLL_SECONDS:
-                return None
-            if not await chunks.is_any_free(self._model, without=without, beside=door.beside):
-                self._no_others_at = time.monotonic()
-                return None
+        if not door.is_empty and not await self._is_any_free(door.beside):
+            return None
         claimed = await chunks.claim(
             model=self._model,
             owner=self._owner,
             lease_seconds=self._services.settings.lease_seconds,
             batch_id=self._batch_id,
-            without=without,
+            without=self._not_now(),
             beside=door.beside,
         )
         return claimed[0] if claimed else None

@@ -35,7 +35,7 @@ async def update_forecasts(services: Services) -> list[BatchRecord]:
 
 
 async def check_window(services: Services, new: OpenWork, completion_window: str) -> None:
-    """Refuse work that by forecast, or by the hours of its engine, would be done after its deadline.
+    """Refuse work that by forecast, or by its engine's hours, would be done after its deadline.
 
     Only if ``admission`` is ``refuse`` and the batch is not a background batch. There is a forecast
     only if the model's speed is known. Raises :class:`~batchyard.errors.WindowUnattainable`.

@@ -12,7 +12,7 @@ import pytest
 
 from batchyard.runner.admission import Admission, Door
 from batchyard.store import ChunkLease
-from batchyard.turns import Beside, Flow, Standing
+from batchyard.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,11 +30,22 @@ class Entrance:
         self._tasks: list[asyncio.Task[None]] = []
 
     def chunk(
-        self, name: str, count: int, *, tenant: str = "a", tokens: int = 1, is_small: bool = False
+        self,
+        name: str,
+        count: int,
+        *,
+        tenant: str = "a",
+        tokens: int = 1,
+        is_small: bool = False,
+        is_background: bool = False,
     ) -> asyncio.Task[None]:
         """Begin to admit so many requests of a chunk, each of so many tokens."""
         standing = Standing(
-            batch_id=name, tenant=tenant, is_small=is_small, created_at=len(self._tasks)
+            batch_id=name,
+            tenant=tenant,
+            is_small=is_small,
+            urgency=BACKGROUND_URGENCY if is_background else 3,
+            created_at=len(self._tasks),
         )
         lease = lease_of(name, token_estimate=tokens)
         self.door.enter(lease.key, standing)
@@ -211,7 +222,9 @@ async def test_nothing_more_is_asked_for_of_the_flows_at_the_door(entrance: Entr
         Flow("small", is_small=True),
         *(Flow(f"{number}", is_small=False) for number in "0123"),
     }
-    assert entrance.door.beside == Beside(frozenset(flows), has_large=True)
+    assert entrance.door.beside == Beside(
+        frozenset(flows), has_large=True, keeps_background_out=True
+    )
     assert entrance.door.has_room
 
 
@@ -223,3 +236,57 @@ async def test_who_waits_for_a_place_at_the_door_learns_that_one_is_free(
     await entrance.admit(1)
     async with asyncio.timeout(SOON_SECONDS):
         await waiting
+
+
+# -- background -------------------------------------------------------------------------------
+
+
+async def test_nothing_of_a_background_batch_passes_while_another_chunk_is_there(
+    entrance: Entrance,
+) -> None:
+    """But the one request that stood in the door already."""
+    entrance.chunk("b", 9, is_background=True)
+    assert await entrance.admit(2) == "bb"
+    entrance.chunk("n", 4)
+    assert await entrance.admit(5) == "bnnnn"
+    assert await entrance.admit(6) == "bbbbbb"
+
+
+async def test_a_background_batch_waits_also_while_the_other_chunk_reads_its_lines(
+    entrance: Entrance,
+) -> None:
+    entrance.chunk("b", 9, is_background=True)
+    assert await entrance.admit(1) == "b"
+    other = lease_of("n")
+    entrance.door.enter(other.key, Standing(batch_id="n", tenant="a"))
+    assert await entrance.admit(3) == "b"
+    entrance.door.leave(other.key)
+    assert await entrance.admit(1) == "bbb"
+
+
+async def test_background_batches_take_turns_among_themselves(entrance: Entrance) -> None:
+    entrance.chunk("x", 4, tenant="x", is_background=True)
+    entrance.chunk("y", 4, tenant="y", is_background=True)
+    assert sorted(await entrance.admit(8)) == list("xxxxyyyy")
+    assert "xxx" not in "".join(entrance.order)
+
+
+async def test_background_batches_keep_no_other_out_of_the_door(entrance: Entrance) -> None:
+    for number in range(12):
+        lease = lease_of(f"b{number}")
+        standing = Standing(batch_id="b", tenant=f"{number}", urgency=BACKGROUND_URGENCY)
+        entrance.door.enter(lease.key, standing)
+    assert entrance.door.has_room
+    beside = entrance.door.beside
+    assert (beside.has_large, beside.keeps_background_out) == (False, True)
+    assert Flow("0", is_small=False) not in beside.flows
+
+
+async def test_what_is_at_the_door_keeps_background_batches_from_being_claimed(
+    entrance: Entrance,
+) -> None:
+    assert not entrance.door.beside.keeps_background_out
+    entrance.chunk("b", 1, is_background=True)
+    assert not entrance.door.beside.keeps_background_out
+    entrance.chunk("n", 1)
+    assert entrance.door.beside.keeps_background_out

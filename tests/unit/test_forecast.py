@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.forecast import Capacity, OpenWork, forecast
+from batchyard.hours import Hours, HoursWindow
 from batchyard.turns import URGENCY_SECONDS, urgency
 
 NOW = 1_800_000_000
@@ -32,9 +33,18 @@ def work(
     priority: int = 0,
     created_at: int = NOW,
     is_paused: bool = False,
+    is_background: bool = False,
 ) -> OpenWork:
     return OpenWork(
-        batch_id, model, tenant, deadline, priority, created_at, tokens, is_paused=is_paused
+        batch_id,
+        model,
+        tenant,
+        deadline,
+        priority,
+        created_at,
+        tokens,
+        is_paused=is_paused,
+        is_background=is_background,
     )
 
 
@@ -72,6 +82,43 @@ def test_the_more_urgent_class_goes_first_whoever_owns_it() -> None:
         work("sooner", 100, tenant="b", deadline=NOW + HOUR // 2),
     ]
     assert seconds_until_done(items) == {"soon": 20, "sooner": 20, "today": 30}
+
+
+def test_background_batches_come_last_however_near_their_end_or_high_their_priority() -> None:
+    items = [
+        work("gap", 100, deadline=NOW + 60, priority=9, is_background=True),
+        work("other gap", 100, tenant="b", is_background=True),
+        work("late", 100, deadline=NOW + 7 * DAY),
+        work("later", 100, tenant="b", deadline=NOW + 7 * DAY),
+    ]
+    assert seconds_until_done(items) == {"late": 20, "later": 20, "gap": 40, "other gap": 40}
+
+
+def test_work_waits_for_the_hours_of_its_engine_and_for_the_next_ones() -> None:
+    """NOW is 08:00 UTC. The model loads in the hours as well."""
+    hours = Hours((HoursWindow("0 9 * * *", duration="1h"),))
+    capacity = {"qwen": Capacity(10, 1, loading_seconds=600, hours=hours)}
+    items = [work("today", 10 * 3000), work("tomorrow", 1000, priority=-1)]
+    assert seconds_until_done(items, capacity) == {
+        "today": HOUR + 3600,
+        "tomorrow": HOUR + DAY + 100,
+    }
+
+
+def test_an_hour_in_which_nothing_runs_makes_batches_urgent_all_the_same() -> None:
+    """When the engine opens, less than an hour is left of the one that would have been second."""
+    hours = Hours((HoursWindow("0 9 * * *", duration="5h"),))
+    capacity = {"qwen": Capacity(10, 1, hours=hours)}
+    items = [
+        work("first", 1000, deadline=NOW + 5 * HOUR, priority=1),
+        work("urgent", 1000, deadline=NOW + HOUR + 1800),
+    ]
+    assert seconds_until_done(items, capacity) == {"urgent": HOUR + 100, "first": HOUR + 200}
+
+
+def test_work_that_no_hours_in_sight_suffice_for_has_no_forecast() -> None:
+    capacity = {"qwen": Capacity(10, 1, hours=Hours((HoursWindow("0 9 * * *", duration="1s"),)))}
+    assert seconds_until_done([work("x", 10), work("y", 1e9)], capacity) == {"x": HOUR + 1}
 
 
 def test_a_batch_overtakes_when_its_deadline_comes_near() -> None:

@@ -37,6 +37,7 @@ def _clock(seconds: float, zone: str) -> str:
 def test_without_windows_an_engine_is_always_open() -> None:
     assert ALWAYS.is_open(0.0)
     assert ALWAYS.opening(5.0) == 5.0
+    assert ALWAYS.closing(5.0) is None
     assert why_closed("m", ALWAYS, 0.0) is None
 
 

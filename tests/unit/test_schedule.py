@@ -371,3 +371,49 @@ def test_a_working_runner_stays_where_one_that_leaves_makes_room_for_all_who_are
     demand = [work("a"), work("b", served_at=NOW - 10), work("c")]
     runners = [runner("gone", "r1", is_draining=True), runner("c", "r2")]
     assert plan(2, demand, runners) == Decision()
+
+
+# -- background work --------------------------------------------------------------------------
+
+
+def background(model: str, **changes: Any) -> ModelWork:
+    return work(model, is_background=True, **changes)
+
+
+def test_background_work_gets_the_places_that_nobody_else_wants() -> None:
+    demand = [background("idle", deadline=NOW), work("a", free_chunks=4)]
+    assert plan(2, demand).start == [("a", "gpu"), ("a", "gpu")]
+    assert plan(3, demand).start == [("a", "gpu"), ("a", "gpu"), ("idle", "gpu")]
+
+
+def test_background_work_leaves_at_once_for_the_first_runner_of_another_model() -> None:
+    """However short it has served, or while it loads; and however short the other has waited."""
+    demand = [background("idle", free_chunks=9), work("new", served_at=NOW - 1)]
+    for ready_at in (100.0, NOW - 1, None):
+        runners = [runner("idle", "r1", ready_at=ready_at)]
+        assert plan(1, demand, runners) == Decision(drain=["r1"])
+
+
+def test_background_work_leaves_for_a_further_runner_that_another_model_deserves() -> None:
+    demand = [background("idle", free_chunks=9), work("a", free_chunks=4)]
+    runners = [runner("a", "r1"), runner("idle", "r2"), runner("idle", "r3")]
+    assert plan(3, demand, runners) == Decision(drain=["r2"])
+
+
+def test_background_work_takes_no_place_of_other_work() -> None:
+    """Not even of a runner that has served for long; of one without work it does."""
+    demand = [background("idle"), work("a")]
+    assert plan(1, demand, [runner("a", "r1")]) == Decision()
+    assert plan(1, [background("idle")], [runner("a", "r1")]) == Decision(drain=["r1"])
+
+
+def test_background_models_swap_as_others_do_among_themselves() -> None:
+    demand = [background("old"), background("new")]
+    assert plan(1, demand, [runner("old", "r1")]) == Decision(drain=["r1"])
+    assert plan(1, demand, [runner("old", "r1", ready_at=NOW - 1)]) == Decision()
+
+
+def test_a_place_that_is_being_left_is_not_made_twice() -> None:
+    demand = [background("idle", free_chunks=9), work("new")]
+    runners = [runner("idle", "r1", is_draining=True), runner("idle", "r2")]
+    assert plan(2, demand, runners) == Decision()

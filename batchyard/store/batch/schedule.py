@@ -21,7 +21,7 @@ from batchyard.store.chunk.rows import (
     remaining_tokens,
     remaining_work,
 )
-from batchyard.store.clock import clock_seconds, read_seconds
+from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class BatchSchedule(Aggregate):
             await self._write_waits(changed)
 
     async def record_wait(self, batch_id: str, reason: str | None) -> None:
-        """Record why one batch in progress waits, where nobody does it for all; None: it does not."""
+        """Record why one batch in progress waits, where nobody does it for all; None: no more."""
         await self._write_waits([{"batch_id": batch_id, "new_reason": reason}])
 
     @reads
@@ -222,6 +222,7 @@ def _others_of_model() -> ColumnElement[bool]:
         .where(
             others.c.status == BatchStatus.IN_PROGRESS,
             others.c.paused_at.is_(None),
+            others.c.expires_at > clock(),
             others.c.completion_window != BACKGROUND_WINDOW,
             others.c.model == BATCHES.c.model,
             select(CHUNKS.c.index).where(*is_open).correlate(others).exists(),

@@ -236,6 +236,43 @@ async def test_batches_in_progress_say_why_they_wait(store: Store) -> None:
     assert (await store.batches.get(waiting.id)).wait_reason is None
 
 
+async def test_a_background_batch_says_that_others_go_first(store: Store) -> None:
+    gap = await begun_batch(store, completion_window="background")
+
+    async def reason(**reasons: str) -> str | None:
+        await store.batch_schedule.record_waits(reasons)
+        return (await store.batches.get(gap.id)).wait_reason
+
+    assert await reason() is None
+    await begun_batch(store, model="llama")
+    assert await reason() is None
+    other = await begun_batch(store)
+    assert await reason() == "other batches of its model go first: it is a background batch"
+    assert (await store.batches.get(other.id)).wait_reason is None
+    assert await reason(**{MODEL: "no GPU"}) == "no GPU"
+    await store.batch_schedule.pause(other.id)
+    assert await reason() is None
+
+
+async def test_the_reason_of_one_batch_is_recorded_for_it_only(store: Store) -> None:
+    one, other = await begun_batch(store), await begun_batch(store)
+    await store.batch_schedule.record_wait(one.id, "its hours")
+    assert (await store.batches.get(one.id)).wait_reason == "its hours"
+    assert (await store.batches.get(other.id)).wait_reason is None
+    await store.batch_schedule.record_wait(one.id, None)
+    assert (await store.batches.get(one.id)).wait_reason is None
+
+
+async def test_a_background_batch_is_never_at_risk(store: Store) -> None:
+    batch = await begun_batch(store, completion_window="background")
+    late = {batch.id: batch.expires_at + 1}
+    await store.batch_schedule.record_forecast(late)
+    await rewrite(store, batch.id, late_since=1)
+    assert await store.batch_schedule.record_forecast(late) == []
+    known = await store.batches.get(batch.id)
+    assert (known.eta_at, known.late_since) == (batch.expires_at + 1, None)
+
+
 async def test_only_batches_in_progress_wait(store: Store) -> None:
     batch = await batch_in(store, S.FINALIZING)
     await store.batch_schedule.record_waits({str(batch.model): "On gpu-c: no GPU"})

@@ -18,6 +18,7 @@ from batchyard.store import (
     NewChunk,
     open_store,
 )
+from batchyard.store.chunk.chunks import OpenChunks
 from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, TokenUsage
 from tests.contract.store.samples import (
     MODEL,
@@ -320,6 +321,21 @@ async def test_demand_is_what_each_model_has_to_run_the_most_urgent_first(store:
             deadline=late.expires_at,
         ),
     ]
+
+
+async def test_of_background_batches_demand_is_what_can_wait(store: Store) -> None:
+    """Engines are needed for all of it only where nothing else is there."""
+    gap = await begun_batch(store, chunks=2, completion_window="background", window_seconds=9000)
+    [demand] = await store.chunks.demand()
+    assert demand.is_background
+    assert demand.foremost == OpenChunks(2, 0, pytest.approx(140.0))
+    await claim(store)
+    await begun_batch(store, chunks=1, window_seconds=9001)
+    [demand] = await store.chunks.demand()
+    assert (demand.free_chunks, demand.leased_chunks, demand.deadline) == (2, 1, gap.expires_at)
+    assert demand.background == OpenChunks(1, 1, pytest.approx(140.0))
+    assert not demand.is_background
+    assert demand.foremost == OpenChunks(1, 0, pytest.approx(70.0))
 
 
 async def test_a_lease_that_ran_out_is_demand_again(store: Store) -> None:

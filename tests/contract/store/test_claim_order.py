@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.turns import SMALL_REQUESTS, Beside, Flow
 from tests.contract.store.samples import MODEL, OVERDUE, USAGE, begun_batch, rewrite
 
 if TYPE_CHECKING:
@@ -36,6 +37,39 @@ async def test_what_is_more_urgent_goes_before_priority_and_turns(
     urgent = await begun_batch(store, chunks=3, window_seconds=sooner, tenant="old")
     order = [await run_next(store) for _ in range(4)]
     assert order == [urgent.id] * 3 + [relaxed.id]
+
+
+async def test_background_batches_go_after_all_others(store: Store) -> None:
+    """Whatever their priority, and though their end is near."""
+    gap = await begun_batch(
+        store, completion_window="background", window_seconds=60, priority=9, tenant="new"
+    )
+    patient = await begun_batch(store, chunks=3, window_seconds=30 * DAY, tenant="old")
+    order = [await run_next(store) for _ in range(4)]
+    assert order == [patient.id] * 3 + [gap.id]
+
+
+async def test_background_batches_are_claimed_only_beside_themselves(store: Store) -> None:
+    large, small = [
+        await begun_batch(store, chunks=chunks, completion_window="background", tenant="a")
+        for chunks in (SMALL_REQUESTS // 10 + 1, 1)
+    ]
+
+    async def claimed(beside: Beside) -> list[str]:
+        is_any_free = await store.chunks.is_any_free(MODEL, beside=beside)
+        leases = await store.chunks.claim(model=MODEL, owner="a", lease_seconds=60, beside=beside)
+        assert is_any_free is bool(leases)
+        for lease in leases:
+            await store.chunks.release(lease)
+        return [lease.batch_id for lease in leases]
+
+    assert await claimed(Beside(keeps_background_out=True)) == []
+    # A large batch that runs is no reason, nor is one of the same tenant and size.
+    assert await claimed(Beside(frozenset({Flow("a", is_small=True)}))) == [small.id]
+    own = Flow("a", is_small=True, is_background=True)
+    assert await claimed(Beside(frozenset({own}))) == [large.id]
+    normal = await begun_batch(store, tenant="a")
+    assert await claimed(Beside(frozenset({own}), keeps_background_out=True)) == [normal.id]
 
 
 async def test_a_shorter_window_does_not_take_the_turns_of_others(store: Store) -> None:

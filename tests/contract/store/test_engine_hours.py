@@ -1,0 +1,31 @@
+"""Hours of engines: what Prefect said last, for all who do not ask it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.hours import ALWAYS, Hours, HoursWindow
+
+if TYPE_CHECKING:
+    from batchyard.store import Store
+
+NIGHTS = Hours((HoursWindow("0 20 * * *", until="06:00", timezone="Europe/Berlin"),))
+WEEKENDS = Hours((HoursWindow("0 0 * * 6", duration="2d"), HoursWindow("0 20 * * *", "1h")))
+
+
+async def test_a_model_of_which_nobody_said_anything_is_always_open(store: Store) -> None:
+    hours, now = await store.engine_hours.of("m")
+    assert hours == ALWAYS
+    assert now == pytest.approx(await store.database.now(), abs=30)
+    assert await store.engine_hours.all() == {}
+
+
+async def test_hours_are_those_that_were_recorded_last(store: Store) -> None:
+    await store.engine_hours.record({"a": NIGHTS, "b": WEEKENDS, "c": ALWAYS})
+    assert await store.engine_hours.all() == {"a": NIGHTS, "b": WEEKENDS}
+    await store.engine_hours.record({"a": WEEKENDS})
+    assert (await store.engine_hours.of("a"))[0] == WEEKENDS
+    await store.engine_hours.record({"a": ALWAYS})
+    assert await store.engine_hours.all() == {"b": WEEKENDS}
