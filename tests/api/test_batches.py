@@ -73,6 +73,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"completion_window": ...}, "completion_window", "missing_required_parameter"),
     ({"completion_window": "soon"}, "completion_window", "invalid_value"),
     ({"completion_window": "0h"}, "completion_window", "invalid_value"),
+    ({"completion_window": "Background"}, "completion_window", "invalid_value"),
+    ({"completion_window": ""}, "completion_window", "invalid_value"),
     ({"completion_window": 24}, "completion_window", "invalid_type"),
     ({"metadata": "text"}, "metadata", "invalid_type"),
     ({"metadata": {"n": 7}}, "metadata.n", "invalid_type"),
@@ -215,6 +217,14 @@ def test_what_was_asked_is_echoed(api: Api) -> None:
     assert batch.completion_window == "90m"
     assert batch.expires_at == batch.created_at + 90 * 60
     assert batch.metadata == {"ключ": "значение", "empty": ""}
+    assert strict(api).batches.retrieve(batch.id) == batch
+
+
+def test_a_background_batch_has_a_window_and_an_end_as_any_other(api: Api) -> None:
+    """For OpenAI's types the end is a number, so that clients which count down to it go on."""
+    batch = create(strict(api), completion_window="background")
+    assert batch.completion_window == "background"
+    assert batch.expires_at == batch.created_at + 30 * 86_400
     assert strict(api).batches.retrieve(batch.id) == batch
 
 

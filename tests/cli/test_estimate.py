@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.lengths import LengthClass, Lengths, bucket_of
+from batchyard.hours import Hours, HoursWindow
 from tests.cli.conftest import Background, Ended, chat_line, with_store
 from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from batchyard.store import Store
 
     Run = Callable[..., Ended]
 
@@ -119,6 +122,36 @@ def test_the_time_is_that_of_the_measured_rate(alone: Run, documents: bytes) -> 
     assert found["seconds"] == pytest.approx(tokens / 1000 + 30)
     words = alone("estimate", "in.jsonl").stdout
     assert "on one engine, at 1,000 tokens a second as measured on pool gpu" in words
+
+
+def test_the_hours_of_the_engine_are_named_and_counted(alone: Run, documents: bytes) -> None:
+    """Each is open for half of the time, so that it takes twice as long, and a wait."""
+
+    async def record(store: Store) -> None:
+        await store.rates.record("stub-model", "gpu", tokens_per_second=10.0)
+        half = HoursWindow("*/2 * * * *", "1m")
+        await store.engine_hours.record({"stub-model": Hours((half,))})
+
+    with_store(record)
+    found = figures(alone, "in.jsonl")
+    assert found["done_in_seconds"] == pytest.approx(2 * found["seconds"], abs=61)
+    words = alone("estimate", "in.jsonl").stdout
+    assert "\nhours           " in words
+    assert ", by these hours\n" in words
+    assert "warning" not in words
+    late = alone("estimate", "in.jsonl", "--completion-window", "1h").stdout
+    assert late.splitlines()[-1] == ("warning         that is after the completion window, 1h")
+
+
+def test_a_window_without_hours_in_it_is_warned_of(alone: Run, documents: bytes) -> None:
+    leap_days = Hours((HoursWindow("0 0 29 2 *", "1h", timezone="Europe/Berlin"),))
+    with_store(lambda store: store.engine_hours.record({"stub-model": leap_days}))
+    lines = alone("estimate", "in.jsonl").stdout.splitlines()
+    assert lines[-2].startswith("hours           begin on 20")
+    assert lines[-2].endswith("-02-29 at 00:00 Europe/Berlin")
+    assert lines[-1] == "warning         no hours begin within the completion window, 24h"
+    assert figures(alone, "in.jsonl")["opens_at"] > 0
+    assert alone("estimate", "in.jsonl", "--completion-window", "soon").status == 3
 
 
 def test_a_database_that_does_not_answer_costs_only_the_time(

@@ -9,6 +9,7 @@ import pytest
 
 from batchyard.dispatch import RUN_BATCHES
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.hours import Hours, HoursWindow
 from batchyard.store import DeliveryKind, RunnerKind
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.contract.store.samples import begun_batch
@@ -69,6 +70,35 @@ def test_a_submitted_batch_is_in_the_database_and_a_runner_is_woken(
     assert locations.input == str(tmp_path / "in.jsonl")
     assert woken(prefect) == 1
     assert prefect.runs[0]["parameters"] == {}
+
+
+def test_a_window_that_ends_before_the_engines_hours_begin_is_warned_of(
+    here: Run, prefect: SmallPrefect
+) -> None:
+    """The batch is made all the same: the operator may change the hours."""
+    leap_days = Hours((HoursWindow("0 0 29 2 *", "1h", timezone="Europe/Berlin"),))
+    with_store(lambda store: store.engine_hours.record({"m": leap_days}))
+    ended = here(*SUBMIT, "--model", "m")
+    assert ended.status == 0
+    assert ended.stdout.startswith("batch_")
+    assert ended.stderr.startswith("batchyard: the hours of engine m begin on 20")
+    assert ended.stderr.endswith("when the completion window of the batch has ended.\n")
+    assert here(*SUBMIT, "--model", "other").stderr == ""
+    assert here(*SUBMIT).stderr == ""
+
+
+def test_a_background_batch_is_submitted_and_shown(here: Run, prefect: SmallPrefect) -> None:
+    batch_id = here(*SUBMIT, "--completion-window", "background").stdout.strip()
+    (batch,) = all_batches()
+    assert (batch.completion_window, batch.expires_at - batch.created_at) == (
+        "background",
+        30 * 86_400,
+    )
+    shown = here("show", batch_id).stdout
+    assert "  window    background, ends in 29 d 23 h" in shown or "in 30 d 0 h" in shown
+    refused = here(*SUBMIT, "--completion-window", "sometime")
+    assert refused.status == 3
+    assert "for example 24h, or background." in refused.stderr
 
 
 def test_of_many_batches_one_runner_takes_care(here: Run, prefect: SmallPrefect) -> None:

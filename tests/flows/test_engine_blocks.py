@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prefect import get_client
 from prefect.client.schemas.actions import BlockDocumentUpdate
+from prefect.settings import PREFECT_API_URL
 from pydantic import ValidationError
 
-from batchyard.dispatch import block_name
+from batchyard.dispatch import PrefectApi, block_name
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.vllm import VllmEngine
 from batchyard.errors import ModelNotFound, SettingsError
+from batchyard.hours import ALWAYS, Hours, HoursWindow
 from batchyard.settings import Settings, read_settings
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
-from flows.worker import engine_from_block
+from flows.worker import engine_from_block, hours_from_block
 from tests.pages import block
 
 if TYPE_CHECKING:
@@ -107,6 +109,50 @@ async def test_a_remote_block_has_an_objective_for_the_servers_users(settings: S
 def test_a_remote_block_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RemoteEngineBlock(model="m", base_url="http://10.0.0.5", **fields)
+
+
+@pytest.mark.parametrize("kind", [VllmEngineBlock, RemoteEngineBlock])
+async def test_a_block_has_the_hours_of_its_engine_for_runners_and_the_scheduler(
+    kind: type[VllmEngineBlock | RemoteEngineBlock],
+) -> None:
+    """From the form as from Python, over Prefect's server."""
+    window = {"cron": "0 20 * * 1-5", "until": "06:00", "timezone": "Europe/Berlin"}
+    fields: dict[str, Any] = {"base_url": "http://10.0.0.5/v1"} if kind is RemoteEngineBlock else {}
+    name = f"hours-{kind.__name__.lower()}"
+    await kind(model=name, batch_hours=[window], **fields).save(name)
+    wanted = Hours((HoursWindow(**window),))
+    assert await hours_from_block(name) == wanted
+    async with PrefectApi(str(PREFECT_API_URL.value())) as api:
+        [offered] = [each for each in await api.offered_models() if each.name == name]
+    assert offered.hours == wanted
+    await kind(model=name, **fields).save(name, overwrite=True)
+    assert await hours_from_block(name) == ALWAYS
+
+
+async def test_of_two_blocks_for_a_model_the_hours_are_those_of_the_one_that_is_used() -> None:
+    remote = RemoteEngineBlock(
+        model="twice", base_url="http://h/v1", batch_hours=[{"cron": "0 1 * * *", "duration": "1h"}]
+    )
+    await remote.save("twice")
+    vllm = VllmEngineBlock(model="twice", batch_hours=[{"cron": "0 2 * * *", "duration": "1h"}])
+    await vllm.save("twice")
+    async with PrefectApi(str(PREFECT_API_URL.value())) as api:
+        [offered] = [each for each in await api.offered_models() if each.name == "twice"]
+    assert offered.hours == vllm.hours == await hours_from_block("twice")
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"cron": "0 20 * *", "duration": "1h"},
+        {"cron": "0 20 * * *", "duration": "1h", "timezone": "Berlin"},
+        {"cron": "0 20 * * *", "duraton": "1h"},
+        {"duration": "1h"},
+    ],
+)
+def test_hours_that_mean_nothing_are_refused_as_the_block_is_made(window: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        VllmEngineBlock(model="m", batch_hours=[window])
 
 
 async def test_without_a_block_the_message_says_which_to_make(settings: Settings) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import ModelNotFound, SettingsError
+from batchyard.hours import Hours, HoursWindow
 from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
 from batchyard.services import services as services_module
-from batchyard.services.services import open_services
+from batchyard.services.services import as_current, open_services
 from batchyard.settings import read_settings
 from batchyard.store import RunnerKind, open_store
 from flows.run_chunks import run_chunks
@@ -94,6 +96,24 @@ async def test_what_keeps_an_engine_from_being_made_is_named(
     assert "prompt" not in str(state.message)
     if name == "Failed":
         assert str(state.message).startswith("On gpu-c: ")
+
+
+async def test_outside_of_the_hours_of_its_engine_a_runner_is_put_off(open_yard: OpenYard) -> None:
+    """That counts neither against its model nor against its machine, and starts no engine."""
+    leap_days = Hours((HoursWindow("0 0 29 2 *", "1h", timezone="Europe/Berlin"),))
+
+    async def hours_of(_: str) -> Hours:
+        return leap_days
+
+    engine = StubEngine()
+    async with open_yard(engine, runners="pool", machine="gpu-c") as services:
+        with as_current(replace(services, hours_of=hours_of)):
+            state = await run()
+        hours, _ = await services.store.engine_hours.of(MODEL)
+    assert (state.is_completed(), state.name) == (True, PUT_OFF)
+    assert str(state.message).startswith(f"It waits: the hours of engine {MODEL} begin on ")
+    assert engine.starts == 0
+    assert hours == leap_days
 
 
 async def test_newer_tables_put_the_runner_off(

@@ -278,10 +278,28 @@ def test_a_refused_url_gets_a_sentence_and_is_not_repeated(field: str, url: str)
         {"input": "https://host.example/in.jsonl", "webhook_url": "https://host.example/hook"},
         {"input": "/in.jsonl", "webhook_url": "", "notify_email": "me@example.com"},
         {"input": "/in.jsonl", "output_expires_after": "7d", "tenant": "search"},
+        {"input": "/in.jsonl", "completion_window": "background"},
     ],
 )
 def test_what_can_be_recorded_is_accepted(given: dict[str, str]) -> None:
     assert not validate(given, submit_batch.parameters.model_dump())
+
+
+def test_the_form_says_what_a_background_batch_is() -> None:
+    schema = submit_batch.parameters.model_dump()["properties"]["completion_window"]
+    assert "background: it runs only when nothing else wants its engine" in " ".join(
+        schema["description"].split()
+    )
+
+
+async def test_a_submission_may_be_for_the_background(open_yard: OpenYard, tmp_path: Path) -> None:
+    async with open_yard() as services:
+        state = await submit_batch(
+            str(write_input(tmp_path, 2)), completion_window="background", return_state=True
+        )
+        (batch,) = await services.store.batches.page()
+    assert state.is_completed(), state.message
+    assert batch.completion_window == "background"
 
 
 async def test_a_submission_has_the_receivers_and_the_lifetime_of_its_batch(
@@ -308,6 +326,7 @@ async def test_a_submission_has_the_receivers_and_the_lifetime_of_its_batch(
     [
         ({"output_expires_after": "2 hours"}, "output_expires_after must be a number"),
         ({"output_expires_after": "31d"}, "between 1h and 30d"),
+        ({"completion_window": "sometime"}, "for example 24h, or background"),
         ({"webhook_url": "https://host.example/?token=hunter2"}, "batchyard webhooks create"),
     ],
 )

@@ -160,7 +160,7 @@ async def test_a_process_with_one_batch_waits_and_says_so(
 
 async def reason_of(yard: Yard, batch_id: str) -> str:
     async with asyncio.timeout(SOON_SECONDS):
-        while not (reason := (await yard.services.store.batches.get(batch_id)).wait_reason):
+        while not (reason := (await yard.services.store.batches.get(batch_id)).wait_reason):  # noqa: ASYNC110 - the database tells nobody
             await asyncio.sleep(0.01)
     return reason
 
@@ -191,7 +191,7 @@ async def test_a_window_that_ends_before_the_hours_begin_is_warned_of_or_refused
     await yard.prepared(lines(1), completion_window="1h")
     assert "batch.late_hours" in caplog.text
     yard.set(admission="refuse")
-    with pytest.raises(WindowUnattainable, match="The hours of engine .* give it a longer one"):
+    with pytest.raises(WindowUnattainable, match=r"The hours of engine .* give it a longer one"):
         await yard.prepared(lines(1), completion_window="1h", models=(MODEL,))
     batch_id = await yard.prepared(lines(1), completion_window="background")
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.IN_PROGRESS

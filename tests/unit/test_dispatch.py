@@ -20,6 +20,7 @@ from batchyard.dispatch import (
     PrefectApi,
     RunnerScheduler,
     end_lost_runs,
+    engine_hours,
     ensure_batch_runner,
     scheduler,
 )
@@ -58,6 +59,8 @@ class SmallPrefect:
     """Of the pool ``gpu``, which is of the type ``process``."""
     offered: set[str] | None = None
     """Models that an engine block names; None: it does not say."""
+    hours: dict[str, Any] = field(default_factory=dict)
+    """What the blocks of these models have as ``batch_hours``."""
     csrf: bool = False
     """Whether it wants a token with every change."""
     tokens: dict[str, str] = field(default_factory=dict)
@@ -114,7 +117,14 @@ class SmallPrefect:
                 return web.json_response(self.workers)
             case ["block_documents", "filter"] if self.offered is not None:
                 created = datetime.now(UTC).isoformat()
-                blocks = [{"data": {"model": name}, "created": created} for name in self.offered]
+                blocks = [
+                    {
+                        "data": {"model": name, "batch_hours": self.hours.get(name, [])},
+                        "created": created,
+                        "block_type": {"slug": "batchyard-remote-engine"},
+                    }
+                    for name in self.offered
+                ]
                 return web.json_response(blocks)
         return web.json_response({"detail": "not found"}, status=404)
 
@@ -686,6 +696,121 @@ async def test_an_engine_serves_for_a_while_before_it_is_swapped(
     await begun_batch(store, model="llama")
     await looking.look()
     assert await store.runners.heartbeat(row.id) is RunnerStatus.LIVE
+
+
+CLOSED = [{"cron": "0 0 29 2 *", "duration": "1s", "timezone": "Europe/Berlin"}]
+
+
+def ask_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_hours, "_ASK_SECONDS", 0.0)
+
+
+async def test_outside_of_its_hours_a_model_gets_no_runner_and_its_batches_say_why(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An urgent batch is no exception. Another model has the place meanwhile."""
+    ask_at_every_look(monkeypatch)
+    prefect.offered, prefect.hours = {MODEL, "llama"}, {MODEL: CLOSED}
+    await begun_batch(store, window_seconds=60)
+    await begun_batch(store, model="llama", window_seconds=90_000)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    assert [run["name"] for run in prefect.runs] == ["llama"]
+    assert looking.waits[MODEL].startswith(f"the hours of engine {MODEL} begin on 20")
+    assert looking.waits[MODEL].endswith("-02-29 at 00:00 Europe/Berlin")
+    prefect.limits["gpu"], prefect.hours = 2, {}
+    await looking.look()
+    assert [run["name"] for run in prefect.runs] == ["llama", MODEL]
+    assert looking.waits == {}
+
+
+async def test_when_the_hours_of_a_model_end_its_runners_are_drained(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask_at_every_look(monkeypatch)
+    prefect.offered = {MODEL}
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    row = await announce(prefect, store)
+    prefect.hours = {MODEL: CLOSED}
+    await looking.look()
+    assert await store.runners.heartbeat(row.id) is RunnerStatus.DRAINING
+
+
+async def test_hours_stay_as_they_were_while_prefect_does_not_say(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor do hours that mean nothing open an engine. Each is said once."""
+    ask_at_every_look(monkeypatch)
+    prefect.offered, prefect.hours = {MODEL}, {MODEL: CLOSED}
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.offered = None
+    await looking.look()
+    prefect.offered, prefect.hours = {MODEL}, {MODEL: [{"cron": "nonsense", "duration": "1h"}]}
+    for _ in range(2):
+        await looking.look()
+    assert prefect.runs == []
+    assert MODEL in looking.waits
+    assert caplog.text.count(f"The batch_hours of {MODEL} mean nothing") == 1
+
+
+async def test_time_in_which_an_engine_is_closed_is_not_held_against_its_model(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runner failed as the hours ended. The first failure after the night is not the last."""
+    ask_at_every_look(monkeypatch)
+    prefect.offered = {MODEL}
+    await begun_batch(store)
+    looking = scheduler_of(api, store, Settings(give_up_seconds=1.0))
+    await looking.look()
+    prefect.put("FAILED", "no GPU")
+    assert not await looking.look()
+    prefect.hours = {MODEL: CLOSED}
+    await looking.look()
+    await asyncio.sleep(1.1)
+    prefect.hours = {}
+    assert not await looking.look()
+    assert looking.waits == {}
+
+
+async def test_background_work_without_a_place_says_so(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    await begun_batch(store, model="llama", completion_window="background")
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    assert [run["name"] for run in prefect.runs] == [MODEL]
+    assert looking.waits == {"llama": "other models use the pool gpu: it is a background batch"}
+
+
+async def test_a_background_runner_leaves_for_another_model_at_once(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    """No swap_seconds protect it."""
+    await begun_batch(store, completion_window="background")
+    looking = scheduler_of(api, store, Settings(swap_seconds=300.0))
+    await looking.look()
+    row = await announce(prefect, store)
+    await begun_batch(store, model="llama", window_seconds=90_000)
+    await looking.look()
+    assert await store.runners.heartbeat(row.id) is RunnerStatus.DRAINING
 
 
 async def test_models_go_to_the_pools_that_the_settings_name(
