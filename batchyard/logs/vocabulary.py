@@ -20,6 +20,8 @@ EVENTS: Final = {
     "batch.fetched": "The input is in the object store.",
     "batch.input_gone": "A batch ended and its input can no longer be read, so lines without a "
     "result have no error line.",
+    "batch.late_hours": "The completion window of a batch ends before the hours of its engine "
+    "begin; it will expire.",
     "batch.lost": "The lease on a batch expired and another process has the batch.",
     "batch.not_cancelled": "A flow run was cancelled, but its batch could not be.",
     "batch.not_ended": "A flow run of a batch has ended and the batch has not; it is tried again.",
@@ -76,6 +78,8 @@ EVENTS: Final = {
     "flow_run.not_changed": "The name, the tags or the end of a flow run could not be set.",
     "flow_run.uses": "Which database, object store and Prefect a flow run uses.",
     "health.failed": "A check of /readyz failed.",
+    "hours.not_read": "Prefect did not say the hours of an engine, or they mean nothing: those that "
+    "were read before apply.",
     "lease.not_renewed": "A lease could not be renewed; it is tried again until it expires.",
     "lengths.not_read": "Lengths of earlier answers could not be read; a batch goes on without.",
     "lengths.not_written": "Lengths of answers could not be written; they are with the next ones.",
@@ -94,8 +98,10 @@ EVENTS: Final = {
     "report.not_shown": "The report of a batch could not be shown in Prefect.",
     "request.failed": "An attempt at a request failed before the engine answered.",
     "result.not_accepted": "The chunk of a result could not accept it; the chunk fails.",
-    "runner.draining": "A runner was asked to end, so that another model can have its place.",
+    "runner.draining": "A runner was asked to end: another model gets its place, or the hours of "
+    "its engine are over.",
     "runner.ended": "A runner ended otherwise than it should.",
+    "runner.hours_over": "The hours of an engine ended: its runner finishes what is in flight.",
     "runner.lost": "A runner stopped renewing its registration; its chunks are released.",
     "runner.not_retired": "A runner that ended could not be marked as ended.",
     "runner.not_seen": "The database did not say whether a runner shall go on; it is asked again.",
