@@ -78,8 +78,8 @@ EVENTS: Final = {
     "flow_run.not_changed": "The name, the tags or the end of a flow run could not be set.",
     "flow_run.uses": "Which database, object store and Prefect a flow run uses.",
     "health.failed": "A check of /readyz failed.",
-    "hours.not_read": "Prefect did not say the hours of an engine, or they mean nothing: those that "
-    "were read before apply.",
+    "hours.not_read": "Prefect did not say the hours of an engine, or they mean nothing: those "
+    "that were read before apply.",
     "lease.not_renewed": "A lease could not be renewed; it is tried again until it expires.",
     "lengths.not_read": "Lengths of earlier answers could not be read; a batch goes on without.",
     "lengths.not_written": "Lengths of answers could not be written; they are with the next ones.",

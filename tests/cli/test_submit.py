@@ -87,10 +87,7 @@ def test_a_window_that_ends_before_the_engines_hours_begin_is_warned_of(
     assert here(*SUBMIT).stderr == ""
 
 
-def test_a_background_batch_is_submitted_and_shown(
-    here: Run, prefect: SmallPrefect, tmp_path: Path
-) -> None:
-    (tmp_path / "requests.jsonl").write_bytes((tmp_path / "in.jsonl").read_bytes())
+def test_a_background_batch_is_submitted_and_shown(here: Run, prefect: SmallPrefect) -> None:
     command = block("docs/how-to/operate-batches.md", "background")
     batch_id = here(*words_of(command.strip())[1:]).stdout.strip()
     (batch,) = all_batches()
