@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,9 +20,12 @@ from prefect.client.schemas.filters import (
 from prefect.exceptions import PrefectException
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.hours import ALWAYS, Hours
 from batchyard.lifecycle import BatchStatus
 from batchyard.run_states import UNPUBLISHED
+from batchyard.runner import hours_watch
 from batchyard.services.keys import plan_key
+from batchyard.services.services import as_current
 from batchyard.steps.collect import collect_results
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
@@ -34,6 +38,7 @@ from flows.process_batch import process_batch
 from flows.submit_batch import submit_batch
 from tests.contract.store.samples import chunks_in
 from tests.flows.conftest import create, request_lines
+from tests.steps.test_hours import ending_in, later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +80,34 @@ async def test_a_batch_runs_to_its_end_as_one_flow_run(open_yard: OpenYard, tmp_
     assert batch.status is BatchStatus.COMPLETED
     assert state.is_completed()
     assert state.message == "completed: 25 of 25 requests succeeded, 0 failed"
+
+
+async def test_a_batch_whose_engine_closes_in_the_middle_goes_on_in_its_next_hours(
+    open_yard: OpenYard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own: the engine ends, and starts again for what is left."""
+    monkeypatch.setattr(hours_watch, "_READ_SECONDS", 0.1)
+    engine = StubEngine(max_num_seqs=2, latency=0.05)
+    async with open_yard(engine) as services:
+        store, said = services.store, set()
+
+        async def hours_of(_: str) -> Hours:
+            batch = await store.batches.get(batch_id)
+            said.add(batch.wait_reason)
+            if not engine.executed:
+                return ending_in(1)
+            engine._latency = 0.0
+            return ALWAYS if any(said) else later()
+
+        batch_id = await create(services, tmp_path, request_lines(200))
+        with as_current(replace(services, hours_of=hours_of)):
+            state = await process_batch(batch_id, return_state=True)
+        batch = await store.batches.get(batch_id)
+    assert state.message == "completed: 200 of 200 requests succeeded, 0 failed"
+    assert (engine.executed, engine.starts) == (200, 2)
+    reasons = [reason for reason in said if reason]
+    assert reasons[0].startswith("the hours of engine stub-model begin at ")
+    assert batch.wait_reason is None
 
 
 async def test_the_runs_have_names_that_people_can_read(
