@@ -75,7 +75,8 @@ class HoursWindow:
     def pieces(self, at: float) -> Iterator[Piece]:
         """Each time of it that ends after ``at``, in order; they may overlap."""
         zone = _zone(self.timezone)
-        now = datetime.fromtimestamp(at, zone)
+        # A fraction of a second would make a start that is still to come the last one.
+        now = datetime.fromtimestamp(int(at), zone)
         # What began before cannot end later than what began last.
         last = next(CronSim(self.cron, now + timedelta(seconds=1), reverse=True), None)
         begun = [] if last is None else [last]

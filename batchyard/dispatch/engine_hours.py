@@ -51,6 +51,9 @@ class EngineHours:
             offered = await self._api.offered_models()
         except (DispatchFailed, SettingsError) as error:
             trouble = str(error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            # Runners are scheduled all the same.
+            trouble = f"Prefect's answer is not as expected ({type(error).__name__})."
         else:
             meaningless = [model.name for model in offered if model.hours is None]
             if meaningless:

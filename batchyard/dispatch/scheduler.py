@@ -127,9 +127,8 @@ class RunnerScheduler:
             now=now,
             swap_seconds=self._settings.swap_seconds,
         )
-        await self._drain(
-            [row for row in rows if row.id in decision.drain or row.model in self._closed]
-        )
+        closed = {row.id for row in rows if row.model in self._closed}
+        await self._drain([row for row in rows if row.id in closed.union(decision.drain)])
         await self._start(decision.start, pools)
         self._behind = _behind(work, runners, decision)
         for entry in given_up:
@@ -367,6 +366,8 @@ class RunnerScheduler:
 
     async def _drain(self, rows: Sequence[RunnerRecord]) -> None:
         for row in rows:
+            if row.status is not RunnerStatus.LIVE:
+                continue
             if await self._store.runners.drain(row.id):
                 log.info("runner.draining", model=row.model, runner=row.id)
                 for watch in self._watches.values():

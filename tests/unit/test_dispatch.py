@@ -17,6 +17,7 @@ from batchyard.batch_error import BatchError
 from batchyard.dispatch import (
     RUN_BATCHES,
     TAKEN_UP,
+    OfferedModel,
     PrefectApi,
     RunnerScheduler,
     end_lost_runs,
@@ -701,6 +702,10 @@ async def test_an_engine_serves_for_a_while_before_it_is_swapped(
 CLOSED = [{"cron": "0 0 29 2 *", "duration": "1s", "timezone": "Europe/Berlin"}]
 
 
+async def odd_answer(_: PrefectApi) -> list[OfferedModel]:
+    raise KeyError("created")
+
+
 def ask_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_hours, "_ASK_SECONDS", 0.0)
 
@@ -762,6 +767,9 @@ async def test_hours_stay_as_they_were_while_prefect_does_not_say(
     await looking.look()
     prefect.offered = None
     await looking.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefectApi, "offered_models", odd_answer)
+        await looking.look()
     prefect.offered, prefect.hours = {MODEL}, {MODEL: [{"cron": "nonsense", "duration": "1h"}]}
     for _ in range(2):
         await looking.look()

@@ -139,8 +139,11 @@ def test_windows_that_overlap_are_one_and_those_in_other_zones_count_there() -> 
     assert hours.closing(at("2026-11-23T12:00")) == at("2026-11-23T12:00")
 
 
-def test_an_engine_whose_windows_never_end_does_not_close() -> None:
-    assert Hours((HoursWindow("* * * * *", duration="1m"),)).closing(0.0) is None
+@pytest.mark.parametrize("moment", [0.0, 59.0, 59.001, 59.999, 60.0, 60.5])
+def test_an_engine_whose_windows_never_end_does_not_close(moment: float) -> None:
+    hours = Hours((HoursWindow("* * * * *", duration="1m"),))
+    assert hours.is_open(moment)
+    assert hours.closing(moment) is None
 
 
 def test_the_reason_names_the_engine_and_when_it_opens_where_the_operator_lives() -> None:
