@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.errors import SettingsError
+from batchyard.hours import Hours, HoursWindow
 from blocks import RemoteEngineBlock, VllmEngineBlock
 from commands.deploy_file import DeployFile, read_deploy_file
 from tests.pages import block
@@ -44,6 +45,15 @@ def test_the_usual_pool_needs_no_name(read) -> None:
     assert file.pool_of_model == {"b": "h200"}
 
 
+def test_a_model_may_have_hours(read) -> None:
+    window = 'batch_hours = [{ cron = "0 20 * * 1-5", until = "06:00", timezone = "UTC" }]'
+        'batch_hours = [{ cron = "0 20 * * 1-5", until = "06:00", timezone = "Europe/Berlin" }]'
+    )
+    file = read(f'[[models]]\nmodel = "a"\n{window}\n')
+    hours = Hours((HoursWindow("0 20 * * 1-5", until="06:00", timezone="Europe/Berlin"),))
+    assert file.models[0].block.hours == hours
+
+
 def test_settings_may_stand_beside_the_models(read) -> None:
     assert read('storage = "s3://b/p"\n[[models]]\nmodel = "a"\n').models[0].name == "a"
 
@@ -53,6 +63,10 @@ def test_settings_may_stand_beside_the_models(read) -> None:
     [
         ('[[model]]\nmodel = "a"\n', "There is no setting model. Do you mean models"),
         ('[[models]]\nmodel = "a"\noption = ""\n', "the model a: There is no field option. Do you"),
+        (
+            '[[models]]\nmodel = "a"\nbatch_hours = [{ cron = "0 20 * * 1-5" }]\n',
+            "the model a: batch_hours.0: Value error, give duration or until",
+        ),
         ("[[models]]\noptions = ''\n", "the model without a name: model: Field required"),
         ('[[models]]\nmodel = "a"\noptions = "\'"\n', "the model a: options: Value error, No clos"),
         ('[models]\nmodel = "a"\n', "must be a list of tables"),
