@@ -47,10 +47,8 @@ def test_the_usual_pool_needs_no_name(read) -> None:
 
 def test_a_model_may_have_hours(read) -> None:
     window = 'batch_hours = [{ cron = "0 20 * * 1-5", until = "06:00", timezone = "UTC" }]'
-        'batch_hours = [{ cron = "0 20 * * 1-5", until = "06:00", timezone = "Europe/Berlin" }]'
-    )
     file = read(f'[[models]]\nmodel = "a"\n{window}\n')
-    hours = Hours((HoursWindow("0 20 * * 1-5", until="06:00", timezone="Europe/Berlin"),))
+    hours = Hours((HoursWindow("0 20 * * 1-5", until="06:00"),))
     assert file.models[0].block.hours == hours
 
 
