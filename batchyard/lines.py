@@ -156,7 +156,7 @@ class Validator:
             return None
         depth = self.rules.limits.max_depth
         braces, brackets = data.count(b"{"), data.count(b"[")
-        if braces + brackets > depth and _is_deeper_than(line, depth):
+        if braces + brackets > depth and is_deeper_than(line, depth):
             message = f"This line is not valid JSON: it is nested deeper than {depth} levels."
             self._refuse("invalid_json_line", message, None, number)
             return None
@@ -336,7 +336,7 @@ def _custom_id_of(data: bytes | None) -> str | None:
     return custom_id if isinstance(custom_id, str) else None
 
 
-def _is_deeper_than(value: Any, limit: int) -> bool:
+def is_deeper_than(value: Any, limit: int) -> bool:
     """Whether ``value`` nests deeper than ``limit`` containers."""
     level = [value]
     for _ in range(limit):

@@ -216,6 +216,11 @@ _decode_answer = msgspec.json.Decoder(_AnswerBody).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
+def usage_of(body: bytes) -> TokenUsage:
+    """The token usage that an answer names; none where it names none or is not JSON."""
+    return _read_usage(body)[1]
+
+
 def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
     """``(body is JSON, its token usage)``; a usage of unknown shape counts nothing.
 

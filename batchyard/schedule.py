@@ -24,7 +24,7 @@ _WORTH_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
-    """A model that has open chunks. Times are Unix seconds by the database's clock."""
+    """A model that has open chunks, or is live. Times are Unix seconds by the database's clock."""
 
     model: str
     pool: str
@@ -39,6 +39,9 @@ class ModelWork:
     """All of it can wait for every model of which that is not so."""
     may_start: bool = True
     """False: its last runners got nowhere, and the next one has to wait."""
+    is_live: bool = False
+    """It takes live requests as well: it has a runner also without chunks, and its last one is not
+    drained for another model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,8 @@ class ActiveRunner:
     started_at: float = 0.0
     ready_at: float | None = None
     """When its model was loaded. None: it is loading."""
+    waits_for_live: bool = False
+    """It does not end by itself when there are no chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,8 @@ def plan_runners(
     model has one before any has a second; those that were served longest ago go first, then the
     most urgent. Where a model has none and the pool is full, one runner for each such model is
     drained: of a model without work at once, any other once it has served for ``swap_seconds``
-    and the waiting one has not been served for as long.
+    and the waiting one has not been served for as long. A runner that waits for live requests for
+    a model that is wanted no more is drained at once.
 
     Models with nothing but background batches get the places that all others leave, and of these
     runners one is drained at once for each that another model would start.
@@ -178,7 +184,18 @@ class _PoolPlan:
         return started
 
     def drains(self) -> list[str]:
-        """The runners that make room for the models that have none."""
+        """The runners that nobody wants, and those that make room for models that have none."""
+        unwanted = [
+            str(runner.runner_id)
+            for runner in self._runners
+            if runner.waits_for_live
+            and runner.runner_id is not None
+            and not runner.is_draining
+            and runner.model not in self._work
+        ]
+        return unwanted + [each for each in self._swaps() if each not in unwanted]
+
+    def _swaps(self) -> list[str]:
         if self._limit is None:
             return []
         leaving = [runner.model for runner in self._runners if runner.is_draining]
@@ -201,7 +218,7 @@ class _PoolPlan:
         drained: list[str] = []
         serving = Counter(self._serving)
         left = [runner for runner in self._runners if self._may_drain(runner)]
-        while left:
+        while left := [runner for runner in left if not self._is_kept(runner, serving)]:
             chosen = min(left, key=lambda runner: self._worth(runner, serving))
             left.remove(chosen)
             if len(drained) < most[self._kind(chosen)]:
@@ -256,6 +273,11 @@ class _PoolPlan:
         if not work.is_background:
             return _Worth.WORKING
         return _Worth.BACKGROUND if self._is_settled(runner) else _Worth.NEW_BACKGROUND
+
+    def _is_kept(self, runner: ActiveRunner, serving: Counter[str]) -> bool:
+        """Whether it is the last one of a live model: who calls from outside cannot wait."""
+        work = self._work.get(runner.model)
+        return work is not None and work.is_live and serving[runner.model] < 2
 
     def _worth(
         self, runner: ActiveRunner, serving: Counter[str]

@@ -138,6 +138,9 @@ class QuotaSettings(_Part):
     """How many tokens, by an estimate, these requests may need together."""
     batches_per_hour: int | None = Field(default=2000, ge=0)
     """How many batches a tenant may create over the HTTP API in any hour; None: no limit."""
+    live_requests: int = Field(default=0, ge=0)
+    """How many live requests a tenant may have in flight at a time, in each process of the API;
+    0: none, so that only tenants with a limit of their own may send any."""
 
 
 class LogSettings(_Part):
@@ -236,6 +239,12 @@ class Settings(BaseSettings):
     chunk_requests: int = Field(default=1024, ge=1)
     """About how many requests one chunk holds. In a batch of more than 262,144 lines it holds more,
     up to 4096."""
+    live_host: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.:_-]{1,253}$")
+    """The name or address of this machine at which the API reaches its engines for live requests.
+    Unset: they listen on a Unix socket, for an API on the same machine."""
+    live_port: int = Field(default=0, ge=0, le=65_535)
+    """With ``live_host``: the port of the first engine of this machine that takes live requests;
+    the next ones take the ports after it. 0: any free port."""
     lease_seconds: float = Field(default=60.0, gt=0)
     """How long a lease on a chunk or an engine slot lasts without renewal. A lease on a batch
     lasts as long, but 30 seconds at most."""

@@ -54,6 +54,12 @@ class VllmEngineBlock(Block):
     def hours(self) -> Hours:
         """When batches may use the engine."""
         return Hours(tuple(self.batch_hours))
+    live: bool = Field(
+        default=False,
+        description="The engine also answers live requests: POST /v1/chat/completions and its like "
+        "on the API, for tenants who may. It then runs all the time, and batches step back for "
+        "live requests.",
+    )
 
     @field_validator("options")
     @classmethod
@@ -73,6 +79,7 @@ class VllmEngineBlock(Block):
             environment=self.environment,
             log_path=log_path,
             media_domains=media_domains,
+            live=self.live,
         )
 
 

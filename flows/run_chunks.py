@@ -75,7 +75,7 @@ async def _serve_with_services(model: str, stop: StopSignal) -> State:
 async def _serve_here(services: Services, model: str, stop: StopSignal) -> State:
     """Serve the model on this machine. A failure to do so counts against the machine."""
     try:
-        await check_hours(services, model)
+        await _check_hours(services, model)
         await check_machine(services, model)
         with defects_as_ours("serving chunks"):
             async with _devices_for(services, model) as engine:
@@ -94,6 +94,16 @@ async def _serve_here(services: Services, model: str, stop: StopSignal) -> State
         message = await record_failure(services, model, str(flow_run.id), error)
         return Failed(message=message)
     return _stopped() if stop.is_requested else Completed(message=f"{answered:,} requests answered")
+
+
+async def _check_hours(services: Services, model: str) -> None:
+    """Raise :class:`~batchyard.runner.hours_watch.HoursOver`, but not for live requests' engine."""
+    try:
+        await check_hours(services, model)
+    except HoursOver:
+        engine = await services.engine_for(model)
+        if not (isinstance(engine, VllmEngine) and engine.is_live):
+            raise
 
 
 def _stopped() -> State:

@@ -19,6 +19,7 @@ from batchyard.api import (
     events,
     files,
     health,
+    live,
     served_models,
     uploads,
     usage,
@@ -55,6 +56,7 @@ _ROUTERS = (
     webhook_endpoints.router,
     deliveries.router,
     usage.router,
+    live.router,
 )
 _PREFIX = "/v1"
 

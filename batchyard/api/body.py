@@ -78,17 +78,26 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str
 
     ``may_be_empty``: no body at all is an empty object. Raises 400, 408, 413 and 415.
     """
+    data = await read_within(request, MAX_JSON_BYTES)
+    return {} if not data and may_be_empty else parse_object(data)
+
+
+async def read_within(request: Request, most_bytes: int) -> bytes:
+    """The whole body. Raises 408, 413 and 415."""
     data = bytearray()
     try:
         async with asyncio.timeout(JSON_SECONDS), contextlib.aclosing(body_stream(request)) as body:
             async for chunk in body:
                 data += chunk
-                if len(data) > MAX_JSON_BYTES:
-                    raise ApiError(413, f"A JSON body may have {MAX_JSON_BYTES} bytes.")
+                if len(data) > most_bytes:
+                    raise ApiError(413, f"A JSON body may have {most_bytes} bytes.")
     except TimeoutError:
         raise _too_slow() from None
-    if not data and may_be_empty:
-        return {}
+    return bytes(data)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Raises 400."""
     try:
         values = msgspec.json.decode(data)
     except (ValueError, RecursionError):

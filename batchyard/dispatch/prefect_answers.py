@@ -61,6 +61,8 @@ class OfferedModel:
     created_at: int
     hours: Hours | None = ALWAYS
     """When batches may use its engine; None: what the block says of it means nothing."""
+    is_live: bool = False
+    """Its engine takes live requests beside those of batches."""
 
 
 def offered_model_from(documents: Sequence[Mapping[str, Any]]) -> OfferedModel:
@@ -73,7 +75,8 @@ def offered_model_from(documents: Sequence[Mapping[str, Any]]) -> OfferedModel:
         hours = None
     else:
         hours = Hours(windows)
-    return OfferedModel(data["model"], int(created.timestamp()), hours)
+    is_live = data.get("live") is True
+    return OfferedModel(data["model"], int(created.timestamp()), hours, is_live)
 
 
 @dataclass(frozen=True, slots=True)

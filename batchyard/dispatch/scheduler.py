@@ -13,7 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.dispatch.engine_hours import EngineHours
+from batchyard.dispatch.engine_blocks import EngineBlocks
+from batchyard.dispatch.live_models import with_live
 from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
@@ -24,7 +25,7 @@ from batchyard.schedule import ActiveRunner, Decision, ModelWork, Rate, plan_run
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from batchyard.dispatch.prefect_answers import FlowRun
     from batchyard.dispatch.prefect_api import PrefectApi
@@ -60,7 +61,9 @@ class _Pool:
 
 
 class RunnerScheduler:
-    """Starts and drains runners for every model with work. Call :meth:`look` every few seconds.
+    """Starts and drains runners for every model that has work or is live.
+
+    Call :meth:`look` every few seconds.
 
     If Prefect cannot be reached or has lost its database, that is logged once, and the next call
     tries again.
@@ -71,7 +74,7 @@ class RunnerScheduler:
         self._store = store
         self._settings = settings
         self._owner = owner
-        self._hours = EngineHours(api, store)
+        self._blocks = EngineBlocks(api, store)
         self._closed: dict[str, str] = {}
         """Why models that have work wait for their engines' hours."""
         self._behind: dict[str, str] = {}
@@ -97,28 +100,32 @@ class RunnerScheduler:
         if not self.is_acting:
             self._watches.clear()
             return ()
-        demand = await self._store.chunks.demand()
         now = await self._store.database.now()
         await self._end_lost(now)
-        self._closed = await self._hours.closed([entry.model for entry in demand], now)
+        await self._blocks.look(now)
+        live = self._blocks.live
+        demand = with_live(await self._store.chunks.demand(), live)
+        self._closed = await self._blocks.closed([entry.model for entry in demand], now)
         self._watch(demand)
-        pools = await self._read_pools({self._settings.pool_of(entry.model) for entry in demand})
+        rows = await self._runners()
+        waiting = await self._store.live_engines.runners() if live is not None else frozenset()
+        wanted = {self._settings.pool_of(entry.model) for entry in demand}
+        pools = await self._read_pools(wanted | {row.pool for row in rows if row.id in waiting})
         if not pools:
             return ()
         # The database after Prefect: a flow run that has become a runner since is counted once.
-        rows = await self._store.runners.live(
-            kind=RunnerKind.CHUNKS, within_seconds=self._settings.lease_seconds
-        )
+        rows = await self._runners()
         ended = await self._ended(pools, rows)
         now = await self._store.database.now()
         # Prefect may have taken its time.
         if ended is None or not await self._is_ours():
             return ()
-        runners = self._merged(pools, [row for row in rows if row.flow_run_id not in ended])
+        left = [row for row in rows if row.flow_run_id not in ended]
+        runners = self._merged(pools, left, waiting)
         active = {runner.model for runner in runners}
         given_up = await self._count_ends(demand, ended, active, now)
         self._note(runners, pools, rows, now)
-        work = self._work(demand, {entry.model for entry in given_up} | self._closed.keys(), now)
+        work = self._work(demand, {entry.model for entry in given_up}, live or frozenset(), now)
         decision = plan_runners(
             self._limits(pools, runners, now),
             work,
@@ -127,7 +134,8 @@ class RunnerScheduler:
             now=now,
             swap_seconds=self._settings.swap_seconds,
         )
-        closed = {row.id for row in rows if row.model in self._closed}
+        # The runner of a live model stays, and lets its batches wait.
+        closed = {row.id for row in rows if row.model in self._closed.keys() - (live or set())}
         await self._drain([row for row in rows if row.id in closed.union(decision.drain)])
         await self._start(decision.start, pools)
         self._behind = _behind(work, runners, decision)
@@ -202,6 +210,11 @@ class RunnerScheduler:
         self._troubles.pop("flow runs", None)
         return {run.id: run for run in found if run.has_ended}
 
+    async def _runners(self) -> list[RunnerRecord]:
+        return await self._store.runners.live(
+            kind=RunnerKind.CHUNKS, within_seconds=self._settings.lease_seconds
+        )
+
     async def _rates(self) -> dict[tuple[str, str], Rate]:
         return {
             (row.model, row.pool): Rate(
@@ -211,7 +224,7 @@ class RunnerScheduler:
         }
 
     def _merged(
-        self, pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord]
+        self, pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord], waiting: Collection[str]
     ) -> list[ActiveRunner]:
         """Runners, and flow runs that are not yet one, or no longer: each once."""
         runs = {run.id: (name, run) for name, pool in pools.items() for run in pool.active}
@@ -227,6 +240,7 @@ class RunnerScheduler:
                     is_draining=row.status is RunnerStatus.DRAINING or is_cancelling,
                     started_at=row.started_at,
                     ready_at=row.ready_at,
+                    waits_for_live=row.id in waiting,
                 )
             )
         start_seconds = self._settings.runner_start_seconds
@@ -334,22 +348,28 @@ class RunnerScheduler:
     # -- what to do -------------------------------------------------------------------------
 
     def _work(
-        self, demand: Sequence[ModelDemand], not_now: set[str], now: float
+        self,
+        demand: Sequence[ModelDemand],
+        given_up: set[str],
+        live: Collection[str],
+        now: float,
     ) -> list[ModelWork]:
         return [
             ModelWork(
                 model=entry.model,
                 pool=self._settings.pool_of(entry.model),
-                free_chunks=entry.foremost.free,
+                free_chunks=0 if entry.model in self._closed else entry.foremost.free,
                 leased_chunks=entry.foremost.leased,
                 remaining_tokens=entry.foremost.remaining_tokens,
                 deadline=entry.deadline,
                 is_background=entry.is_background,
                 served_at=self._watches[entry.model].served_at,
                 may_start=now >= self._watches[entry.model].start_after,
+                is_live=entry.model in live,
             )
             for entry in demand
-            if entry.model not in not_now
+            if entry.model not in given_up
+            and (entry.model in live or entry.model not in self._closed)
         ]
 
     def _limits(

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
     from pathlib import Path
 
 
@@ -101,6 +101,16 @@ class CacheState:
     """Requests that were thrown out of it, to run again, since the engine started."""
 
 
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    """The HTTP server of an engine that takes live requests beside those of batches."""
+
+    socket: Path
+    """The Unix socket that only we reach."""
+    headers: Mapping[str, str]
+    """What each request carries to be let in."""
+
+
 class Gate(Protocol):
     """Says whether an engine that others use has room for one more request."""
 
@@ -141,6 +151,11 @@ class Engine(Protocol):
     @property
     def metrics_socket(self) -> Path | None:
         """The Unix socket with ``/metrics`` that only we reach; None: there is none now."""
+        ...
+
+    @property
+    def live_server(self) -> LiveServer | None:
+        """Where it takes live requests; None: it is for batches only, or does not run."""
         ...
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:

@@ -131,6 +131,11 @@ class RemoteEngine:
         """None: its operator scrapes the server's own ``/metrics``."""
         return None
 
+    @property
+    def live_server(self) -> None:
+        """None: its users reach it without us."""
+        return None
+
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Check that the server answers and accepts our key.
 

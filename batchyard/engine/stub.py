@@ -118,6 +118,11 @@ class StubEngine:
         """None: it has no metrics."""
         return None
 
+    @property
+    def live_server(self) -> None:
+        """None: it is for batches only."""
+        return None
+
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start at once, or fail as often as ``start_failures`` says.
 

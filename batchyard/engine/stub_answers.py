@@ -47,6 +47,15 @@ class _Body(msgspec.Struct):
     top_n: int = 0
 
 
+class _Stream(msgspec.Struct):
+    stream: bool | None = None
+    stream_options: Json | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
 _decoder = msgspec.json.Decoder(_Body)
 _encode = msgspec.json.encode
 
@@ -75,6 +84,73 @@ def answer_to(
         message = f"The model `{request.model}` does not exist."
         return 404, _error("NotFoundError", 404, message)
     return 200, _encode(make(request, body))
+
+
+def events_of(url: str, body: bytes, answer: bytes) -> list[bytes] | None:
+    """The server-sent events of a good answer, a word each, as vLLM has them; None: no stream.
+
+    Their usage is in the last one, and only if the body asks for it; a response always has it.
+    """
+    try:
+        asked = msgspec.json.decode(body, type=_Stream)
+    except ValueError:
+        return None
+    path = url.partition("?")[0]
+    if not asked.stream or path not in _STREAMS:
+        return None
+    events = _STREAMS[path](msgspec.json.decode(answer), with_usage=asked.wants_usage)
+    return [*events, b"data: [DONE]\n\n"]
+
+
+def _stream_choices(answer: Json, *, with_usage: bool) -> list[bytes]:
+    choice = answer["choices"][0]
+    is_chat = "message" in choice
+    text = choice["message"]["content"] if is_chat else choice["text"]
+    kind = "chat.completion.chunk" if is_chat else "text_completion"
+    head = {name: answer[name] for name in ("id", "created", "model")} | {"object": kind}
+    words = [f"{word} " for word in text.split()]
+    pieces: list[Json] = [
+        {"delta": {"content": word}} if is_chat else {"text": word} for word in words
+    ]
+    if is_chat:
+        pieces.insert(0, {"delta": {"role": "assistant", "content": ""}})
+    chunks: list[Json] = [
+        {**head, "choices": [{"index": 0, "finish_reason": None, **piece}]} for piece in pieces
+    ]
+    chunks[-1]["choices"][0]["finish_reason"] = choice["finish_reason"]
+    if with_usage:
+        chunks.append({**head, "choices": [], "usage": answer["usage"]})
+    return [b"data: " + _encode(chunk) + b"\n\n" for chunk in chunks]
+
+
+def _stream_response(answer: Json, *, with_usage: bool) -> list[bytes]:  # noqa: ARG001 - it always has
+    text = answer["output"][0]["content"][0]["text"]
+    begun = {**answer, "status": "in_progress", "output": [], "usage": None}
+    events: list[Json] = [{"type": "response.created", "response": begun}]
+    item = answer["output"][0]["id"]
+    events += [
+        {
+            "type": "response.output_text.delta",
+            "item_id": item,
+            "output_index": 0,
+            "content_index": 0,
+            "delta": f"{word} ",
+        }
+        for word in text.split()
+    ]
+    events.append({"type": "response.completed", "response": answer})
+    return [
+        b"event: %b\ndata: %b\n\n"
+        % (event["type"].encode(), _encode({**event, "sequence_number": number}))
+        for number, event in enumerate(events)
+    ]
+
+
+_STREAMS = {
+    "/v1/chat/completions": _stream_choices,
+    "/v1/completions": _stream_choices,
+    "/v1/responses": _stream_response,
+}
 
 
 def read_form(body: bytes, content_type: str) -> dict[str, tuple[str | None, bytes]]:

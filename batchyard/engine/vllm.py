@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from batchyard.engine.base import StartProgress
+from batchyard.engine.base import LiveServer, StartProgress
 from batchyard.engine.engine_log import (
     MAX_CAUSE_LINES,
     LogTail,
@@ -87,7 +87,7 @@ class VllmEngine:
     top of what the engine inherits. ``log_path`` is appended to and kept; without one the log
     lives in a temporary folder that is kept only if the start fails. ``media_domains`` are the
     only hosts from which it may fetch media that requests name by URL, without redirects; None:
-    whatever vLLM fetches by itself.
+    whatever vLLM fetches by itself. ``live``: it takes live requests beside those of batches.
 
     It can be started again after :class:`~batchyard.errors.EngineLost`.
     """
@@ -103,6 +103,7 @@ class VllmEngine:
         log_path: Path | None = None,
         profile: DeviceProfile | None = None,
         media_domains: Sequence[str] | None = None,
+        live: bool = False,
         start_timeout_seconds: float = 1800.0,
     ) -> None:
         self.model = model
@@ -113,6 +114,7 @@ class VllmEngine:
         self._log_path = log_path
         self._profile = profile
         self._media_domains = media_domains
+        self.is_live = live
         self._start_timeout_seconds = start_timeout_seconds
         self._running: _Running | None = None
         self._routes: frozenset[str] | None = None
@@ -139,6 +141,13 @@ class VllmEngine:
     def metrics_socket(self) -> Path | None:
         """Its private socket, while it runs."""
         return None if self._running is None else self._running.socket_path
+
+    @property
+    def live_server(self) -> LiveServer | None:
+        """Its private socket, if it is live and runs."""
+        if not self.is_live or self._running is None:
+            return None
+        return LiveServer(self._running.socket_path, self._headers())
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start the engine and return once it answers.
@@ -209,11 +218,13 @@ class VllmEngine:
         self, requests: AsyncIterable[EngineRequest | Abort], *, timeout_seconds: float
     ) -> AsyncGenerator[EngineAnswer, None]:
         """See :meth:`batchyard.engine.base.Engine.stream`."""
-        key = self._options.value("api-key")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with self._session() as session:
             answers = stream_lines(
-                session, BASE_URL, requests, timeout_seconds=timeout_seconds, headers=headers
+                session,
+                BASE_URL,
+                requests,
+                timeout_seconds=timeout_seconds,
+                headers=self._headers(),
             )
             try:
                 async with contextlib.aclosing(answers):
@@ -221,6 +232,10 @@ class VllmEngine:
                         yield answer
             except EngineLost as error:
                 raise await self._lost(error) from error
+
+    def _headers(self) -> dict[str, str]:
+        key = self._options.value("api-key")
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     async def _get(self, path: str) -> bytes:
         try:
@@ -265,7 +280,12 @@ class VllmEngine:
             *("-m", "vllm.entrypoints.openai.api_server"),
             *self._options.words,
             *added_options(
-                self.model, self._weights, self._options, self._device(), self._media_domains
+                self.model,
+                self._weights,
+                self._options,
+                self._device(),
+                self._media_domains,
+                live=self.is_live,
             ),
             *("--uds", str(socket_path)),
             *(word for name in MIDDLEWARE for word in ("--middleware", name)),
@@ -282,6 +302,7 @@ class VllmEngine:
             profile=self._device(),
             python_path=Path(line_stream.__file__).parent,
             follows_media_redirects=self._media_domains is None,
+            live=self.is_live,
         )
 
     async def _wait_until_ready(

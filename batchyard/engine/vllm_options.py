@@ -1,7 +1,8 @@
 """What we add to the engine's command line: defaults only, the operator's options win.
 
 vLLM's own defaults are for live traffic. For batches it needs more sequences at once and more
-tokens per step; the figures are those of vLLM's offline ``LLM`` class on the same device.
+tokens per step; the figures are those of vLLM's offline ``LLM`` class on the same device. An engine
+that is live as well keeps vLLM's own steps, because each of them delays live answers.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from batchyard.engine.middleware.line_stream import LINE_PRIORITY_VARIABLE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 GIB = 1 << 30
 NO_MEDIA_DOMAIN = "none.invalid"
 """A host that cannot exist (RFC 2606): where no other may be fetched from, nothing is fetched."""
+PRIORITY_POLICY = "priority"
+LINE_PRIORITY = 1
+"""Of lines of batches in an engine that is live as well: live requests have 0, which goes first."""
 _NOT_FOR_ENGINES = {"VIRTUAL_ENV", "VLLM_API_KEY", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
 """The last one: with it vLLM 0.32 exports traces of its start without having been told to, and by
 gRPC. Where it is told to, by its own option, it sets the variable itself."""
@@ -151,10 +157,13 @@ def added_options(
     options: EngineOptions,
     profile: DeviceProfile,
     media_domains: Sequence[str] | None = None,
+    *,
+    live: bool = False,
 ) -> list[str]:
     """The options that we add because the operator has not given them.
 
-    ``media_domains`` are the hosts whose media requests may name; None: any.
+    ``media_domains`` are the hosts whose media requests may name; None: any. ``live``: the engine
+    takes live requests beside those of batches.
     """
     added: list[str] = []
 
@@ -165,10 +174,13 @@ def added_options(
     default("model", weights)
     default("served-model-name", model)
     default("max-num-seqs", str(profile.max_num_seqs))
-    if chunks_prefill(weights, options):
+    if live:
+        default("scheduling-policy", PRIORITY_POLICY)
+    elif chunks_prefill(weights, options):
         sequences = options.number("max-num-seqs") or 0
         default("max-num-batched-tokens", str(max(profile.max_num_batched_tokens, sequences)))
-    default("performance-mode", "throughput")
+    if not live:
+        default("performance-mode", "throughput")
     if media_domains is not None:
         # vLLM takes an empty list for no limit.
         default("allowed-media-domains", *(media_domains or [NO_MEDIA_DOMAIN]))
@@ -190,6 +202,7 @@ def engine_environment(
     profile: DeviceProfile,
     python_path: Path,
     follows_media_redirects: bool = True,
+    live: bool = False,
 ) -> dict[str, str]:
     """The engine's environment: ours without our secrets and Python paths, ``own`` on top."""
     environment = {
@@ -209,6 +222,9 @@ def engine_environment(
     if not follows_media_redirects:
         # A redirect may lead from a host that is allowed to one that is not.
         environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
+    if live and options.value("scheduling-policy") in {None, PRIORITY_POLICY}:
+        # Under another policy vLLM refuses requests with a priority.
+        environment[LINE_PRIORITY_VARIABLE] = str(LINE_PRIORITY)
     environment = defaults | environment | dict(own)
     paths = [str(python_path), own.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

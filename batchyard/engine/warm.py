@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EngineAnswer,
         EngineRequest,
         Gate,
+        LiveServer,
         StartProgress,
     )
 
@@ -55,6 +56,11 @@ class WarmEngine:
     def metrics_socket(self) -> Path | None:
         """That of the wrapped engine."""
         return self._engine.metrics_socket
+
+    @property
+    def live_server(self) -> LiveServer | None:
+        """That of the wrapped engine."""
+        return self._engine.live_server
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start the wrapped engine, unless it is running.

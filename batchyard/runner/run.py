@@ -23,6 +23,7 @@ from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.learning import Learning
+from batchyard.runner.live_server import LiveRequests
 from batchyard.runner.load_meter import LoadMeter
 from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
@@ -71,7 +72,8 @@ class Runner:
 
     ``batch_id`` restricts it to one batch; it then ends with the batch's last chunk. Otherwise it
     is registered in the database for all batches, and ends after ``runner_idle_seconds`` without
-    work or when the scheduler drains it.
+    work or when the scheduler drains it. One with a live engine takes live requests too, and ends
+    only when it is drained.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class Runner:
         self._registration: Registration | None = None
         self._is_draining = False
         self._hours = HoursWatch(services, model)
+        self._is_told_of_hours = False
+        self._live: LiveRequests | None = None
         self._pace: Pace | None = None
         self.answered = 0
         """Requests answered by this runner."""
@@ -129,6 +133,10 @@ class Runner:
             stack.push_async_callback(self._engine.stop)
             self.services.on_progress(Progress(self.batch_id or "", "loading"))
             await self._start_engine()
+            if self._registration is not None and self._engine.live_server is not None:
+                self._live = LiveRequests(
+                    self.services, self._engine, self._owner, self._count_live
+                )
             self._window = await stack.enter_async_context(
                 Window(
                     self._engine,
@@ -137,8 +145,11 @@ class Runner:
                     retry=self._retry,
                     on_restart=self._show_start,
                     counts=self._counts,
+                    company=self._live,
                 )
             )
+            if self._live is not None:
+                await stack.enter_async_context(self._live)
             self._cache = CacheWatch(self._engine)
             if self._registration is not None:
                 await stack.enter_async_context(self._cache.watching())
@@ -194,6 +205,8 @@ class Runner:
     def drain(self) -> None:
         """Finish what is in the engine, start nothing more, and let :meth:`serve` return."""
         self._is_draining = True
+        if self._live is not None:
+            self._live.drain()
         for chunk in self._running.values():
             chunk.stop(ChunkAction.YIELD)
 
@@ -301,10 +314,22 @@ class Runner:
 
     async def _next(self) -> ChunkLease | None:
         await self._hours.look()
-        if self._hours.is_over and not self._is_draining:
+        if self._hours.is_over:
+            self._end_hours()
+        if self._is_draining or self._hours.is_over:
+            return None
+        self._is_told_of_hours = False
+        return await self._claims.next()
+
+    def _end_hours(self) -> None:
+        """Let no batch go on; live requests have no hours."""
+        if not self._is_told_of_hours and not self._is_draining:
+            self._is_told_of_hours = True
             log.info("runner.hours_over", model=self.model, runner=self._owner)
+        if self._live is None:
             self.drain()
-        return None if self._is_draining else await self._claims.next()
+        for chunk in self._running.values():
+            chunk.stop(ChunkAction.YIELD)
 
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:
@@ -317,6 +342,9 @@ class Runner:
             return batch.status is not BatchStatus.IN_PROGRESS
         if self._held:
             return False
+        if self._live is not None:
+            # It waits for live requests until the scheduler says that they are not wanted here.
+            return self._is_draining and not self._live.is_here()
         idle_seconds = time.monotonic() - idle_since
         return self._is_draining or idle_seconds >= self.services.settings.runner_idle_seconds
 
@@ -414,6 +442,11 @@ class Runner:
         if self._pace is not None:
             self._pace.count(done.tokens, usage.output_tokens, done.work)
         self._show_answers()
+
+    def _count_live(self, usage: TokenUsage) -> None:
+        self.answered += 1
+        self._meter.count(usage)
+        self._window.note_life()
 
     def _show_answers(self) -> None:
         if self.batch_id is not None:

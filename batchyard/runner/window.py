@@ -15,7 +15,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
@@ -35,7 +35,7 @@ from batchyard.services.log_words import describe
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
 
-    from batchyard.engine.base import Engine, EngineAnswer, StartProgress
+    from batchyard.engine.base import Engine, EngineAnswer, Gate, StartProgress
     from batchyard.results import ResultLine
     from batchyard.runner.window_request import WindowRequest
 
@@ -46,6 +46,22 @@ _STRIKES = 2
 _CRASHES_WITHOUT_ANSWER = 10
 """After this many crashes in a row without an answer, the engine is not restarted."""
 _LONGEST_RESTART_PAUSE_SECONDS = 30.0
+
+
+class Company(Protocol):
+    """Others that use the same engine through this process."""
+
+    def join(self, window: Window) -> Gate:
+        """What each request of the window waits for from now on."""
+        ...
+
+    def is_here(self) -> bool:
+        """Whether the engine has requests of theirs now."""
+        ...
+
+    def was_here(self) -> bool:
+        """Whether it has, or had some a moment ago."""
+        ...
 
 
 @dataclass(slots=True)
@@ -65,8 +81,9 @@ class Window:
     owner.
 
     After a crash, all requests in flight are suspects and run again in ever smaller groups, until
-    the one that crashes the engine runs alone; only that one fails. An engine that makes no
-    progress on requests in flight for ``hang_seconds`` counts as crashed.
+    the one that crashes the engine runs alone; only that one fails. Beside ``company`` it is not
+    alone: then :attr:`needs_quiet` asks the company to stay away while it runs again. An engine
+    that makes no progress on requests in flight for ``hang_seconds`` counts as crashed.
     """
 
     def __init__(
@@ -78,6 +95,7 @@ class Window:
         retry: RetryPolicy | None = None,
         on_restart: Callable[[StartProgress], None] | None = None,
         counts: RunnerCounts | None = None,
+        company: Company | None = None,
     ) -> None:
         self.size = engine.window_size
         """Requests in flight, at most."""
@@ -86,7 +104,8 @@ class Window:
         self.counts = counts or RunnerCounts()
         self.file_room = FileRoom()
         self._engine = engine
-        self._gate = engine.gate
+        self._company = company
+        self._gate = engine.gate if company is None else company.join(self)
         self._not_served: frozenset[str] = frozenset()
         self._timeout_seconds = timeout_seconds
         self._hang_seconds = hang_seconds
@@ -107,6 +126,7 @@ class Window:
         self._is_streaming = False
         self._is_closing = False
         self._crashes_without_answer = 0
+        self._accused: WindowRequest | None = None
         self._pump_task: asyncio.Task[None] | None = None
         self._gate_task: asyncio.Task[None] | None = None
         self.kv_room = KvRoom(engine)
@@ -207,6 +227,17 @@ class Window:
         return self._narrowing.limit
 
     @property
+    def needs_quiet(self) -> bool:
+        """Whether a request is to run without company, to show whether it crashes the engine."""
+        return self._accused is not None
+
+    def note_life(self) -> None:
+        """The engine has answered a request of others."""
+        self._crashes_without_answer = 0
+        if self._is_streaming:
+            self._watch.saw_answer()
+
+    @property
     def is_streaming(self) -> bool:
         """Whether the engine takes requests; not while it is started again."""
         return self._is_streaming
@@ -255,7 +286,7 @@ class Window:
         """Run one stream to its end; False if the engine was lost under it and is still needed."""
         answers = self._engine.stream(self._feed(), timeout_seconds=self._timeout_seconds)
         self._is_streaming, self._is_hung = True, False
-        self._watch = HangWatch(self._engine, self._hang_seconds, lambda: bool(self._in_flight))
+        self._watch = HangWatch(self._engine, self._hang_seconds, self._is_engine_busy)
         watching = asyncio.create_task(self._watch_progress(), name="hang watch")
         try:
             async with contextlib.aclosing(answers):
@@ -276,6 +307,9 @@ class Window:
             watching.cancel()
             await asyncio.wait([watching])
         return True
+
+    def _is_engine_busy(self) -> bool:
+        return bool(self._in_flight) or (self._company is not None and self._company.is_here())
 
     async def _watch_progress(self) -> None:
         await self._watch.until_hung()
@@ -369,6 +403,7 @@ class Window:
             self.kv_room.give_back(request)
         self._in_flight.clear()
         self._aborts.clear()
+        in_company = self._company is not None and self._company.was_here()
         suspects = []
         for request in in_flight:
             if request.owner in self._departures:
@@ -378,7 +413,8 @@ class Window:
         again = []
         for request in suspects:
             # Those that were withdrawn were in the engine as well.
-            request.strikes += len(in_flight) == 1
+            if len(in_flight) == 1:
+                self._accuse(request, in_company=in_company)
             if request.strikes >= _STRIKES:
                 self._leave(request, given_up(request, error))
             else:
@@ -387,7 +423,16 @@ class Window:
         self._narrowing.suspect(again)
         return len(again)
 
+    def _accuse(self, request: WindowRequest, *, in_company: bool) -> None:
+        """It was the only one of ours at a crash."""
+        if in_company and request.strikes == _STRIKES - 1:
+            self._accused = request
+        else:
+            request.strikes += 1
+
     def _clear(self, request: WindowRequest) -> None:
+        if self._accused is request:
+            self._accused = None
         if self._narrowing.clear(request):
             self._feed_ready.set()
 

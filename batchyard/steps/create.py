@@ -90,6 +90,7 @@ def default_quota(services: Services) -> Quota:
         max_active_batches=quota.active_batches,
         max_enqueued_requests=quota.enqueued_requests,
         max_enqueued_tokens=quota.enqueued_tokens,
+        max_live_requests=quota.live_requests,
     )
 
 

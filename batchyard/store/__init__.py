@@ -32,6 +32,7 @@ from batchyard.store.leases import Leases
 from batchyard.store.overview import Overview
 from batchyard.store.page import Order, Page
 from batchyard.store.reseal import reseal
+from batchyard.store.runner.live_engines import LiveEngine, LiveEngines
 from batchyard.store.runner.rates import RateRecord, Rates
 from batchyard.store.runner.runners import (
     EngineLoad,
@@ -50,7 +51,7 @@ from batchyard.store.tenant.idempotency import Idempotency, IdempotencyKey
 from batchyard.store.tenant.lengths import FORGOTTEN_SECONDS, LearnedLengths
 from batchyard.store.tenant.sessions import Sessions
 from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage
-from batchyard.store.tenant.usage import UsageRecord, UsageTotal
+from batchyard.store.tenant.usage import LiveUse, UsageRecord, UsageTotal
 from batchyard.store.upload.rows import NewPart, NewUpload, PartRecord, UploadRecord
 from batchyard.store.upload.uploads import Uploads
 from batchyard.store.webhook.endpoints import WebhookEndpoints
@@ -98,6 +99,9 @@ __all__ = [
     "LearnedLengths",
     "LeaseKey",
     "Leases",
+    "LiveEngine",
+    "LiveEngines",
+    "LiveUse",
     "Mark",
     "ModelDemand",
     "NewBatch",

@@ -21,6 +21,7 @@ from batchyard.store.file.files import Files
 from batchyard.store.leases import Leases
 from batchyard.store.overview import Overview
 from batchyard.store.runner.hours import EngineHours
+from batchyard.store.runner.live_engines import LiveEngines
 from batchyard.store.runner.rates import Rates
 from batchyard.store.runner.runners import Runners
 from batchyard.store.schema import check, upgrade
@@ -55,6 +56,7 @@ class Store:
     batch_history: BatchHistory
     chunks: Chunks
     runners: Runners
+    live_engines: LiveEngines
     leases: Leases
     rates: Rates
     lengths: LearnedLengths
@@ -110,13 +112,14 @@ async def open_store(
             batch_history=BatchHistory(database),
             chunks=Chunks(database),
             runners=Runners(database),
+            live_engines=LiveEngines(database),
             leases=Leases(database),
             rates=Rates(database),
             lengths=LearnedLengths(database),
             engine_hours=EngineHours(database),
             tenants=Tenants(database),
             cache_salts=CacheSalts(database),
-            usage=Usage(database),
+            usage=Usage(database, prices),
             idempotency=Idempotency(database),
             webhook_endpoints=WebhookEndpoints(database),
             deliveries=Deliveries(database),

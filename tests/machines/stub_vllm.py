@@ -1,8 +1,9 @@
 """Stands in for ``python -m vllm…`` on a machine: the stub engine behind our real middleware.
 
 It takes the same options. ``STUB_VLLM_LOAD_SECONDS`` says how long it takes to load. A request
-that says that it ``takes 100 ms`` does, and one with the word ``poison`` kills the engine. What
-it executes is written down in ``witness.log`` on the machine's disk, a line each.
+that says that it ``takes 100 ms`` does, and so does each event of a stream; one with the word
+``poison`` kills the engine, and one with ``half`` in the middle of its stream. What it executes is
+written down in ``witness.log`` on the machine's disk, a line each, and so are clients that left.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from batchyard.engine.base import EngineRequest
 from batchyard.engine.stub import StubEngine
-from batchyard.engine.stub_answers import ANSWERS
+from batchyard.engine.stub_answers import ANSWERS, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 WITNESS = "witness.log"
 POISON = b"poison"
+HALF = b"half"
 LOAD_SECONDS = "STUB_VLLM_LOAD_SECONDS"
 
 _TAKES = re.compile(rb"takes (\d+) ms")
@@ -54,7 +56,12 @@ class Application:
     ) -> None:
         if scope["type"] != "http":
             return
-        status, body = await self._answer(scope, (await receive()).get("body", b""))
+        asked = await _whole_body(receive)
+        status, body = await self._answer(scope, asked)
+        events = events_of(scope["path"], asked, body) if status == 200 and asked else None
+        if events is not None:
+            await _stream(events, asked, receive, send)
+            return
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -75,6 +82,37 @@ class Application:
         answer = await self._stub.answer(request, timeout_seconds=3600)
         assert answer.status is not None
         return answer.status, answer.body
+
+
+async def _whole_body(receive: Callable[[], Awaitable[Message]]) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _stream(
+    events: list[bytes],
+    asked: bytes,
+    receive: Callable[[], Awaitable[Message]],
+    send: Callable[[Message], Awaitable[None]],
+) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    leaving = asyncio.ensure_future(receive())
+    for number, event in enumerate(events):
+        await asyncio.wait([leaving], timeout=latency(asked))
+        if leaving.done():
+            with (Path(os.environ["HOME"]) / WITNESS).open("a") as witness:
+                witness.write(f"left after {number} events\n")
+            return
+        if HALF in asked and number == len(events) // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    leaving.cancel()
+    await send({"type": "http.response.body", "body": b""})
 
 
 def latency(body: bytes) -> float:

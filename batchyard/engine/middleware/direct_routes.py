@@ -9,6 +9,8 @@ takes the usual way, and is answered as it always was.
 Here a request gets its cache salt as well, from ``line_stream``: on the straight way as a field
 of what the handler is given, on the usual way within its body.
 
+So does its priority, where ``LINE_PRIORITY_VARIABLE`` has one: behind the requests of others.
+
 Loaded by vLLM inside the engine's own process, as ``line_stream`` is, and by nobody else: of what
 is installed there it imports what the server itself is made of.
 """
@@ -17,17 +19,18 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.requests import Request
 
 if TYPE_CHECKING or __package__:
     from batchyard.engine.middleware.cache_salt import FIELD, combined, spliced
-    from batchyard.engine.middleware.line_stream import SALT_KEY
+    from batchyard.engine.middleware.line_stream import LINE_PRIORITY_VARIABLE, SALT_KEY
 else:
     # In the engine's process, where this folder is on the path and Batchyard is not.
     from cache_salt import FIELD, combined, spliced
-    from line_stream import SALT_KEY
+    from line_stream import LINE_PRIORITY_VARIABLE, SALT_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -62,6 +65,7 @@ class DirectRoutes:
         self._app = app
         self._routes: dict[str, _Route] | None = None
         self._direct: Application = app
+        self._line_priority = int(os.environ.get(LINE_PRIORITY_VARIABLE, "0"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -90,6 +94,9 @@ class DirectRoutes:
             return
         if salt is not None and hasattr(parsed, FIELD):
             setattr(parsed, FIELD, combined(salt, getattr(parsed, FIELD)))
+        if self._line_priority and SALT_KEY in scope and getattr(parsed, "priority", None) == 0:
+            # Only lines have the key; a live request comes the same way without it.
+            parsed.priority = self._line_priority
         await self._direct({**scope, "batchyard.call": (route, parsed)}, receive, send)
 
     def _look_up(self, scope: Scope) -> dict[str, _Route]:

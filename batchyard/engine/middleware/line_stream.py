@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SALT_KEY: Final = "batchyard.cache_salt"
 """Of the scope: the salt that ``direct_routes`` gives to the request; None or absent: none."""
+LINE_PRIORITY_VARIABLE: Final = "BATCHYARD_LINE_PRIORITY"
+"""Of the engine's environment: the priority that ``direct_routes`` gives to lines."""
 
 HEALTH_INTERVAL_SECONDS: Final = 0.5
 ABORT_GRACE_SECONDS: Final = 1.0

@@ -38,6 +38,8 @@ class Quota(Record):
     max_active_batches: int | None = Field(default=None, sa_type=BigInteger)
     max_enqueued_requests: int | None = Field(default=None, sa_type=BigInteger)
     max_enqueued_tokens: int | None = Field(default=None, sa_type=BigInteger)
+    max_live_requests: int | None = Field(default=None, sa_type=BigInteger)
+    """In flight at a time, in each process of the API; 0: live requests are refused."""
 
     def over(self, defaults: Quota) -> Quota:
         """This quota, with the limits of ``defaults`` where it has none."""

@@ -8,31 +8,39 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import BigInteger, Double, Index, func, insert, select
+from sqlalchemy import BigInteger, Double, Index, false, func, insert, select
 from sqlmodel import Field
 
-from batchyard.store.aggregate import Aggregate, reads
+from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.chunk.shares import Share, shares_of
+from batchyard.store.clock import read_seconds
 from batchyard.store.columns import USAGE_COLUMNS, Record, Row, UsageColumns
 from batchyard.store.runner.rates import newest_rates
+from batchyard.store.upsert import upsert
+from batchyard.time_units import HOUR_SECONDS
 from batchyard.wire import TokenUsage, ended_at
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy import Label, RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.prices import Prices
     from batchyard.store.batch.rows import BatchRecord
+    from batchyard.store.database import Database
 
-GROUPS: Final = ("tenant", "model")
+GROUPS: Final = ("tenant", "model", "is_live")
 
 
 class UsageRecord(Record, UsageColumns):
-    """What one batch used of one model. ``ended_at``: Unix seconds."""
+    """What one batch used of one model, or a tenant's live requests of an hour.
+
+    ``ended_at``: Unix seconds; of live requests, the beginning of the hour.
+    """
 
     batch_id: str = Field(primary_key=True)
+    """Of live requests a name of the hour, the tenant and the endpoint."""
     model: str = Field(primary_key=True)
     tenant: str
     endpoint: str
@@ -44,10 +52,12 @@ class UsageRecord(Record, UsageColumns):
     cost: int | None = Field(sa_type=BigInteger)
     """In billionths of ``currency``, by the prices at its end; None: there was no price."""
     currency: str | None
+    is_live: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
 
 
 class UsageRow(Row, UsageRecord, table=True):
-    """One row for each model of each batch that has ended with answers; never deleted."""
+    """One row for each model of each batch that has ended with answers, and of each hour with live
+    requests of a tenant; never deleted."""
 
     __tablename__ = "usage"
     __table_args__ = (Index(None, "ended_at"), Index(None, "tenant", "ended_at"))
@@ -59,12 +69,13 @@ _SUMS = ("requests", *USAGE_COLUMNS, "cost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
-    """The sum over a bucket, and over one value of each group; ``tenant``, ``model`` None: all."""
+    """The sum over a bucket, and over one value of each group; of other groups None, for all."""
 
     bucket: int
     """How many widths lie between the beginning of 1970 and the bucket's."""
     tenant: str | None
     model: str | None
+    is_live: bool | None = None
     currency: str | None
     requests: int
     input_tokens: int
@@ -79,8 +90,41 @@ class UsageTotal:
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveUse:
+    """Live requests of one tenant to one endpoint of one model, added up."""
+
+    tenant: str
+    model: str
+    endpoint: str
+    completed: int
+    failed: int
+    usage: TokenUsage
+
+
 class Usage(Aggregate):
-    """The reader of ``usage``; :func:`count_usage` is its only writer."""
+    """The reader of ``usage``; :func:`count_usage` writes it as well, at the end of a batch."""
+
+    def __init__(self, database: Database, prices: Prices) -> None:
+        super().__init__(database)
+        self._prices = prices
+
+    @writes
+    async def count_live(self, connection: AsyncConnection, uses: Sequence[LiveUse]) -> None:
+        """Add what live requests used to the current hour, at the prices of now."""
+        if not uses:
+            return
+        shares = [_live_share(use) for use in uses]
+        pricing = await _pricing(connection, self._prices, {use.model for use in uses})
+        now = await read_seconds(connection)
+        hour = now - now % HOUR_SECONDS
+        for use, share in sorted(zip(uses, shares, strict=True), key=_row_name):
+            row = _live_row(use, share, pricing, hour)
+            added = {name: _USAGE.c[name] + row[name] for name in ("requests", *USAGE_COLUMNS)}
+            for name in ("engine_seconds", "cost"):
+                if row[name] is not None:
+                    added[name] = func.coalesce(_USAGE.c[name], 0) + row[name]
+            await upsert(connection, _USAGE, row, added)
 
     @reads
     async def totals(
@@ -129,6 +173,7 @@ def _total(row: RowMapping) -> UsageTotal:
         bucket=int(row["bucket"]),
         tenant=row.get("tenant"),
         model=row.get("model"),
+        is_live=None if (is_live := row.get("is_live")) is None else bool(is_live),
         currency=row["currency"],
         **sums,
     )
@@ -214,6 +259,38 @@ async def _pricing(
 ) -> _Pricing:
     timed = [name for name in models if (price := prices.of(name)) and price.engine_hour]
     return _Pricing(prices, await newest_rates(connection, timed))
+
+
+def _live_share(use: LiveUse) -> Share:
+    tokens = use.usage.input_tokens + use.usage.output_tokens
+    return Share(
+        completed=use.completed, failed=use.failed, estimate=float(tokens), usage=use.usage
+    )
+
+
+def _row_name(of: tuple[LiveUse, Share]) -> tuple[str, str, str]:
+    """Processes that write several rows at once take them in the same order."""
+    use, _ = of
+    return use.tenant, use.endpoint, use.model
+
+
+def _live_row(use: LiveUse, share: Share, pricing: _Pricing, hour: int) -> dict[str, Any]:
+    cost = pricing.cost(use.model, share)
+    currency = None if cost is None else pricing.prices.currency
+    return {
+        # The currency is in it because amounts of two are never added up.
+        "batch_id": f"live/{hour}/{currency or '-'}{use.endpoint}/{use.tenant}",
+        "model": use.model,
+        "tenant": use.tenant,
+        "endpoint": use.endpoint,
+        "ended_at": hour,
+        "engine_seconds": pricing.engine_seconds(use.model, share),
+        "cost": cost,
+        "currency": currency,
+        "requests": share.requests,
+        "is_live": True,
+        **share.usage._asdict(),
+    }
 
 
 def _row(batch: BatchRecord, model: str, share: Share, pricing: _Pricing) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which models wait for the hours of their engines, as Prefect's blocks say, or said last."""
+"""What the engine blocks in Prefect say of their models, or said last, for the scheduler."""
 
 from __future__ import annotations
 
@@ -21,31 +21,25 @@ _ASK_SECONDS: Final = 10.0
 """How often Prefect is asked for changed blocks."""
 
 
-class EngineHours:
-    """Keeps the hours in the database as they are in Prefect, for the scheduler."""
+class EngineBlocks:
+    """Keeps hours in the database as they are in Prefect, and knows which models are live."""
 
     def __init__(self, api: PrefectApi, store: Store) -> None:
         self._api = api
         self._store = store
         self._asked_at = -math.inf
         self._trouble = ""
+        self.live: frozenset[str] | None = None
+        """Models whose engines take live requests too; None: Prefect has not said yet."""
 
-    async def closed(self, models: Collection[str], now: float) -> dict[str, str]:
-        """Why each of these models waits for its hours; those that are open are not named.
+    async def look(self, now: float) -> None:
+        """Ask Prefect, if that was not done just now. What it does not say stays as it was.
 
         Raises :class:`~batchyard.errors.StoreError`.
         """
-        if models and now - self._asked_at >= _ASK_SECONDS:
-            await self._read_blocks()
-            self._asked_at = now
-        hours = await self._store.engine_hours.all()
-        reasons = {
-            model: why_closed(model, hours[model], now) for model in models if model in hours
-        }
-        return {model: reason for model, reason in reasons.items() if reason is not None}
-
-    async def _read_blocks(self) -> None:
-        """Where Prefect does not say, or a block has hours that mean nothing, they stay."""
+        if now - self._asked_at < _ASK_SECONDS:
+            return
+        self._asked_at = now
         trouble = ""
         try:
             offered = await self._api.offered_models()
@@ -55,6 +49,7 @@ class EngineHours:
             # Runners are scheduled all the same.
             trouble = f"Prefect's answer is not as expected ({type(error).__name__})."
         else:
+            self.live = frozenset(model.name for model in offered if model.is_live)
             meaningless = [model.name for model in offered if model.hours is None]
             if meaningless:
                 trouble = f"The batch_hours of {', '.join(meaningless)} mean nothing: correct them."
@@ -63,3 +58,14 @@ class EngineHours:
         if trouble and trouble != self._trouble:
             log.warning("hours.not_read", trouble)
         self._trouble = trouble
+
+    async def closed(self, models: Collection[str], now: float) -> dict[str, str]:
+        """Why each of these models waits for its hours; those that are open are not named.
+
+        Raises :class:`~batchyard.errors.StoreError`.
+        """
+        hours = await self._store.engine_hours.all()
+        reasons = {
+            model: why_closed(model, hours[model], now) for model in models if model in hours
+        }
+        return {model: reason for model, reason in reasons.items() if reason is not None}

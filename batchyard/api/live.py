@@ -1,0 +1,205 @@
+"""Live requests: the endpoints that take JSON, answered at once by an engine that is also live.
+
+Here it is decided who may send what; :mod:`batchyard.api.live_exchange` does the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
+
+from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.api.body import parse_object, read_within
+from batchyard.api.errors import ApiError, missing
+from batchyard.api.live_engines import LiveDirectory
+from batchyard.api.live_exchange import LiveExchange, LiveRequest, unavailable
+from batchyard.api.route import Route, may_refuse
+from batchyard.endpoints import ENDPOINTS
+from batchyard.engine.middleware.cache_salt import spliced
+from batchyard.lines import is_deeper_than
+from batchyard.live_answers import asking_for_usage, hides_usage
+from batchyard.steps.create import default_quota
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
+
+    from batchyard.api.auth import Caller
+    from batchyard.services.services import Services
+
+PREFIX: Final = "/v1"
+PATHS: Final = tuple(
+    path
+    for path, endpoint in ENDPOINTS.items()
+    if path.startswith(f"{PREFIX}/") and not endpoint.needs_file
+)
+"""The endpoints for live requests: those that need no form with a file."""
+_BUSY_RETRY_AFTER_SECONDS: Final = 1
+
+
+class LiveState:
+    """What one process knows of live requests. ``in_flight``: by tenant."""
+
+    def __init__(self, services: Services) -> None:
+        self.directory = LiveDirectory(services)
+        self.in_flight: Counter[str] = Counter()
+
+    def take(self, tenant: str, limit: int) -> None:
+        """Count one more of the tenant. Raises 403 and 429."""
+        if limit == 0:
+            raise ApiError(
+                403,
+                "You have insufficient permissions for this operation: live requests are not "
+                "allowed for you. Ask your operator, or send a batch.",
+                code="insufficient_permissions",
+            )
+        if self.in_flight[tenant] >= limit:
+            raise ApiError(
+                429,
+                f"You have {limit:,} live requests in flight, which is your limit: wait until one "
+                "is answered, or send a batch.",
+                type="requests",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(_BUSY_RETRY_AFTER_SECONDS)},
+            )
+        self.in_flight[tenant] += 1
+
+    def give_back(self, tenant: str) -> None:
+        """One of the tenant's has ended."""
+        self.in_flight[tenant] -= 1
+        if not self.in_flight[tenant]:
+            del self.in_flight[tenant]
+
+
+@asynccontextmanager
+async def _live_state(app: FastAPI) -> AsyncIterator[None]:
+    app.state.live = LiveState(app.state.services)
+    yield
+
+
+router = APIRouter(lifespan=_live_state, route_class=Route)
+
+
+async def answer_live(request: Request, caller: Authenticated) -> Response:
+    """Pass the request to an engine that is live, and its answer back as it comes.
+
+    The body is the engine's to understand, within the rules for lines of batches. With
+    `"stream": true` the answer is a stream of server-sent events.
+    """
+    state: LiveState = request.app.state.live
+    quota = (await caller.services.store.tenants.quota(caller.tenant)).over(
+        default_quota(caller.services)
+    )
+    # Before the body is read, so that the limit bounds what waits in memory.
+    state.take(caller.tenant, quota.max_live_requests or 0)
+    is_taken = True
+    try:
+        checked = await _checked(request, caller)
+        if not await state.directory.engines(checked.model):
+            raise await _no_engine(request, checked.model)
+        is_taken = False
+        return LiveExchange(checked, state.directory, lambda: state.give_back(caller.tenant))
+    finally:
+        if is_taken:
+            state.give_back(caller.tenant)
+
+
+async def _checked(request: Request, caller: Caller) -> LiveRequest:
+    """The request, if a line of a client's batch could say the same. Raises 400, 408, 413, 415."""
+    services = caller.services
+    settings = services.settings
+    path = request.url.path
+    raw = await read_within(request, settings.limits.max_line_bytes)
+    body = parse_object(raw)
+    model = _check_body(services, path, raw, body)
+    hides = hides_usage(path, body)
+    data = asking_for_usage(raw, body) if hides else raw
+    scope = settings.cache_scope(caller.tenant)
+    if scope is not None:
+        data = spliced(data, await services.store.cache_salts.get(scope))
+    return LiveRequest(
+        path=path,
+        model=model,
+        tenant=caller.tenant,
+        body=data,
+        hides_usage=hides and data is not raw,
+        request_id=request.state.request_id,
+        timeout_seconds=settings.request_timeout_seconds,
+    )
+
+
+def _check_body(services: Services, path: str, raw: bytes, body: dict[str, Any]) -> str:
+    """The model. Raises 400."""
+    limits = services.settings.limits.to_limits()
+    braces, brackets = raw.count(b"{"), raw.count(b"[")
+    if braces + brackets > limits.max_depth and is_deeper_than(body, limits.max_depth):
+        raise ApiError(
+            400, f"The body is nested deeper than {limits.max_depth} levels.", code="invalid_value"
+        )
+    model = body.get("model")
+    if model is None:
+        raise missing("model")
+    if not isinstance(model, str) or not model:
+        raise ApiError(
+            400,
+            "Invalid type for 'model': it must be a string.",
+            param="model",
+            code="invalid_type",
+        )
+    policy = services.settings.bodies.to_policy()
+    # As within a line, which has one brace more.
+    for refusal in policy.refusals(path, body, len(raw), braces + 1, brackets):
+        raise ApiError(
+            400,
+            refusal.message.removeprefix("body."),
+            param=refusal.param.removeprefix("body."),
+            code=refusal.code,
+        )
+    return model
+
+
+async def _no_engine(request: Request, model: str) -> ApiError:
+    offered = (await request.app.state.catalogue.models()).get(model)
+    if offered is not None and offered.is_live:
+        return unavailable(model)
+    if await request.app.state.catalogue.prefect_answers() is False:
+        # It may have been offered since Prefect answered last.
+        return unavailable(model)
+    why = "does not exist" if offered is None else "is for batches only: it takes no live requests"
+    return ApiError(404, f"The model '{model}' {why}.", param="model", code="model_not_found")
+
+
+def _add_routes() -> None:
+    body = {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}
+    for path in PATHS:
+        router.add_api_route(
+            path.removeprefix(PREFIX),
+            answer_live,
+            methods=["POST"],
+            name="answer_live_" + "_".join(path.removeprefix(f"{PREFIX}/").split("/")),
+            summary=f"Live request: {path.removeprefix(f'{PREFIX}/').replace('/', ' ')}",
+            responses={
+                200: {
+                    "description": "The engine's answer.",
+                    "content": {
+                        "application/json": {"schema": {"type": "object"}},
+                        "text/event-stream": {"schema": {"type": "string"}},
+                    },
+                },
+                **may_refuse(404, 429),
+            },
+            openapi_extra={
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": body}},
+                }
+            },
+        )
+
+
+_add_routes()

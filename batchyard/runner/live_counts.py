@@ -1,0 +1,89 @@
+"""What live requests used, by tenant, until it is in the database; and their metrics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from batchyard.store import LiveUse
+from batchyard.wire import NO_USAGE, TokenUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from batchyard.live_answers import AnswerMeter
+
+
+@dataclass(slots=True)
+class _Sum:
+    completed: int = 0
+    failed: int = 0
+    usage: TokenUsage = NO_USAGE
+
+
+class Outcome(StrEnum):
+    """How a live request ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """The engine refused it, or failed on it."""
+    LEFT = "left"
+    """The client left before its answer was complete."""
+    LOST = "lost"
+    """The engine was lost."""
+
+
+class LiveCounts:
+    """Adds up; :meth:`take` empties it."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[tuple[str, str, str], _Sum] = defaultdict(_Sum)
+
+    def first_bytes(self, seconds: float) -> None:
+        """Count how long an answer took to begin."""
+
+    def ended(
+        self, tenant: str, model: str, endpoint: str, outcome: Outcome, meter: AnswerMeter
+    ) -> TokenUsage:
+        """Count a request, and return what it used.
+
+        Nothing, where the engine was lost; where the client left, an estimate of what was made
+        for it until then.
+        """
+        used = NO_USAGE
+        if outcome is Outcome.LEFT:
+            used = meter.estimate()
+        elif outcome is not Outcome.LOST:
+            used = meter.usage
+        total = self._sums[tenant, model, endpoint]
+        if outcome is Outcome.COMPLETED:
+            total.completed += 1
+        else:
+            total.failed += 1
+        total.usage = total.usage.plus(used)
+        return used
+
+    def take(self) -> list[LiveUse]:
+        """What was counted since the last time."""
+        sums, self._sums = self._sums, defaultdict(_Sum)
+        return [
+            LiveUse(
+                tenant=tenant,
+                model=model,
+                endpoint=endpoint,
+                completed=each.completed,
+                failed=each.failed,
+                usage=each.usage,
+            )
+            for (tenant, model, endpoint), each in sums.items()
+        ]
+
+    def put_back(self, uses: Iterable[LiveUse]) -> None:
+        """What was taken could not be written."""
+        for use in uses:
+            total = self._sums[use.tenant, use.model, use.endpoint]
+            total.completed += use.completed
+            total.failed += use.failed
+            total.usage = total.usage.plus(use.usage)

@@ -1,0 +1,295 @@
+"""Live requests, from the API to the engine and back, beside those of batches.
+
+A small HTTP server in the runner's process. It lets in whoever has its secret, which is in the
+database for the API, passes bytes, and counts what they used. Nothing here decides who may send
+what: the API does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import math
+import secrets
+import shutil
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+import aiohttp
+from aiohttp import web
+
+from batchyard.engine.vllm import private_folder
+from batchyard.errors import EngineStartFailed, StoreError
+from batchyard.live_answers import (
+    HIDE_USAGE_HEADER,
+    RETRY_AFTER_SECONDS,
+    TENANT_HEADER,
+    AnswerMeter,
+)
+from batchyard.logs import event_logger
+from batchyard.runner.live_counts import LiveCounts, Outcome
+from batchyard.runner.live_gate import LiveGate
+from batchyard.services.log_words import describe
+from batchyard.store import LiveEngine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from batchyard.engine.base import Engine, LiveServer
+    from batchyard.runner.window import Window
+    from batchyard.services.services import Services
+    from batchyard.wire import TokenUsage
+
+log = event_logger(__name__)
+
+PASSED_HEADERS: Final = ("content-type", "x-request-id")
+"""Of a request, on to the engine."""
+_ANSWERED_HEADERS: Final = ("content-type", "retry-after")
+_ROOM_BYTES: Final = 1024**2
+"""What the API adds to a body: a salt, options of the stream."""
+_COUNT_SECONDS: Final = 5.0
+_AFTERMATH_SECONDS: Final = 10.0
+_READ_BYTES: Final = 1 << 18
+
+
+class LiveRequests:
+    """The server of one runner. Use as an async context manager, while its engine runs.
+
+    The engine may be lost and start again meanwhile. ``on_answer`` gets the tokens of each request
+    that the engine has answered.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        engine: Engine,
+        runner_id: str,
+        on_answer: Callable[[TokenUsage], None],
+    ) -> None:
+        self._services = services
+        self._engine = engine
+        self._runner_id = runner_id
+        self._on_answer = on_answer
+        self._secret = secrets.token_urlsafe(32)
+        self._most = 2 * engine.max_num_seqs
+        self._is_draining = False
+        self._window: Window | None = None
+        self.has_changed = asyncio.Event()
+        """Set whenever a request comes or goes."""
+        self.counts = LiveCounts()
+        self.in_flight = 0
+        """Live requests that are here now."""
+        self.last_at = -math.inf
+        """When the last one left, by the monotonic clock."""
+        self._stack: contextlib.AsyncExitStack
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            address = await self._listen(stack)
+            live_engines = self._services.store.live_engines
+            await live_engines.register(
+                LiveEngine(
+                    runner_id=self._runner_id,
+                    model=self._engine.model,
+                    address=address,
+                    secret=self._secret,
+                )
+            )
+            stack.push_async_callback(self._withdraw)
+            counting = asyncio.create_task(self._keep_counting(), name="live usage")
+            stack.push_async_callback(self._stop_counting, counting)
+            self._stack = stack.pop_all()
+        log.info("live.open", model=self._engine.model, address=address)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def join(self, window: Window) -> LiveGate:
+        """What each request of a batch waits for from now on."""
+        self._window = window
+        return LiveGate(self, self._engine.max_num_seqs, lambda: window.in_flight)
+
+    def is_here(self) -> bool:
+        """Whether the engine has live requests now."""
+        return self.in_flight > 0
+
+    def was_here(self) -> bool:
+        """Whether it has, or had some a moment ago: a crash comes after its cause."""
+        return self.is_here() or time.monotonic() - self.last_at < _AFTERMATH_SECONDS
+
+    def drain(self) -> None:
+        """Take no more; what is in flight goes on."""
+        self._is_draining = True
+
+    # -- the server -------------------------------------------------------------------------
+
+    async def _listen(self, stack: contextlib.AsyncExitStack) -> str:
+        """Listen until the stack is closed; the address for the API."""
+        limits = self._services.settings.limits
+        app = web.Application(client_max_size=limits.max_line_bytes + _ROOM_BYTES)
+        app.router.add_post("/{path:.*}", self._serve)
+        # A request whose client is gone ends in the engine too.
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        host = self._services.settings.live_host
+        if host is None:
+            folder = private_folder()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            path = folder / "live.sock"
+            await web.UnixSite(runner, str(path)).start()
+            path.chmod(0o600)
+            return f"unix://{path}"
+        port = await self._listen_on_port(runner)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def _listen_on_port(self, runner: web.AppRunner) -> int:
+        settings = self._services.settings
+        first, slots = settings.live_port, max(1, len(settings.engine_slots))
+        last_error: OSError | None = None
+        for port in range(first, first + slots) if first else (0,):
+            try:
+                await web.TCPSite(runner, port=port).start()
+            except OSError as error:
+                last_error = error
+                continue
+            return int(runner.addresses[0][1])
+        raise EngineStartFailed(
+            f"No port of BATCHYARD_LIVE_PORT is free on {settings.this_machine}, from {first} on, "
+            f"one for each engine slot: {last_error}"
+        )
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, f"Bearer {self._secret}".encode()):
+            return web.Response(status=401)
+        server = self._engine.live_server
+        if server is None or not self._has_room:
+            return web.Response(status=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
+        self.in_flight += 1
+        self.has_changed.set()
+        try:
+            return await self._pass_on(request, server)
+        finally:
+            self.in_flight -= 1
+            self.last_at = time.monotonic()
+            self.has_changed.set()
+
+    @property
+    def _has_room(self) -> bool:
+        needs_quiet = self._window is not None and self._window.needs_quiet
+        return not (self._is_draining or needs_quiet) and self.in_flight < self._most
+
+    async def _pass_on(self, request: web.Request, server: LiveServer) -> web.StreamResponse:
+        body = await request.read()
+        began_at = time.monotonic()
+        meter = AnswerMeter(
+            request_bytes=len(body), hide_usage=HIDE_USAGE_HEADER in request.headers
+        )
+        outcome = Outcome.LEFT
+        response: web.StreamResponse | None = None
+        try:
+            async with self._ask(request, server, body) as answer:
+                response = web.StreamResponse(status=answer.status, headers=_headers_of(answer))
+                meter.begin(is_stream=answer.content_type == "text/event-stream")
+                await self._stream(request, answer, response, meter, began_at)
+                outcome = Outcome.COMPLETED if answer.status < 400 else Outcome.FAILED
+                return response
+        except ConnectionResetError:
+            raise  # by the API, whose client has left
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            outcome = Outcome.LOST
+            log.warning("live.lost", describe(error), model=self._engine.model)
+            if response is None or not response.prepared:
+                return web.Response(status=502)
+            # The API must see that something is missing.
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError from error
+        finally:
+            tenant = request.headers.get(TENANT_HEADER, "")
+            used = self.counts.ended(tenant, self._engine.model, request.path, outcome, meter)
+            if outcome in {Outcome.COMPLETED, Outcome.FAILED}:
+                self._on_answer(used)
+
+    @contextlib.asynccontextmanager
+    async def _ask(
+        self, request: web.Request, server: LiveServer, body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        timeout_seconds = self._services.settings.request_timeout_seconds
+        passed = {name: request.headers[name] for name in PASSED_HEADERS if name in request.headers}
+        async with (
+            aiohttp.ClientSession(
+                # A kept connection might be one that the engine has closed.
+                connector=aiohttp.UnixConnector(str(server.socket), force_close=True),
+                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+                read_bufsize=_READ_BYTES,
+                trust_env=False,
+            ) as session,
+            session.post(
+                f"http://engine{request.path_qs}",
+                data=body,
+                headers={**passed, "accept-encoding": "identity", **server.headers},
+                allow_redirects=False,
+            ) as answer,
+        ):
+            yield answer
+
+    async def _stream(
+        self,
+        request: web.Request,
+        answer: aiohttp.ClientResponse,
+        response: web.StreamResponse,
+        meter: AnswerMeter,
+        began_at: float,
+    ) -> None:
+        await response.prepare(request)
+        is_first = True
+        async for data in answer.content.iter_any():
+            passed = meter.feed(data)
+            if passed:
+                if is_first:
+                    is_first = False
+                    self.counts.first_bytes(time.monotonic() - began_at)
+                # Waits while the client does not read, and so the engine's server does.
+                await response.write(passed)
+        if rest := meter.rest():
+            await response.write(rest)
+        await response.write_eof()
+
+    # -- what it counts ---------------------------------------------------------------------
+
+    async def _keep_counting(self) -> None:
+        while True:
+            await asyncio.sleep(_COUNT_SECONDS)
+            await self._count()
+
+    async def _count(self) -> None:
+        uses = self.counts.take()
+        if not uses:
+            return
+        try:
+            await self._services.store.usage.count_live(uses)
+        except StoreError as error:
+            self.counts.put_back(uses)
+            log.warning("live.not_counted", error, model=self._engine.model)
+
+    async def _stop_counting(self, counting: asyncio.Task[None]) -> None:
+        counting.cancel()
+        await asyncio.wait([counting])
+        await self._count()
+
+    async def _withdraw(self) -> None:
+        try:
+            await self._services.store.live_engines.withdraw(self._runner_id)
+        except StoreError as error:
+            # It ends with the runner's heartbeat.
+            log.warning("live.not_withdrawn", error, model=self._engine.model)
+
+
+def _headers_of(answer: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: answer.headers[name] for name in _ANSWERED_HEADERS if name in answer.headers}

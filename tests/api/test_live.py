@@ -1,0 +1,285 @@
+"""Live requests through the API, with OpenAI's own client: passed on, streamed and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+
+from batchyard import metric_families as families
+from batchyard.runner.run import Runner
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.storage.location import parse_location
+from batchyard.store import Quota
+from tests.hurry import hurried
+from tests.lifecycle import take_to_its_end
+from tests.live import live_engine, witness
+from tests.steps.conftest import chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from batchyard.metric_families import Family
+    from batchyard.services.services import Services
+    from batchyard.settings import Settings
+    from batchyard.store import UsageTotal
+    from tests.api.conftest import Api
+
+MODEL = "stub-model"
+SEATS = 8
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@dataclass
+class Live:
+    """A runner with a live engine at work on the server's database."""
+
+    runner: Runner
+    services: Services
+    folder: Path
+    most: float = 0
+    """Requests of batches that were in the engine at once, as far as was seen."""
+
+    def figure(self, family: Family) -> float:
+        """What the runner tells its exporter."""
+        value = self.runner.figures().gauges[family.name]
+        if family is families.INFLIGHT:
+            self.most = max(self.most, value)
+        return value
+
+    async def until(self, is_true: Callable[[], bool], seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_true():
+            assert time.monotonic() < deadline, witness(self.folder)
+            await asyncio.sleep(0.02)
+
+
+async def used(services: Services, tenant: str = "one") -> list[UsageTotal]:
+    """What the tenant used of each model."""
+    now = int(await services.store.database.now())
+    return await services.store.usage.totals(
+        start=now - 7200,
+        end=now + 1,
+        width_seconds=86400,
+        groups=("tenant", "model", "is_live"),
+        tenants=[tenant],
+    )
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(
+        update={
+            "flush_seconds": 0.05,
+            "quota": settings.quota.model_copy(update={"live_requests": 4}),
+        }
+    )
+
+
+@asynccontextmanager
+async def serving(services: Services, folder: Path) -> AsyncIterator[Live]:
+    engine = live_engine(folder, MODEL, max_num_seqs=SEATS)
+
+    async def engine_for(_: str) -> Any:
+        return engine
+
+    services = replace(services, engine_for=engine_for)
+    with hurried():
+        async with Runner(services, MODEL, flow_run_id="live") as runner:
+            task = asyncio.create_task(runner.serve())
+            try:
+                yield Live(runner, services, folder)
+            finally:
+                runner.drain()
+                await asyncio.wait_for(task, 30)
+
+
+@pytest.fixture
+async def live(services: Services, tmp_path: Path) -> AsyncIterator[Live]:
+    async with serving(services, tmp_path / "engine") as running:
+        yield running
+
+
+async def test_a_chat_is_answered_at_once(api: Api, live: Live) -> None:
+    """The answer of the engine, with the tokens that it counted."""
+    client = api.async_openai(max_retries=0)
+    answer = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4)
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+
+
+async def test_a_stream_comes_event_by_event(api: Api, live: Live) -> None:
+    """The first word is there long before the last one."""
+    client = api.async_openai(max_retries=0)
+    slow = [{"role": "user", "content": "takes 150 ms"}]
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=slow, max_tokens=8, stream=True
+    )
+    times, text = [], ""
+    async for chunk in stream:
+        times.append(time.monotonic())
+        text += chunk.choices[0].delta.content or ""
+    assert len(text.split()) > 2
+    assert times[-1] - times[0] > 0.15 * (len(times) - 2)
+
+
+async def test_completions_embeddings_and_responses_are_answered_too(api: Api, live: Live) -> None:
+    client = api.async_openai(max_retries=0)
+    assert (await client.completions.create(model=MODEL, prompt="a", max_tokens=2)).choices[0].text
+    found = await client.embeddings.create(model=MODEL, input=["a", "b"])
+    assert len(found.data) == 2
+    assert (await client.responses.create(model=MODEL, input="a")).output_text
+    stream = await client.responses.create(model=MODEL, input="a", stream=True)
+    assert [event.type async for event in stream][-1] == "response.completed"
+
+
+async def test_a_client_that_did_not_ask_for_usage_gets_none_and_is_counted(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    client = api.async_openai(max_retries=0)
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 4, "stream": True}
+    wanted = {"include_usage": True}
+    async with serving(services, tmp_path):
+        plain = [chunk async for chunk in await client.chat.completions.create(**asked)]
+        stream = await client.chat.completions.create(**asked, stream_options=wanted)
+        full = [chunk async for chunk in stream]
+    assert all(chunk.choices and chunk.usage is None for chunk in plain)
+    assert full[-1].usage is not None
+    (total,) = await used(services)
+    assert (total.is_live, total.requests, total.output_tokens) == (True, 2, 8)
+
+
+async def test_who_leaves_early_pays_for_what_was_made(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    """An estimate: the prompt by its bytes, the answer by its events."""
+    client = api.async_openai(max_retries=0)
+    slow = [{"role": "user", "content": "takes 100 ms"}]
+    async with serving(services, tmp_path) as live:
+        stream = await client.chat.completions.create(model=MODEL, messages=slow, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+        await live.until(lambda: any("left" in line for line in witness(tmp_path)))
+    (total,) = await used(services)
+    assert total.requests == 1
+    assert total.input_tokens > 10
+    assert 1 <= total.output_tokens < 8
+
+
+async def test_a_wrong_key_an_unknown_model_and_a_bad_body_are_openai_errors(
+    api: Api, live: Live
+) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        api.openai("sk-by-wrong").chat.completions.create(model=MODEL, messages=HELLO)
+    client = api.openai(max_retries=0)
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await asyncio.to_thread(client.chat.completions.create, model="other", messages=HELLO)
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    refused = {"chat_template": "{{ x }}"}
+    with pytest.raises(openai.BadRequestError) as bad:
+        await asyncio.to_thread(
+            client.chat.completions.create, model=MODEL, messages=HELLO, extra_body=refused
+        )
+    assert (bad.value.code, bad.value.param) == ("unsupported_parameter", "chat_template")
+
+
+async def test_a_tenant_needs_a_limit_of_its_own_where_the_default_is_none(
+    api: Api, live: Live, services: Services
+) -> None:
+    """With 0 nothing is read of the body, with 1 a second request is told to wait."""
+    await services.store.tenants.set_quota("one", Quota(max_live_requests=0))
+    client = api.async_openai(max_retries=0)
+    with pytest.raises(openai.PermissionDeniedError):
+        await client.chat.completions.create(model=MODEL, messages=HELLO)
+    await services.store.tenants.set_quota("one", Quota(max_live_requests=1))
+    slow = [{"role": "user", "content": "takes 300 ms"}]
+    stream = await client.chat.completions.create(model=MODEL, messages=slow, stream=True)
+    with pytest.raises(openai.RateLimitError) as busy:
+        await client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert busy.value.response.headers["retry-after"] == "1"
+    assert [chunk async for chunk in stream]
+    assert await client.chat.completions.create(model=MODEL, messages=HELLO)
+
+
+async def test_a_client_that_leaves_ends_its_request_in_the_engine(api: Api, live: Live) -> None:
+    client = api.async_openai(max_retries=0)
+    slow = [{"role": "user", "content": "takes 200 ms"}]
+    stream = await client.chat.completions.create(model=MODEL, messages=slow, stream=True)
+    async for _ in stream:
+        break
+    await stream.close()
+    await live.until(lambda: any("left after" in line for line in witness(live.folder)))
+
+
+async def test_an_engine_that_dies_ends_its_streams_with_an_error_and_comes_back(
+    api: Api, live: Live
+) -> None:
+    client = api.async_openai(max_retries=0)
+    asked: dict[str, Any] = {"model": MODEL, "stream": True}
+    doomed = [{"role": "user", "content": "half takes 50 ms"}]
+    with pytest.raises(openai.APIError) as lost:
+        async for _ in await client.chat.completions.create(messages=doomed, **asked):
+            pass
+    assert lost.value.code == "engine_lost"
+    answered = False
+    deadline = time.monotonic() + 20
+    while not answered and time.monotonic() < deadline:
+        with suppress(openai.InternalServerError):
+            answered = bool(await client.chat.completions.create(model=MODEL, messages=HELLO))
+        await asyncio.sleep(0.05)
+    assert answered
+
+
+async def test_without_an_engine_a_model_is_not_known(api: Api) -> None:
+    with pytest.raises(openai.NotFoundError):
+        await api.async_openai(max_retries=0).chat.completions.create(model=MODEL, messages=HELLO)
+
+
+async def test_nobody_without_the_secret_is_let_in(live: Live, services: Services) -> None:
+    """Who finds the socket of a runner finds no engine behind it."""
+    (engine,) = await services.store.live_engines.open(60)
+    path = engine.address.removeprefix("unix://")
+    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path)) as client:
+        body = json.dumps({"model": MODEL, "messages": HELLO})
+        for key in ("none", "wrong"):
+            answer = await client.post(
+                "http://x/v1/chat/completions",
+                content=body,
+                headers={"authorization": f"Bearer {key}"},
+            )
+            assert answer.status_code == 401
+    assert witness(live.folder) == []
+
+
+async def test_a_batch_steps_back_while_live_requests_are_there(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    """Never all seats; a quarter beside live requests; and every line has its answer."""
+    lines = [chat_line(f"id-{number}", f"{number} takes 40 ms") for number in range(150)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    client = api.async_openai(max_retries=0)
+    async with serving(services, tmp_path / "engine") as live:
+        batch_id = await create_batch(
+            live.services, BatchRequest(input=parse_location(str(source)), tenant="one")
+        )
+        task = asyncio.create_task(take_to_its_end(live.services, batch_id))
+        await live.until(lambda: live.figure(families.INFLIGHT) > SEATS // 4)
+        slow = [{"role": "user", "content": "takes 100 ms"}]
+        stream = await client.chat.completions.create(model=MODEL, messages=slow, stream=True)
+        beside = [live.figure(families.INFLIGHT) async for _ in stream]
+        batch = await task
+    assert batch.counts.completed == len(lines)
+    assert max(beside[2:]) <= SEATS // 4
+    assert min(beside[2:]) > 0
+    assert live.most <= SEATS - SEATS // 4
