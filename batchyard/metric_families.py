@@ -57,6 +57,30 @@ LINE_SECONDS: Final = Family(
     "How long requests were in the engine until it answered, in seconds. Each attempt counts.",
     "le",
 )
+LIVE_INFLIGHT: Final = Family(
+    "batchyard_live_inflight", Kind.GAUGE, "Live requests that are in the engine."
+)
+LIVE_REQUESTS: Final = Family(
+    "batchyard_live_requests_total",
+    Kind.COUNTER,
+    "Live requests that have ended: completed, failed in the engine, left by their client before"
+    " the end, or lost with the engine.",
+    "outcome",
+)
+LIVE_TOKENS: Final = Family(
+    "batchyard_live_tokens_total",
+    Kind.COUNTER,
+    "Tokens of live requests: of prompts, those of them that were in the engine's cache, and of"
+    " answers.",
+    "kind",
+)
+LIVE_FIRST_SECONDS: Final = Family(
+    "batchyard_live_first_token_seconds",
+    Kind.HISTOGRAM,
+    "How long live requests with a stream for an answer waited for its first event, from the"
+    " runner on, in seconds.",
+    "le",
+)
 RETRIES: Final = Family(
     "batchyard_retries_total",
     Kind.COUNTER,
@@ -113,6 +137,10 @@ FAMILIES: Final = (
     QUEUED,
     WINDOW,
     LINE_SECONDS,
+    LIVE_INFLIGHT,
+    LIVE_REQUESTS,
+    LIVE_TOKENS,
+    LIVE_FIRST_SECONDS,
     RETRIES,
     RESTARTS,
     LEASES_LOST,

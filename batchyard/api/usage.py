@@ -1,7 +1,8 @@
 """``/organization/usage/completions`` and ``/organization/costs``, in OpenAI's shapes.
 
 A tenant is a project. A tenant's key sees its own, an operator's key sees all. What a batch used
-is counted at its end; embeddings count as well, because a batch may mix endpoints.
+is counted at its end, what live requests used at the beginning of their hour; embeddings count as
+well, because a batch may mix endpoints.
 """
 
 # ruff: noqa: ARG001 - parameters that describe what is read from the query: lists have two spellings
@@ -37,8 +38,14 @@ _WIDTHS: Final = {
     "1d": (DAY_SECONDS, 7, 31),
 }
 """Seconds, and how many buckets: by default and at most."""
+_BOOLEANS: Final = ("true", "false")
 _COST_LIMITS: Final = (7, 180)
-_COLUMNS: Final = {"project_id": "tenant", "model": "model", "line_item": "model"}
+_COLUMNS: Final = {
+    "project_id": "tenant",
+    "model": "model",
+    "line_item": "model",
+    "batch": "is_live",
+}
 _LATEST: Final = 253_402_300_800
 """The year 10,000."""
 
@@ -173,29 +180,36 @@ async def usage_completions(
     group_by: Annotated[
         str | None,
         _TEXTS,
-        Query(description="`project_id`, which is the tenant, and `model`."),
+        Query(description="`project_id`, which is the tenant, `model` and `batch`."),
+    ] = None,
+    batch: Annotated[
+        str | None,
+        WithJsonSchema({"type": "boolean"}),
+        Query(description="true: only batches; false: only live requests."),
     ] = None,
     limit: _Limit = None,
     page: _PageName = None,
 ) -> JsonResponse[UsagePage]:
-    """Tokens and requests of batches that have ended. Lists are repeated parameters.
+    """Tokens and requests of batches that have ended and of live requests.
 
-    All usage is of batches: `batch=false` finds nothing. Users, keys and service tiers are not
-    recorded: to group by them gives null, and to filter by them is refused.
+    Live requests count at the beginning of their hour. Lists are repeated parameters. Users, keys
+    and service tiers are not recorded: to group by them gives null, and to filter by them is
+    refused.
     """
     width, *limits = _WIDTHS[_one_of("bucket_width", bucket_width or "1d", _WIDTHS)]
     groups = _groups(
         request,
         ("project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"),
     )
-    period, totals = await _find(request, caller, width, (limits[0], limits[1]), groups, limit)
-    if request.query_params.get("batch") == "false":
-        totals = []
+    is_live = None if not batch else _one_of("batch", batch, _BOOLEANS) == "false"
+    period, totals = await _find(
+        request, caller, width, (limits[0], limits[1]), groups, limit, is_live=is_live
+    )
     buckets = [
         UsageBucket(
             start_time=start,
             end_time=end,
-            results=[_usage_result(each, groups) for each in found],
+            results=[_usage_result(each) for each in found],
         )
         for start, end, found in period.split(_without_currencies(totals))
     ]
@@ -219,7 +233,10 @@ async def costs(
     limit: _Limit = None,
     page: _PageName = None,
 ) -> JsonResponse[CostPage]:
-    """What batches cost by the prices at their ends. What had no price is left out."""
+    """What batches cost by the prices at their ends, and live requests by those of the moment.
+
+    What had no price is left out.
+    """
     width = _WIDTHS[
         _one_of("bucket_width", request.query_params.get("bucket_width") or "1d", ("1d",))
     ]
@@ -253,6 +270,8 @@ async def _find(
     limits: tuple[int, int],
     groups: set[str],
     limit: str | None,
+    *,
+    is_live: bool | None = None,
 ) -> tuple[_Period, list[UsageTotal]]:
     for name in ("user_ids", "api_key_ids", "line_items"):
         if _texts(request, name) is not None:
@@ -270,6 +289,7 @@ async def _find(
         groups={_COLUMNS[each] for each in groups if each in _COLUMNS},
         tenants=tenants,
         models=_texts(request, "models"),
+        is_live=is_live,
     )
     return period, totals
 
@@ -278,19 +298,19 @@ def _without_currencies(totals: list[UsageTotal]) -> list[UsageTotal]:
     """Tokens are added up whatever they cost."""
     found: dict[tuple[Any, ...], UsageTotal] = {}
     for each in totals:
-        key = (each.bucket, each.tenant, each.model)
+        key = (each.bucket, each.tenant, each.model, each.is_live)
         found[key] = found[key].plus(each) if key in found else each
     return list(found.values())
 
 
-def _usage_result(total: UsageTotal, groups: set[str]) -> UsageResult:
+def _usage_result(total: UsageTotal) -> UsageResult:
     return UsageResult(
         input_tokens=total.input_tokens,
         output_tokens=total.output_tokens,
         num_model_requests=total.requests,
         project_id=total.tenant,
         model=total.model,
-        batch=True if "batch" in groups else None,
+        batch=None if total.is_live is None else not total.is_live,
         input_cached_tokens=total.cached_tokens,
         input_uncached_tokens=total.input_tokens - total.cached_tokens,
     )

@@ -25,6 +25,13 @@ def quota(
     active_batches: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     requests: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     tokens: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
+    live_requests: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|none",
+            help="Live requests in flight, in each process of the API; 0 refuses them. " + _HELP,
+        ),
+    ] = None,
     as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
     """Set limits of a tenant, and show its usage and limits."""
@@ -32,6 +39,7 @@ def quota(
         "max_active_batches": ("--active-batches", active_batches),
         "max_enqueued_requests": ("--requests", requests),
         "max_enqueued_tokens": ("--tokens", tokens),
+        "max_live_requests": ("--live-requests", live_requests),
     }
     changes = {
         name: _limit(option, text) for name, (option, text) in given.items() if text is not None
@@ -64,6 +72,9 @@ async def _quota(tenant: str, changes: dict[str, Any], as_json: bool) -> None:
     for name, used in usage.items():
         limit = _limit_words(own, name, limits[f"max_{name}"])
         typer.echo(f"{name.replace('_', ' '):<20}{used:>16,}{limit}")
+    # Each process of the API counts its own, so there is no number of those that are used.
+    limit = _limit_words(own, "live_requests", limits["max_live_requests"])
+    typer.echo(f"{'live requests':<20}{'-':>16}{limit}")
 
 
 def _limit_words(own: Quota, name: str, limit: int | None) -> str:

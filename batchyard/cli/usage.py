@@ -33,14 +33,18 @@ def usage(
     daily: Annotated[bool, typer.Option("--daily", help="A line for each day.")] = False,
     as_json: Annotated[bool, LINES] = False,
 ) -> None:
-    """Show what tenants used of each model, and what it cost, by the day on which batches ended."""
+    """Show what tenants used of each model, and what it cost.
+
+    Batches count on the day on which they ended, live requests on the day on which they were
+    answered.
+    """
     totals = asyncio.run(_totals(days, tenant))
     if not daily:
         totals = _summed(totals)
     if as_json:
         print_lines(_object(each, daily=daily) for each in totals)
         return
-    columns = (*(("day",) if daily else ()), "tenant", "model", *_NUMBERS)
+    columns = (*(("day",) if daily else ()), "tenant", "model", "kind", *_NUMBERS)
     rows = (_row(each, daily=daily) for each in totals)
     write_table(make_table(columns, rows, right=_NUMBERS))
 
@@ -52,16 +56,16 @@ async def _totals(days: int, tenant: str | None) -> list[UsageTotal]:
             start=(now // DAY_SECONDS - days + 1) * DAY_SECONDS,
             end=now + 1,
             width_seconds=DAY_SECONDS,
-            groups=("tenant", "model"),
+            groups=("tenant", "model", "is_live"),
             tenants=None if tenant is None else [tenant],
         )
 
 
 def _summed(totals: list[UsageTotal]) -> list[UsageTotal]:
     """All days as one."""
-    found: dict[tuple[str, str, str], UsageTotal] = {}
+    found: dict[tuple[str, str, bool, str], UsageTotal] = {}
     for each in totals:
-        key = (each.tenant or "", each.model or "", each.currency or "")
+        key = (each.tenant or "", each.model or "", bool(each.is_live), each.currency or "")
         found[key] = found[key].plus(each) if key in found else each
     return [found[key] for key in sorted(found)]
 
@@ -69,6 +73,7 @@ def _summed(totals: list[UsageTotal]) -> list[UsageTotal]:
 def _object(total: UsageTotal, *, daily: bool) -> dict[str, object]:
     values = asdict(total)
     bucket, cost = values.pop("bucket"), values.pop("cost")
+    values["is_live"] = bool(total.is_live)
     values["cost"] = None if total.currency is None else cost / BILLION
     return {"day": _day(bucket), **values} if daily else values
 
@@ -78,6 +83,7 @@ def _row(total: UsageTotal, *, daily: bool) -> tuple[str | Text, ...]:
         *((_day(total.bucket),) if daily else ()),
         user_text(total.tenant or ""),
         user_text(total.model or ""),
+        "live" if total.is_live else "batch",
         f"{total.requests:,}",
         f"{total.input_tokens:,}",
         f"{total.cached_tokens:,}",

@@ -48,6 +48,7 @@ PASSED_HEADERS: Final = ("content-type", "x-request-id")
 _ANSWERED_HEADERS: Final = ("content-type", "retry-after")
 _ROOM_BYTES: Final = 1024**2
 """What the API adds to a body: a salt, options of the stream."""
+_EVENTS: Final = "text/event-stream"
 _COUNT_SECONDS: Final = 5.0
 _AFTERMATH_SECONDS: Final = 10.0
 _READ_BYTES: Final = 1 << 18
@@ -151,9 +152,10 @@ class LiveRequests:
         settings = self._services.settings
         first, slots = settings.live_port, max(1, len(settings.engine_slots))
         last_error: OSError | None = None
+        every = "::" if ":" in (settings.live_host or "") else "0.0.0.0"  # noqa: S104 - it is asked for
         for port in range(first, first + slots) if first else (0,):
             try:
-                await web.TCPSite(runner, port=port).start()
+                await web.TCPSite(runner, every, port).start()
             except OSError as error:
                 last_error = error
                 continue
@@ -195,7 +197,7 @@ class LiveRequests:
         try:
             async with self._ask(request, server, body) as answer:
                 response = web.StreamResponse(status=answer.status, headers=_headers_of(answer))
-                meter.begin(is_stream=answer.content_type == "text/event-stream")
+                meter.begin(is_stream=answer.content_type == _EVENTS)
                 await self._stream(request, answer, response, meter, began_at)
                 outcome = Outcome.COMPLETED if answer.status < 400 else Outcome.FAILED
                 return response
@@ -248,7 +250,7 @@ class LiveRequests:
         began_at: float,
     ) -> None:
         await response.prepare(request)
-        is_first = True
+        is_first = answer.content_type == _EVENTS
         async for data in answer.content.iter_any():
             passed = meter.feed(data)
             if passed:

@@ -422,7 +422,11 @@ class Runner:
             now = (1, window.in_flight, window.queued, window.limit)
             gauges = dict(zip(gauges, now, strict=True))
             socket = self._engine.metrics_socket
-        return Figures(gauges, self._counts.counters(), None if socket is None else str(socket))
+        counters = self._counts.counters()
+        if self._live is not None:
+            gauges[families.LIVE_INFLIGHT.name] = self._live.in_flight
+            counters |= self._live.counts.counters()
+        return Figures(gauges, counters, None if socket is None else str(socket))
 
     def _load(self) -> EngineLoad | None:
         """What the engine has to do now; None before it is there."""

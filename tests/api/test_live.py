@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -55,6 +56,9 @@ class Live:
             self.most = max(self.most, value)
         return value
 
+    def counted(self, family: Family) -> dict[str, float]:
+        return self.runner.figures().counters[family.name]
+
     async def until(self, is_true: Callable[[], bool], seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
         while not is_true():
@@ -85,13 +89,14 @@ def settings(settings: Settings) -> Settings:
 
 
 @asynccontextmanager
-async def serving(services: Services, folder: Path) -> AsyncIterator[Live]:
+async def serving(services: Services, folder: Path, **settings: Any) -> AsyncIterator[Live]:
     engine = live_engine(folder, MODEL, max_num_seqs=SEATS)
 
     async def engine_for(_: str) -> Any:
         return engine
 
-    services = replace(services, engine_for=engine_for)
+    changed = services.settings.model_copy(update=settings)
+    services = replace(services, engine_for=engine_for, settings=changed)
     with hurried():
         async with Runner(services, MODEL, flow_run_id="live") as runner:
             task = asyncio.create_task(runner.serve())
@@ -283,3 +288,58 @@ async def test_a_batch_steps_back_while_live_requests_are_there(
     assert max(beside[2:]) <= SEATS // 4
     assert min(beside[2:]) > 0
     assert live.most <= SEATS - SEATS // 4
+
+
+async def test_an_api_on_another_machine_reaches_the_engine_by_tcp(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    """At the first free port of those that the operator has opened."""
+    with socket.create_server(("", 0)) as taken:
+        first = taken.getsockname()[1]
+        slots = {"live_host": "127.0.0.1", "live_port": first, "engine_slots": ["0", "1", "2"]}
+        async with serving(services, tmp_path, **slots):
+            (engine,) = await services.store.live_engines.open(60)
+            ports = [f"http://127.0.0.1:{first + number}" for number in (1, 2)]
+            assert engine.address in ports
+            client = api.async_openai(max_retries=0)
+            assert await client.chat.completions.create(model=MODEL, messages=HELLO)
+
+
+async def test_metrics_tell_of_outcomes_tokens_and_first_events(
+    api: Api, live: Live, tmp_path: Path
+) -> None:
+    client = api.async_openai(max_retries=0)
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 4}
+    await client.chat.completions.create(**asked)
+    assert [each async for each in await client.chat.completions.create(**asked, stream=True)]
+    await live.until(lambda: live.counted(families.LIVE_REQUESTS)["completed"] == 2)
+    assert live.counted(families.LIVE_TOKENS)["completion"] == 8
+    first = live.counted(families.LIVE_FIRST_SECONDS)
+    assert sum(first[bound] for bound in first if bound != families.SUM) == 1
+
+
+async def test_a_runner_that_drains_finishes_its_streams_and_takes_no_more(
+    api: Api, live: Live
+) -> None:
+    client = api.async_openai(max_retries=0)
+    slow = [{"role": "user", "content": "takes 100 ms"}]
+    stream = await client.chat.completions.create(model=MODEL, messages=slow, stream=True)
+    chunks = [await anext(aiter(stream))]
+    live.runner.drain()
+    with pytest.raises(openai.InternalServerError) as refused:
+        await client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert (refused.value.status_code, refused.value.code) == (503, "engine_unavailable")
+    chunks += [chunk async for chunk in stream]
+    assert chunks[-1].choices[0].finish_reason
+
+
+async def test_a_body_may_be_as_large_as_a_line_and_no_larger(api: Api, live: Live) -> None:
+    most = live.services.settings.limits.max_line_bytes
+    with api.http() as client:
+        answer = await asyncio.to_thread(
+            client.post, "/chat/completions", content=b" " * (most + 1)
+        )
+    assert answer.status_code == 413
+    text = "x" * 3_000_000
+    done = await api.async_openai(max_retries=0).completions.create(model=MODEL, prompt=text)
+    assert done.choices[0].text

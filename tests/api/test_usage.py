@@ -9,9 +9,10 @@ import pytest
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.prices import Price, Prices
+from batchyard.store import LiveUse
 from batchyard.store.store import open_store
 from batchyard.store.tenant.usage import _USAGE
-from batchyard.wire import RequestCounts
+from batchyard.wire import RequestCounts, TokenUsage
 from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish
 from tests.pages import block
 
@@ -117,6 +118,29 @@ async def test_an_operators_key_sees_all_tenants(
     assert projects(api.key, project_ids=["other"]) == []
     assert projects(api.key, project_ids=["one", "other"], models=["paid"]) == [("one", None, True)]
     assert projects(boss, batch=False) == []
+
+
+async def test_live_requests_are_grouped_and_filtered_apart_from_batches(
+    api: Api, services: Services, usage: Any
+) -> None:
+    use = LiveUse(
+        tenant="one",
+        model=MODEL,
+        endpoint="/v1/completions",
+        completed=3,
+        failed=0,
+        usage=TokenUsage(7, 0, 2, 0, 9),
+    )
+    await services.store.usage.count_live([use])
+    start = int(time.time()) - 7200
+
+    def found(**options: Any) -> list[tuple[Any, int]]:
+        page = usage(api.key).completions(start_time=start, **options)
+        return [(each.batch, each.num_model_requests) for day in page.data for each in day.results]
+
+    assert found(group_by=["batch"]) == [(False, 3)]
+    assert found(batch=False) == [(None, 3)]
+    assert found(batch=True) == []
 
 
 async def test_buckets_are_paged_to_the_end(api: Api, counted: str, usage: Any, boss: str) -> None:

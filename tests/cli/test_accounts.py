@@ -97,10 +97,13 @@ def test_without_prices_nothing_is_said_of_costs(alone: Run) -> None:
     assert "cost" not in alone("list").stdout
 
 
+NUMBERS = ["requests", "input", "cached", "output", "cost"]
+
+
 def test_usage_is_listed_by_tenant_and_model(alone: Run, priced: str) -> None:
     head, row = alone("tenants", "usage").stdout.splitlines()
-    assert head.split() == ["tenant", "model", "requests", "input", "cached", "output", "cost"]
-    assert row.split() == ["search", MODEL, "10", "70", "40", "30", "0.090000", "EUR"]
+    assert head.split() == ["tenant", "model", "kind", *NUMBERS]
+    assert row.split() == ["search", MODEL, "batch", "10", "70", "40", "30", "0.090000", "EUR"]
     assert alone("tenants", "usage", "other").stdout.splitlines()[1:] == []
     assert alone("tenants", "usage", "--daily").stdout.split()[0] == "day"
     (line,) = alone("tenants", "usage", "--daily", "--json").stdout.splitlines()
@@ -109,6 +112,7 @@ def test_usage_is_listed_by_tenant_and_model(alone: Run, priced: str) -> None:
     assert found == {
         "tenant": "search",
         "model": MODEL,
+        "is_live": False,
         "currency": "eur",
         "requests": 10,
         "input_tokens": 70,

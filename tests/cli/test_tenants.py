@@ -57,6 +57,7 @@ def test_all_tenants_are_listed_with_their_use_limits_keys_and_addresses(
             "max_active_batches": 20,
             "max_enqueued_requests": None,
             "max_enqueued_tokens": 5000,
+            "max_live_requests": 0,
         },
         "keys": 0,
         "notify_email": "me@example.com",

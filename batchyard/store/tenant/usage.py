@@ -137,10 +137,12 @@ class Usage(Aggregate):
         groups: Collection[str] = (),
         tenants: Collection[str] | None = None,
         models: Collection[str] | None = None,
+        is_live: bool | None = None,
     ) -> list[UsageTotal]:
         """Sums from ``start`` until before ``end``, by bucket, then by ``groups``, in their order.
 
         ``groups`` are some of :data:`GROUPS`. ``tenants`` and ``models``: only these; None: all.
+        ``is_live``: of live requests only, or of batches only.
         Amounts of different currencies are never added up: each is a total of its own.
         """
         bucket: Label[int] = (_USAGE.c.ended_at // width_seconds).label("bucket")
@@ -157,6 +159,8 @@ class Usage(Aggregate):
             statement = statement.where(_USAGE.c.tenant.in_(tenants))
         if models is not None:
             statement = statement.where(_USAGE.c.model.in_(models))
+        if is_live is not None:
+            statement = statement.where(_USAGE.c.is_live == is_live)
         return [_total(row) for row in (await connection.execute(statement)).mappings()]
 
     @reads

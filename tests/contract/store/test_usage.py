@@ -13,12 +13,12 @@ from batchyard.batch_error import BatchError
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.prices import BILLION, Price, Prices, cost_words
-from batchyard.store import NewChunk, Store, UsageTotal, open_store
+from batchyard.store import LiveUse, NewChunk, Store, UsageTotal, open_store
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS
 from batchyard.store.overview import Asked
 from batchyard.store.tenant.usage import _USAGE
-from batchyard.wire import Amount, BatchUsage, RequestCounts
+from batchyard.wire import Amount, BatchUsage, RequestCounts, TokenUsage
 from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish, new_batch
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 S = BatchStatus
+CHAT = "/v1/chat/completions"
 DAY = 86_400
 DONE = {"counts": RequestCounts(10, 9, 1), "usage": USAGE}
 PRICES = Prices(
@@ -60,6 +61,12 @@ async def totals(store: Store, **options: Any) -> list[UsageTotal]:
     return await store.usage.totals(**{**period, **options})
 
 
+def live_use(**changes: Any) -> LiveUse:
+    used = TokenUsage(70, 40, 30, 0, 100)
+    use = {"tenant": "a", "model": MODEL, "endpoint": CHAT, "completed": 9, "failed": 1}
+    return LiveUse(**{**use, "usage": used, **changes})
+
+
 async def write(store: Store, table: Table, **columns: Any) -> None:
     async def work(connection: AsyncConnection) -> None:
         await connection.execute(table.update().values(**columns))
@@ -88,6 +95,7 @@ async def test_a_batch_is_counted_when_it_ends_with_what_its_files_have(store: S
         "engine_seconds": None,
         "cost": None,
         "currency": None,
+        "is_live": False,
     }
     assert (done.cost, done.currency) == (None, None)
 
@@ -325,3 +333,29 @@ async def test_totals_are_by_time_and_by_what_is_asked_for(priced: Store) -> Non
     assert await seen(start=DAY + 6, groups=["tenant"]) == [(2, "b", None, 20, 2 * COST)]
     assert await seen(end=DAY + 5) == []
     assert await seen(width_seconds=60, start=2 * DAY) == [(2880, None, None, 20, 2 * COST)]
+
+
+async def test_live_requests_are_added_up_in_the_row_of_their_hour(priced: Store) -> None:
+    """Whichever process counts them, and however often."""
+    await priced.usage.count_live([live_use(), live_use(tenant="b")])
+    await priced.usage.count_live([live_use()])
+    await priced.usage.count_live([])
+    (total,) = await totals(priced, groups=("tenant",), tenants=["a"])
+    assert (total.requests, total.input_tokens, total.output_tokens) == (20, 140, 60)
+    assert (total.cost, total.currency) == (2 * COST, "eur")
+
+
+async def test_live_requests_and_batches_are_told_apart(priced: Store) -> None:
+    await ended(priced, tenant="a")
+    await priced.usage.count_live([live_use(completed=4, failed=0)])
+    found = await totals(priced, groups=("is_live",))
+    assert [(each.is_live, each.requests) for each in found] == [(False, 10), (True, 4)]
+    assert [each.requests for each in await totals(priced, is_live=True)] == [4]
+    assert [each.requests for each in await totals(priced)] == [14]
+
+
+async def test_processes_that_count_at_once_lose_nothing(priced: Store) -> None:
+    uses = [[live_use(model=MODEL), live_use(model="other")] for _ in range(8)]
+    await asyncio.gather(*(priced.usage.count_live(each) for each in uses))
+    (total,) = await totals(priced, models=["other"])
+    assert total.requests == 80
