@@ -362,7 +362,7 @@ class RunnerScheduler:
                 leased_chunks=entry.foremost.leased,
                 remaining_tokens=entry.foremost.remaining_tokens,
                 deadline=entry.deadline,
-                is_background=entry.is_background,
+                is_background=entry.is_background and entry.model not in live,
                 served_at=self._watches[entry.model].served_at,
                 may_start=now >= self._watches[entry.model].start_after,
                 is_live=entry.model in live,

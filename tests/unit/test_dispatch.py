@@ -21,14 +21,21 @@ from batchyard.dispatch import (
     PrefectApi,
     RunnerScheduler,
     end_lost_runs,
-    engine_hours,
+    engine_blocks,
     ensure_batch_runner,
     scheduler,
 )
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.settings import Settings
-from batchyard.store import RunnerKind, RunnerRecord, RunnerStatus, open_store
+from batchyard.store import (
+    LiveEngine,
+    RunnerKind,
+    RunnerRecord,
+    RunnerStatus,
+    new_sealing_key,
+    open_store,
+)
 from batchyard.wire import BatchUsage
 from tests.contract.store.samples import begun_batch, new_batch
 
@@ -62,6 +69,8 @@ class SmallPrefect:
     """Models that an engine block names; None: it does not say."""
     hours: dict[str, Any] = field(default_factory=dict)
     """What the blocks of these models have as ``batch_hours``."""
+    live: set[str] = field(default_factory=set)
+    """Those of them whose block is live."""
     csrf: bool = False
     """Whether it wants a token with every change."""
     tokens: dict[str, str] = field(default_factory=dict)
@@ -120,7 +129,11 @@ class SmallPrefect:
                 created = datetime.now(UTC).isoformat()
                 blocks = [
                     {
-                        "data": {"model": name, "batch_hours": self.hours.get(name, [])},
+                        "data": {
+                            "model": name,
+                            "batch_hours": self.hours.get(name, []),
+                            "live": name in self.live,
+                        },
                         "created": created,
                         "block_type": {"slug": "batchyard-remote-engine"},
                     }
@@ -707,7 +720,7 @@ async def odd_answer(_: PrefectApi) -> list[OfferedModel]:
 
 
 def ask_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_hours, "_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(engine_blocks, "_ASK_SECONDS", 0.0)
 
 
 async def test_outside_of_its_hours_a_model_gets_no_runner_and_its_batches_say_why(
@@ -1119,6 +1132,69 @@ async def test_one_that_is_the_scheduler_again_holds_nothing_old_against_a_model
     await looking.look()
     assert looking.is_acting
     assert looking.waits == {}
+
+
+# -- live models --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def sealed_store(home_with_tables: Path) -> AsyncIterator[Store]:
+    url = f"sqlite:///{home_with_tables}/batchyard.db"
+    async with open_store(url, keys=[new_sealing_key()]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_at_every_look(monkeypatch)
+
+
+async def test_a_live_model_has_one_runner_without_any_batch(
+    prefect: SmallPrefect, api: PrefectApi, sealed_store: Store, settings: Settings
+) -> None:
+    prefect.offered, prefect.live = {MODEL, "other"}, {MODEL}
+    ours = scheduler_of(api, sealed_store, settings)
+    await ours.look()
+    await ours.look()
+    await announce(prefect, sealed_store)
+    await ours.look()
+    assert [run["parameters"] for run in prefect.runs] == [{"model": MODEL}]
+
+
+@pytest.mark.usefixtures("always_asked")
+async def test_a_runner_of_a_model_that_is_live_no_more_is_drained(
+    prefect: SmallPrefect, api: PrefectApi, sealed_store: Store, settings: Settings
+) -> None:
+    """Also while Prefect does not say, it stays: nobody has said that it should go."""
+    prefect.offered, prefect.live = {MODEL}, {MODEL}
+    ours = scheduler_of(api, sealed_store, settings)
+    await ours.look()
+    runner = await announce(prefect, sealed_store)
+    await sealed_store.live_engines.register(
+        LiveEngine(runner_id=runner.id, model=MODEL, address="unix:///s", secret="x")
+    )
+    prefect.offered = None
+    await ours.look()
+    assert (await sealed_store.live_engines.open(60))[0].runner_id == runner.id
+    prefect.offered, prefect.live = {MODEL}, set()
+    await ours.look()
+    assert await sealed_store.live_engines.open(60) == []
+    assert len(prefect.runs) == 1
+
+
+@pytest.mark.usefixtures("always_asked")
+async def test_a_live_model_that_nobody_can_serve_is_tried_for_ever(
+    prefect: SmallPrefect, api: PrefectApi, sealed_store: Store, settings: Settings
+) -> None:
+    """It has no batches that could fail, and its block may be repaired."""
+    settings = settings.model_copy(update={"give_up_seconds": 0.0})
+    prefect.offered, prefect.live = {MODEL}, {MODEL}
+    ours = scheduler_of(api, sealed_store, settings)
+    for number in range(3):
+        await ours.look()
+        assert len(prefect.runs) == number + 1
+        prefect.put("FAILED", "no weights")
+        await ours.look()
 
 
 async def test_that_every_engine_slot_is_taken_is_no_failure(

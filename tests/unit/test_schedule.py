@@ -417,3 +417,30 @@ def test_a_place_that_is_being_left_is_not_made_twice() -> None:
     demand = [background("idle", free_chunks=9), work("new")]
     runners = [runner("idle", "r1", is_draining=True), runner("idle", "r2")]
     assert plan(2, demand, runners) == Decision()
+
+
+# -- live models --------------------------------------------------------------------------------
+
+
+def live(model: str) -> ModelWork:
+    """Without chunks."""
+    return work(model, free_chunks=0, remaining_tokens=0, is_live=True)
+
+
+def test_a_live_model_gets_a_runner_without_chunks_and_no_second_one() -> None:
+    assert plan(4, [live("a")]).start == [("a", "gpu")]
+    assert plan(4, [live("a")], [runner("a", "r1")]) == Decision()
+
+
+def test_the_last_runner_of_a_live_model_keeps_its_place() -> None:
+    """Batches of other models wait, for who calls from outside cannot."""
+    assert plan(1, [live("a"), work("b")], [runner("a", "r1")]) == Decision()
+    two = [runner("a", "r1"), runner("a", "r2")]
+    assert len(plan(2, [live("a"), work("b")], two).drain) == 1
+
+
+def test_a_runner_that_waits_for_live_requests_that_are_not_wanted_is_drained() -> None:
+    """Also in a pool without a limit, where nothing makes room for anything."""
+    waiting = [runner("a", "r1", waits_for_live=True), runner("b", "r2")]
+    assert plan(None, [], waiting).drain == ["r1"]
+    assert plan(2, [work("a")], waiting).drain == []
