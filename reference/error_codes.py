@@ -283,8 +283,10 @@ API: Final = (
     ),
     Code(
         "insufficient_permissions",
-        "The key is read-only, and the request would create, change or delete something.",
-        "Use a key that was made without `--read-only`.",
+        "The key is read-only, and the request would create, change or delete something. Or it "
+        "is a live request, and the tenant's limit of these is 0.",
+        "Use a key that was made without `--read-only`. The operator allows live requests with "
+        "`batchyard tenants quota TENANT --live-requests 16`.",
         "403",
     ),
     Code(
@@ -345,7 +347,7 @@ API: Final = (
     Code(
         "model_not_found",
         "Creating a batch: no engine is set up for `model` (400). Reading a model: there is no "
-        "such model (404).",
+        "such model (404). Live requests: there is none, or its engine is not live (404).",
         "`GET /v1/models` lists the models.",
         "400, 404",
     ),
@@ -388,7 +390,8 @@ API: Final = (
     ),
     Code(
         "rate_limit_exceeded",
-        "A quota of the tenant: batches per hour, active batches, enqueued requests or tokens.",
+        "A quota of the tenant: batches per hour, active batches, enqueued requests or tokens, "
+        "live requests in flight.",
         "Wait for `Retry-After` seconds, or ask the operator for a higher quota.",
         "429",
     ),
@@ -397,6 +400,21 @@ API: Final = (
         "By the forecast, the batch cannot be done in its window (`BATCHYARD_ADMISSION=refuse`).",
         "Use a longer `completion_window`, or split the file.",
         "429",
+    ),
+    Code(
+        "engine_unavailable",
+        "No engine of the model takes live requests at this moment: it is starting, or full.",
+        "The SDKs try again. If it lasts, the operator looks at `batchyard models` and at the flow "
+        "run of `run-chunks` in Prefect.",
+        "503",
+    ),
+    Code(
+        "engine_lost",
+        "The engine crashed with the live request in it. In a stream this is an event with "
+        "`error`.",
+        "Send it again. If it happens again with this request only, the request is the cause: the "
+        "engine's log has more.",
+        "503",
     ),
     Code(
         "store_unavailable",

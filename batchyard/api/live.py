@@ -170,8 +170,10 @@ async def _no_engine(request: Request, model: str) -> ApiError:
     if await request.app.state.catalogue.prefect_answers() is False:
         # It may have been offered since Prefect answered last.
         return unavailable(model)
-    why = "does not exist" if offered is None else "is for batches only: it takes no live requests"
-    return ApiError(404, f"The model '{model}' {why}.", param="model", code="model_not_found")
+    message = f"The model '{model}' does not exist."
+    if offered is not None:
+        message = f"The model '{model}' is for batches only: its engine takes no live requests."
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def _add_routes() -> None:

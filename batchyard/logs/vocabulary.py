@@ -84,6 +84,12 @@ EVENTS: Final = {
     "lengths.not_read": "Lengths of earlier answers could not be read; a batch goes on without.",
     "lengths.not_written": "Lengths of answers could not be written; they are with the next ones.",
     "line.not_read": "A line of the input could not be read; it is an error line.",
+    "live.broken_off": "An engine or its runner was lost in the middle of a live answer.",
+    "live.lost": "The engine did not answer a live request to its end.",
+    "live.not_counted": "What live requests used could not be recorded; it is tried again.",
+    "live.not_withdrawn": "A runner that ends could not take back its address for live requests; "
+    "it ends with its heartbeat.",
+    "live.open": "An engine takes live requests.",
     "login.failed": "A browser sent a key that is unknown, revoked or expired.",
     "metrics.not_published": "A process could not write its metrics for the exporter.",
     "metrics.not_read": "The figures for /metrics could not be read.",

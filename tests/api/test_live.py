@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import sys
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from batchyard.store import Quota
 from tests.hurry import hurried
 from tests.lifecycle import take_to_its_end
 from tests.live import live_engine, witness
+from tests.pages import block, replaced
 from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
@@ -343,3 +346,20 @@ async def test_a_body_may_be_as_large_as_a_line_and_no_larger(api: Api, live: Li
     text = "x" * 3_000_000
     done = await api.async_openai(max_retries=0).completions.create(model=MODEL, prompt=text)
     assert done.choices[0].text
+
+
+async def test_the_program_of_the_page_prints_an_answer(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    program = replaced(block("docs/how-to/serve-live.md", "sdk"), {"tiny-chat": MODEL})
+    environment = os.environ | {"OPENAI_BASE_URL": api.url, "OPENAI_API_KEY": api.key}
+    async with serving(services, tmp_path):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            program,
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await process.communicate()
+    assert len(said.split()) > 2

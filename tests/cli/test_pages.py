@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 USE_THE_API = "docs/how-to/use-the-api.md"
 RUN_ONE_BATCH = "docs/how-to/run-one-batch.md"
 OPERATE = "docs/how-to/operate-batches.md"
+LIVE = "docs/how-to/serve-live.md"
 ESTIMATE = "docs/how-to/estimate-a-batch.md"
 
 
@@ -112,6 +113,11 @@ def test_quotas_are_set_and_shown(alone: Run) -> None:
     assert [line.split() for line in said.splitlines()] == [
         line.split() for line in shown.splitlines()
     ]
+
+
+def test_the_limit_of_live_requests_is_set_as_the_page_says(alone: Run) -> None:
+    said = run_block(alone, LIVE, "live-quota")
+    assert said.splitlines()[-1].split() == ["live", "requests", "-", "16"]
 
 
 def test_the_first_step_of_a_rotation_says_what_is_next(alone: Run) -> None:

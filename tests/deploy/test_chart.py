@@ -411,7 +411,9 @@ def test_the_schema_knows_every_setting_that_a_chart_may_set() -> None:
     of_the_chart = {"home", "database_url", "storage", "secret_key", "pools", "drain_seconds"}
     of_the_secret = {"metrics_token"}
     of_deployments = {"runners", "pool", "tenant"}
-    of_a_machine = {"engine_python", "engine_slots", "machine", "shared_paths", "ca_file"}
+    of_a_machine = {
+        *("engine_python", "engine_slots", "machine", "live_host", "shared_paths", "ca_file"),
+    }
     others = of_the_chart | of_the_secret | of_deployments | of_a_machine
     assert Settings.model_fields.keys() - allowed == others
     assert allowed <= Settings.model_fields.keys()

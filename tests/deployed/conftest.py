@@ -91,7 +91,7 @@ class Deployment:
     async def save_block(self, block: RemoteEngineBlock | VllmEngineBlock) -> None:
         """As docs/how-to/configure-engines.md shows it."""
         with temporary_settings({PREFECT_API_URL: self.server.api_url}):
-            await block.save(block.model)
+            await block.save(block.model, overwrite=True)
 
     async def serve(self, model: str, **stub: Any) -> StubEngine:
         """A server for ``model`` that is not ours, and its engine block."""

@@ -31,6 +31,12 @@ def test_a_model_with_a_base_url_is_on_a_server_that_runs_already(read) -> None:
     assert [type(each.block) for each in file.models] == [VllmEngineBlock, RemoteEngineBlock]
 
 
+def test_the_page_about_live_requests_makes_a_live_block(read) -> None:
+    (model,) = read(block("docs/how-to/serve-live.md", "live")).models
+    assert isinstance(model.block, VllmEngineBlock)
+    assert model.block.live
+
+
 def test_the_file_of_the_page_can_be_read(read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LARGE_API_KEY", "sk-1")
     monkeypatch.setenv("S3_SECRET", "s3")
