@@ -32,7 +32,7 @@ class LiveGate:
         self._live = live
         self._seats = seats
         self._ours = ours
-        self._reserve = max(1, seats // SHARE)
+        self._reserve = seats // SHARE
 
     @property
     def limit(self) -> int:

@@ -116,9 +116,9 @@ class LiveRequests:
         """Whether the engine has live requests now."""
         return self.in_flight > 0
 
-    def was_here(self) -> bool:
+    def was_here(self, since: float) -> bool:
         """Whether it has, or had some a moment ago: a crash comes after its cause."""
-        return self.is_here() or time.monotonic() - self.last_at < _AFTERMATH_SECONDS
+        return self.is_here() or self.last_at > max(since, time.monotonic() - _AFTERMATH_SECONDS)
 
     def drain(self) -> None:
         """Take no more; what is in flight goes on."""

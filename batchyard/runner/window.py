@@ -59,8 +59,8 @@ class Company(Protocol):
         """Whether the engine has requests of theirs now."""
         ...
 
-    def was_here(self) -> bool:
-        """Whether it has, or had some a moment ago."""
+    def was_here(self, since: float) -> bool:
+        """Whether it has, or had some a moment ago, after ``since`` by the monotonic clock."""
         ...
 
 
@@ -127,6 +127,7 @@ class Window:
         self._is_closing = False
         self._crashes_without_answer = 0
         self._accused: WindowRequest | None = None
+        self._streaming_since = -math.inf
         self._pump_task: asyncio.Task[None] | None = None
         self._gate_task: asyncio.Task[None] | None = None
         self.kv_room = KvRoom(engine)
@@ -286,6 +287,7 @@ class Window:
         """Run one stream to its end; False if the engine was lost under it and is still needed."""
         answers = self._engine.stream(self._feed(), timeout_seconds=self._timeout_seconds)
         self._is_streaming, self._is_hung = True, False
+        self._streaming_since = time.monotonic()
         self._watch = HangWatch(self._engine, self._hang_seconds, self._is_engine_busy)
         watching = asyncio.create_task(self._watch_progress(), name="hang watch")
         try:
@@ -403,7 +405,8 @@ class Window:
             self.kv_room.give_back(request)
         self._in_flight.clear()
         self._aborts.clear()
-        in_company = self._company is not None and self._company.was_here()
+        company = self._company
+        in_company = company is not None and company.was_here(self._streaming_since)
         suspects = []
         for request in in_flight:
             if request.owner in self._departures:

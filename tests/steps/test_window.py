@@ -919,3 +919,88 @@ async def test_every_kind_of_retry_is_there_before_it_happens() -> None:
         counters = window.counts.counters()
         assert set(counters[RETRIES.name].values()) == {0}
         assert counters[RESTARTS.name] == {"lost": 0, "hung": 0, "error": 0}
+
+
+# -- company ------------------------------------------------------------------------------------
+
+
+class Company:
+    """Others in the same engine, who stay away when they are asked to."""
+
+    def __init__(self) -> None:
+        self.wants_in = True
+        self.room = 100
+        self.window: Window
+        self.has_changed = asyncio.Event()
+
+    def join(self, window: Window) -> Company:
+        self.window = window
+        return self
+
+    def is_here(self) -> bool:
+        return self.wants_in and not self.window.needs_quiet
+
+    def was_here(self, since: float) -> bool:  # noqa: ARG002 - as the protocol has it
+        return self.is_here()
+
+    @property
+    def is_open(self) -> bool:
+        return self.window.in_flight < self.room
+
+    async def watch(self, on_open: Callable[[], None], _: Callable[[], bool]) -> None:
+        while True:
+            await self.has_changed.wait()
+            self.has_changed.clear()
+            on_open()
+
+
+async def test_a_line_that_kills_its_engine_beside_company_is_found_out_alone() -> None:
+    """It needs one crash more: the last one is without company."""
+    deaths = [Fault(FaultKind.DEATH, lambda body: b"poison" in body)]
+    engine = stub(faults=deaths)
+    async with opened(engine, company=Company()) as window:
+        a = Owner(window, "a")
+        await a.submit("poison")
+        await a.has(1)
+        assert not window.needs_quiet
+    assert json.loads(a.results[1].line)["error"]["code"] == NoAnswerCode.ENGINE_CRASH
+    assert runs_of(engine, "a") == 3
+
+
+async def test_crashes_of_company_give_no_line_up() -> None:
+    """However often it crashes the engine while one line is in it."""
+    company = Company()
+    engine = stub()
+    async with opened(engine, company=company) as window:
+        a = Owner(window, "a")
+        await a.submit("while")
+        for number in range(2, 5):
+            await until(lambda: engine.running == 1)
+            if not company.is_here():
+                break
+            engine.kill()
+            await until(lambda number=number: engine.starts == number)
+        await a.has(1)
+    assert a.results[1].outcome is Outcome.OUTPUT
+
+
+async def test_a_gate_of_the_company_keeps_requests_back() -> None:
+    company = Company()
+    company.room = 1
+    engine = stub(max_num_seqs=4)
+    async with opened(engine, company=company) as window:
+        a = Owner(window, "a")
+        await a.submit(*["slow"] * 3)
+        await until(lambda: engine.running == 1)
+        assert (window.in_flight, window.queued) == (1, 2)
+        company.room = 2
+        company.has_changed.set()
+        await until(lambda: engine.running == 2)
+        await a.withdraw(abort=True)
+
+
+async def test_an_engine_that_hangs_with_requests_of_company_only_is_started_again() -> None:
+    engine = stub()
+    async with opened(engine, hang_seconds=HANG_SECONDS, company=Company()):
+        engine.freeze()
+        await until(lambda: engine.starts == 2)
