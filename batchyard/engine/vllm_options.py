@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 NO_MEDIA_DOMAIN = "none.invalid"
 """A host that cannot exist (RFC 2606): where no other may be fetched from, nothing is fetched."""
+LEAST_STEP_TOKENS = 2048
+"""vLLM's own step has at least so many tokens, on every device."""
 PRIORITY_POLICY = "priority"
 LINE_PRIORITY = 1
 """Of lines of batches in an engine that is live as well: live requests have 0, which goes first."""
@@ -176,6 +178,9 @@ def added_options(
     default("max-num-seqs", str(profile.max_num_seqs))
     if live:
         default("scheduling-policy", PRIORITY_POLICY)
+        if (options.number("max-num-seqs") or 0) > LEAST_STEP_TOKENS:
+            # vLLM wants at least a token per sequence.
+            default("max-num-batched-tokens", str(options.number("max-num-seqs")))
     elif chunks_prefill(weights, options):
         sequences = options.number("max-num-seqs") or 0
         default("max-num-batched-tokens", str(max(profile.max_num_batched_tokens, sequences)))

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from batchyard.engine.middleware.cache_salt import combined
 from batchyard.engine.middleware.direct_routes import DirectRoutes
-from batchyard.engine.middleware.line_stream import SALT_KEY
+from batchyard.engine.middleware.line_stream import LINE_PRIORITY_VARIABLE, SALT_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -37,6 +37,10 @@ async def another_check(raw_request: Request) -> None:
 
 class SaltedBody(Body):
     cache_salt: str | None = None
+
+
+class UrgentBody(Body):
+    priority: int = 0
 
 
 class Marked(Exception):
@@ -95,6 +99,10 @@ def make_app() -> FastAPI:
     async def salted(request: SaltedBody, raw_request: Request) -> JSONResponse:
         ways.append(way(raw_request))
         return JSONResponse(request.model_dump())
+
+    @app.post("/urgent", dependencies=[Depends(validate_json_request)])
+    async def urgent(request: UrgentBody, raw_request: Request) -> JSONResponse:
+        return JSONResponse({"priority": request.priority})
 
     @app.post("/salted-query")
     async def salted_query(
@@ -227,3 +235,23 @@ async def test_a_handler_without_the_field_is_called_as_ever() -> None:
 
     assert answer.json() == {"text": "é\U0001f600", "number": 7, "path": "/echo"}
     assert app.state.ways == ["direct"]
+
+
+async def test_a_line_is_put_behind_live_requests_where_the_engine_has_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A live request comes the same way, and keeps its place; so does a line that names its own."""
+
+    async def priority(app: FastAPI, body: bytes = BODY) -> int:
+        return int((await post(app, "/urgent", body)).json()["priority"])
+
+    assert await priority(make_app()) == 0
+    monkeypatch.setenv(LINE_PRIORITY_VARIABLE, "1")
+    app = make_app()
+    assert await priority(app) == 1
+    assert await priority(app, b'{"text": "", "priority": 5}') == 5
+    transport = httpx.ASGITransport(app)
+    headers = {"content-type": "application/json"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+        live = await client.post("/urgent", content=BODY, headers=headers)
+    assert live.json() == {"priority": 0}

@@ -232,3 +232,27 @@ def test_what_the_operator_set_stays_set() -> None:
     assert got["VLLM_CPU_KVCACHE_SPACE"] == "9"
     assert got["VLLM_NO_USAGE_STATS"] == "0"
     assert got["HF_TOKEN"] == "t"
+
+
+def test_a_live_engine_keeps_vllms_own_steps_and_puts_lines_behind() -> None:
+    live = added_options("m", "org/m", EngineOptions(()), CUDA_LARGE, live=True)
+    assert live[4:8] == ["--max-num-seqs", "1024", "--scheduling-policy", "priority"]
+    assert not {"--performance-mode", "--max-num-batched-tokens"} & set(live)
+
+
+def test_lines_have_a_priority_only_where_vllm_takes_one() -> None:
+    """Under first come, first served, it refuses a request with a priority."""
+
+    def priority(*options: str, live: bool = True) -> str | None:
+        return engine_environment(
+            {"BATCHYARD_LINE_PRIORITY": "7"},
+            {},
+            weights="org/m",
+            options=EngineOptions(options),
+            profile=CPU,
+            python_path=Path("/middleware"),
+            live=live,
+        ).get("BATCHYARD_LINE_PRIORITY")
+
+    assert priority() == priority("--scheduling-policy", "priority") == "1"
+    assert priority("--scheduling-policy=fcfs") is priority(live=False) is None
