@@ -17,7 +17,7 @@ from batchyard.api.body import parse_object, read_within
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.live_engines import LiveDirectory
 from batchyard.api.live_exchange import LiveExchange, LiveRequest, unavailable
-from batchyard.api.route import Route, may_refuse
+from batchyard.api.route import HEADERS, Route, may_refuse
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.middleware.cache_salt import spliced
 from batchyard.lines import is_deeper_than
@@ -188,6 +188,7 @@ def _add_routes() -> None:
             responses={
                 200: {
                     "description": "The engine's answer.",
+                    "headers": HEADERS,
                     "content": {
                         "application/json": {"schema": {"type": "object"}},
                         "text/event-stream": {"schema": {"type": "string"}},

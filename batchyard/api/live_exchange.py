@@ -81,6 +81,7 @@ class LiveExchange(Response):
         self._directory = directory
         self._on_end = on_end
         self._has_begun = False
+        self._is_stream = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Answer, unless the client leaves first. Raises 503, and what the engine refuses."""
@@ -116,7 +117,8 @@ class LiveExchange(Response):
                     raise _lost()
                 if answer.status >= 400:
                     raise await _refusal(answer, self._request.path)
-                if answer.content_type == "text/event-stream":
+                self._is_stream = answer.content_type == "text/event-stream"
+                if self._is_stream:
                     await self._stream(answer, send)
                 else:
                     await self._pass_whole(answer, send)
@@ -130,7 +132,9 @@ class LiveExchange(Response):
             log.warning("live.broken_off", type(error).__name__, model=self._request.model)
             if not self._has_begun:
                 raise _lost() from error
-            await _send(send, _error_event(_lost()), more=False)
+            if self._is_stream:
+                await _send(send, _error_event(_lost()), more=False)
+            # Otherwise the server closes the connection in the middle of the answer.
 
     @contextlib.asynccontextmanager
     async def _asked(self, engine: LiveEngine) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -179,8 +183,8 @@ async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
     try:
         async with asyncio.timeout(_SEND_SECONDS):
             await send({"type": "http.response.body", "body": data, "more_body": more})
-    except TimeoutError:
-        raise ClientDisconnect from None  # it does not read
+    except OSError:
+        raise ClientDisconnect from None  # it does not read, or is gone
 
 
 def unavailable(model: str) -> ApiError:

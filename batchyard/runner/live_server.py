@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 import aiohttp
 from aiohttp import web
 
+from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.vllm import private_folder
 from batchyard.errors import EngineStartFailed, StoreError
 from batchyard.live_answers import (
@@ -34,7 +35,7 @@ from batchyard.services.log_words import describe
 from batchyard.store import LiveEngine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from batchyard.engine.base import Engine, LiveServer
     from batchyard.runner.window import Window
@@ -52,6 +53,19 @@ _EVENTS: Final = "text/event-stream"
 _COUNT_SECONDS: Final = 5.0
 _AFTERMATH_SECONDS: Final = 10.0
 _READ_BYTES: Final = 1 << 18
+
+
+class _ApiLeft(Exception):
+    """The API, or the client behind it, reads no more."""
+
+
+@contextlib.contextmanager
+def _leaving_noticed() -> Iterator[None]:
+    """Around what is written to the API: aiohttp has the same error for what is read elsewhere."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise _ApiLeft from error
 
 
 class LiveRequests:
@@ -75,6 +89,7 @@ class LiveRequests:
         self._secret = secrets.token_urlsafe(32)
         self._most = 2 * engine.max_num_seqs
         self._is_draining = False
+        self._is_closing = asyncio.Event()
         self._window: Window | None = None
         self.has_changed = asyncio.Event()
         """Set whenever a request comes or goes."""
@@ -169,6 +184,8 @@ class LiveRequests:
         given = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(given, f"Bearer {self._secret}".encode()):
             return web.Response(status=401)
+        if request.path not in ENDPOINTS:
+            return web.Response(status=404)
         server = self._engine.live_server
         if server is None or not self._has_room:
             return web.Response(status=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
@@ -192,7 +209,7 @@ class LiveRequests:
         meter = AnswerMeter(
             request_bytes=len(body), hide_usage=HIDE_USAGE_HEADER in request.headers
         )
-        outcome = Outcome.LEFT
+        outcome, is_alive = Outcome.LEFT, False
         response: web.StreamResponse | None = None
         try:
             async with self._ask(request, server, body) as answer:
@@ -200,9 +217,11 @@ class LiveRequests:
                 meter.begin(is_stream=answer.content_type == _EVENTS)
                 await self._stream(request, answer, response, meter, began_at)
                 outcome = Outcome.COMPLETED if answer.status < 400 else Outcome.FAILED
+                is_alive = answer.status < 500
                 return response
-        except ConnectionResetError:
-            raise  # by the API, whose client has left
+        except _ApiLeft as error:
+            # aiohttp takes this for a client that is gone, and is silent.
+            raise ConnectionResetError from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             outcome = Outcome.LOST
             log.warning("live.lost", describe(error), model=self._engine.model)
@@ -215,7 +234,7 @@ class LiveRequests:
         finally:
             tenant = request.headers.get(TENANT_HEADER, "")
             used = self.counts.ended(tenant, self._engine.model, request.path, outcome, meter)
-            if outcome in {Outcome.COMPLETED, Outcome.FAILED}:
+            if is_alive:
                 self._on_answer(used)
 
     @contextlib.asynccontextmanager
@@ -249,7 +268,8 @@ class LiveRequests:
         meter: AnswerMeter,
         began_at: float,
     ) -> None:
-        await response.prepare(request)
+        with _leaving_noticed():
+            await response.prepare(request)
         is_first = answer.content_type == _EVENTS
         async for data in answer.content.iter_any():
             passed = meter.feed(data)
@@ -257,18 +277,25 @@ class LiveRequests:
                 if is_first:
                     is_first = False
                     self.counts.first_bytes(time.monotonic() - began_at)
-                # Waits while the client does not read, and so the engine's server does.
-                await response.write(passed)
-        if rest := meter.rest():
-            await response.write(rest)
-        await response.write_eof()
+                # Waits while the client does not read, and so does the engine's server.
+                with _leaving_noticed():
+                    await response.write(passed)
+        with _leaving_noticed():
+            if rest := meter.rest():
+                await response.write(rest)
+            await response.write_eof()
 
     # -- what it counts ---------------------------------------------------------------------
 
     async def _keep_counting(self) -> None:
-        while True:
-            await asyncio.sleep(_COUNT_SECONDS)
-            await self._count()
+        while not self._is_closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_COUNT_SECONDS):
+                    await self._is_closing.wait()
+            try:
+                await self._count()
+            except Exception as error:  # noqa: BLE001 - the next time may go better
+                log.warning("live.not_counted", describe(error), model=self._engine.model)
 
     async def _count(self) -> None:
         uses = self.counts.take()
@@ -276,14 +303,14 @@ class LiveRequests:
             return
         try:
             await self._services.store.usage.count_live(uses)
-        except StoreError as error:
+        except Exception:
             self.counts.put_back(uses)
-            log.warning("live.not_counted", error, model=self._engine.model)
+            raise
 
     async def _stop_counting(self, counting: asyncio.Task[None]) -> None:
-        counting.cancel()
+        # Not cancelled: nobody would know whether it has written what it was about to write.
+        self._is_closing.set()
         await asyncio.wait([counting])
-        await self._count()
 
     async def _withdraw(self) -> None:
         try:

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from batchyard import metric_families as families
+from batchyard.api import live_exchange
 from batchyard.runner.run import Runner
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.location import parse_location
@@ -363,3 +364,59 @@ async def test_the_program_of_the_page_prints_an_answer(
         )
         said, _ = await process.communicate()
     assert len(said.split()) > 2
+
+
+async def test_a_client_that_does_not_read_gives_its_place_back(
+    api: Api, live: Live, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_exchange, "_SEND_SECONDS", 0.3)
+    await services.store.tenants.set_quota("one", Quota(max_live_requests=1))
+    body = json.dumps({"model": MODEL, "input": ["a"] * 150_000}).encode()
+    head = api.head("POST", "/embeddings", f"Content-Length: {len(body)}")
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1024)
+    writer.write(head + body)
+    await writer.drain()
+    await live.until(lambda: len(witness(live.folder)) == 1)
+    client = api.async_openai(max_retries=0)
+    answered = False
+    deadline = time.monotonic() + 20
+    while not answered and time.monotonic() < deadline:
+        with suppress(openai.RateLimitError):
+            answered = bool(await client.completions.create(model=MODEL, prompt="a"))
+        await asyncio.sleep(0.05)
+    assert answered
+    writer.close()
+    assert not reader.at_eof()
+
+
+async def test_an_engine_that_dies_before_it_answers_is_not_tried_with_another(
+    api: Api, live: Live
+) -> None:
+    """The request may be why: whoever sends it may send it again."""
+    client = api.async_openai(max_retries=0)
+    poison: Any = [{"role": "user", "content": "poison"}]
+    with pytest.raises(openai.InternalServerError) as lost:
+        await client.chat.completions.create(model=MODEL, messages=poison)
+    assert (lost.value.status_code, lost.value.code) == (503, "engine_lost")
+
+
+async def test_what_the_engine_refuses_is_an_openai_error(api: Api, live: Live) -> None:
+    client = api.async_openai(max_retries=0)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.embeddings.create(
+            model=MODEL, input="a", encoding_format="float", dimensions="x"
+        )  # type: ignore[arg-type]
+    assert refused.value.type == "invalid_request_error"
+    assert refused.value.code is None
+
+
+async def test_a_client_that_leaves_before_any_answer_ends_its_request_too(
+    api: Api, live: Live
+) -> None:
+    """Nothing is written to it that could fail."""
+    client = api.async_openai(max_retries=0, timeout=0.5)
+    slow: Any = [{"role": "user", "content": "takes 60000 ms"}]
+    with pytest.raises(openai.APITimeoutError):
+        await client.chat.completions.create(model=MODEL, messages=slow)
+    await live.until(lambda: live.counted(families.LIVE_REQUESTS)["left"] == 1)
+    assert live.figure(families.LIVE_INFLIGHT) == 0
