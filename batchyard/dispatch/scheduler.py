@@ -107,10 +107,12 @@ class RunnerScheduler:
         demand = with_live(await self._store.chunks.demand(), live)
         self._closed = await self._blocks.closed([entry.model for entry in demand], now)
         self._watch(demand)
-        rows = await self._runners()
-        waiting = await self._store.live_engines.runners() if live is not None else frozenset()
+        # What nobody wants any more is drained too, unless Prefect has not said what is wanted.
+        waiting = frozenset() if live is None else await self._store.live_engines.runners()
         wanted = {self._settings.pool_of(entry.model) for entry in demand}
-        pools = await self._read_pools(wanted | {row.pool for row in rows if row.id in waiting})
+        if waiting:
+            wanted |= {row.pool for row in await self._runners() if row.id in waiting}
+        pools = await self._read_pools(wanted)
         if not pools:
             return ()
         # The database after Prefect: a flow run that has become a runner since is counted once.
