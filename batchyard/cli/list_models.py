@@ -43,6 +43,8 @@ class _Configured:
     slots: dict[str, int | None]
     """By pool, how many engines its workers run at a time; None: there is no limit."""
     why_not: str = ""
+    live: frozenset[str] = frozenset()
+    """The models that are to take live requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class _Model:
     engines_ready: int
     engines_loading: int
     engines_draining: int
+    engines_live: int
+    """Of those that are ready: how many take live requests."""
     slots: int | None
     waiting_requests: int
     tokens_per_second: float | None
@@ -94,6 +98,7 @@ async def _found() -> tuple[list[_Model], str]:
         runners = await store.runners.live(
             kind=RunnerKind.CHUNKS, within_seconds=services.settings.lease_seconds
         )
+        live = await store.live_engines.open(services.settings.lease_seconds)
         waits = await _waits(services)
         pool_of = services.settings.pool_of
         known = {*backlog, *(model for model, _ in rates), *(each.model or "" for each in runners)}
@@ -111,6 +116,7 @@ async def _found() -> tuple[list[_Model], str]:
                     pool=pool,
                     is_configured=is_configured,
                     **_engines(its_runners),
+                    engines_live=sum(each.model == name for each in live),
                     slots=configured.slots.get(pool),
                     waiting_requests=requests,
                     tokens_per_second=rates.get((name, pool)),
@@ -120,7 +126,7 @@ async def _found() -> tuple[list[_Model], str]:
                     else _why_none(
                         is_configured,
                         its_runners,
-                        requests,
+                        bool(requests) or name in configured.live,
                         waits.get(name),
                         no_room_in=pool if configured.slots.get(pool, 1) == 0 else None,
                     ),
@@ -149,7 +155,7 @@ def _engines(runners: Sequence[RunnerRecord]) -> dict[str, int]:
 def _why_none(
     is_configured: bool | None,
     runners: Sequence[RunnerRecord],
-    requests: int,
+    is_wanted: bool,
     wait: str | None,
     *,
     no_room_in: str | None,
@@ -162,7 +168,7 @@ def _why_none(
         return "No engine block in Prefect names it: `batchyard deploy` makes one."
     if no_room_in is not None:
         return f"The work pool {no_room_in} does not exist, or its limit is 0."
-    if requests == 0:
+    if not is_wanted:
         return "No batch needs it."
     return "An engine will be started for it."
 
@@ -183,11 +189,13 @@ async def _configured(known: set[str], services: Services) -> _Configured:
     pool_of = services.settings.pool_of
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS), PrefectApi.from_environment() as api:
-            names = frozenset(each.name for each in await api.offered_models())
+            offered = await api.offered_models()
+            names = frozenset(each.name for each in offered)
+            live = frozenset(each.name for each in offered if each.is_live)
             slots = {}
             for pool in {pool_of(name) for name in names | known}:
                 slots[pool] = await api.pool_limit(pool) if await api.has_pool(pool) else 0
-            return _Configured(names, slots)
+            return _Configured(names, slots, live=live)
     except TimeoutError:
         return _Configured(None, {}, "Prefect is too slow.")
     except BatchyardError as error:
@@ -196,6 +204,8 @@ async def _configured(known: set[str], services: Services) -> _Configured:
 
 def _row(model: _Model) -> tuple[str | Text, ...]:
     engines = f"{model.engines_ready}"
+    if model.engines_live:
+        engines += f", {model.engines_live} live"
     if model.engines_loading:
         engines += f", {model.engines_loading} loading"
     if model.engines_draining:

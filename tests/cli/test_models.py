@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.settings import temporary_settings
 
-from batchyard.store import EngineLoad, RunnerKind
+from batchyard.cli import list_models
+from batchyard.store import EngineLoad, LiveEngine, RunnerKind
 from blocks.engines import RemoteEngineBlock
 from tests.cli.conftest import Ended, with_store
 from tests.contract.store.samples import begun_batch
@@ -37,6 +38,9 @@ async def some_work(store: Store) -> None:
         if model == "loaded":
             await store.runners.ready(runner.id)
             await store.runners.heartbeat(runner.id, load=EngineLoad(cache_used=0.375))
+            await store.live_engines.register(
+                LiveEngine(runner_id=runner.id, model=model, address="unix:///s", secret="s")
+            )
     await store.rates.record("loaded", "gpu", tokens_per_second=1234.0)
     await store.rates.record("idle", "gpu", tokens_per_second=10.0)
     await store.batch_schedule.record_waits({"waiting": "All slots are taken."})
@@ -59,6 +63,7 @@ def test_each_model_has_its_engines_or_the_reason_why_there_is_none(alone: Run) 
         "engines_ready": 1,
         "engines_loading": 0,
         "engines_draining": 0,
+        "engines_live": 1,
         "slots": None,
         "waiting_requests": 10,
         "tokens_per_second": 1234.0,
@@ -66,7 +71,7 @@ def test_each_model_has_its_engines_or_the_reason_why_there_is_none(alone: Run) 
         "why_none": None,
     }
     lines = [line.split() for line in alone("models").stdout.splitlines()]
-    assert ["loaded", "gpu", "1", "-", "10", "1,234", "38%"] in lines
+    assert ["loaded", "gpu", "1,", "1", "live", "-", "10", "1,234", "38%"] in lines
 
 
 def test_without_prefect_it_is_said_what_is_not_known(alone: Run) -> None:
@@ -101,3 +106,18 @@ def test_models_are_those_of_prefects_engine_blocks(
     assert found["next"]["why_none"] == (
         "No engine block in Prefect names it: `batchyard deploy` makes one."
     )
+
+
+def test_a_live_model_gets_an_engine_without_any_batch(
+    alone: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def configured(*_: object) -> list_models._Configured:
+        names = frozenset({"chatty", "idle"})
+        return list_models._Configured(names, {"gpu": 1}, live=frozenset({"chatty"}))
+
+    monkeypatch.setattr(list_models, "_configured", configured)
+    found = by_name(alone("models", "--json"))
+    assert {name: each["why_none"] for name, each in found.items()} == {
+        "chatty": "An engine will be started for it.",
+        "idle": "No batch needs it.",
+    }
