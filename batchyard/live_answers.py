@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TENANT_HEADER: Final = "x-batchyard-tenant"
-"""From the API to the runner: for whom a request is counted."""
+"""From the API to the runner: for whom a request is counted, percent-encoded."""
 HIDE_USAGE_HEADER: Final = "x-batchyard-hide-usage"
 """From the API to the runner: the client has not asked for the usage of its stream."""
 RETRY_AFTER_SECONDS: Final = 5
@@ -106,11 +106,13 @@ class AnswerMeter:
 
     @property
     def usage(self) -> TokenUsage:
-        """What the answer has said of it so far."""
+        """What the answer has said of it; of a whole stream that has not, an estimate."""
+        if self._is_stream and self._events:
+            return self.estimate()
         return self._usage
 
     def estimate(self) -> TokenUsage:
-        """What was used by an answer that was broken off before it said so."""
+        """What was used, if the answer has not said so: by the bytes and the events so far."""
         if self._usage != NO_USAGE:
             return self._usage
         inputs = self._request_bytes // BYTES_PER_TOKEN + 1

@@ -22,6 +22,7 @@ from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.middleware.cache_salt import spliced
 from batchyard.lines import is_deeper_than
 from batchyard.live_answers import asking_for_usage, hides_usage
+from batchyard.printable import printable
 from batchyard.steps.create import default_quota
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ PATHS: Final = tuple(
 )
 """The endpoints for live requests: those that need no form with a file."""
 _BUSY_RETRY_AFTER_SECONDS: Final = 1
+_SHOWN_CHARS: Final = 100
 
 
 class LiveState:
@@ -165,14 +167,15 @@ def _check_body(services: Services, path: str, raw: bytes, body: dict[str, Any])
 
 async def _no_engine(request: Request, model: str) -> ApiError:
     offered = (await request.app.state.catalogue.models()).get(model)
+    shown = printable(model[:_SHOWN_CHARS], "?")
     if offered is not None and offered.is_live:
-        return unavailable(model)
+        return unavailable(shown)
     if await request.app.state.catalogue.prefect_answers() is False:
         # It may have been offered since Prefect answered last.
-        return unavailable(model)
-    message = f"The model '{model}' does not exist."
+        return unavailable(shown)
+    message = f"The model '{shown}' does not exist."
     if offered is not None:
-        message = f"The model '{model}' is for batches only: its engine takes no live requests."
+        message = f"The model '{shown}' is for batches only: its engine takes no live requests."
     return ApiError(404, message, param="model", code="model_not_found")
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -58,7 +59,8 @@ class LiveRequest:
         headers = {
             "content-type": "application/json",
             "x-request-id": self.request_id,
-            TENANT_HEADER: self.tenant,
+            # A tenant's name may have any character.
+            TENANT_HEADER: quote(self.tenant, safe=""),
         }
         return headers | ({HIDE_USAGE_HEADER: "1"} if self.hides_usage else {})
 

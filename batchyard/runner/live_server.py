@@ -15,6 +15,7 @@ import secrets
 import shutil
 import time
 from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import web
@@ -232,7 +233,7 @@ class LiveRequests:
                 request.transport.abort()
             raise ConnectionResetError from error
         finally:
-            tenant = request.headers.get(TENANT_HEADER, "")
+            tenant = unquote(request.headers.get(TENANT_HEADER, ""))
             used = self.counts.ended(tenant, self._engine.model, request.path, outcome, meter)
             if is_alive:
                 self._on_answer(used)

@@ -167,6 +167,14 @@ async def test_a_client_that_did_not_ask_for_usage_gets_none_and_is_counted(
     assert (total.is_live, total.requests, total.output_tokens) == (True, 2, 8)
 
 
+async def test_a_tenant_may_have_any_name(api: Api, services: Services, tmp_path: Path) -> None:
+    made = await services.store.api_keys.create("Zoë / 東京\n", "x")
+    client = api.async_openai(max_retries=0).with_options(api_key=made.secret)
+    async with serving(services, tmp_path):
+        await client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert [each.requests for each in await used(services, "Zoë / 東京\n")] == [1]
+
+
 async def test_who_leaves_early_pays_for_what_was_made(
     api: Api, services: Services, tmp_path: Path
 ) -> None:
@@ -194,6 +202,9 @@ async def test_a_wrong_key_an_unknown_model_and_a_bad_body_are_openai_errors(
     with pytest.raises(openai.NotFoundError) as unknown:
         await asyncio.to_thread(client.chat.completions.create, model="other", messages=HELLO)
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError) as long:
+        await asyncio.to_thread(client.chat.completions.create, model="x" * 9999, messages=HELLO)
+    assert len(long.value.message) < 999
     refused = {"chat_template": "{{ x }}"}
     with pytest.raises(openai.BadRequestError) as bad:
         await asyncio.to_thread(

@@ -104,11 +104,18 @@ def test_an_answer_that_is_no_stream_is_passed_on_as_it_comes() -> None:
 
 def test_what_was_broken_off_is_estimated_by_its_bytes_and_events() -> None:
     one = meter()
+    assert one.estimate().input_tokens == 101
     one.feed(WORD * 5)
-    assert one.usage == NO_USAGE
     assert (one.estimate().input_tokens, one.estimate().output_tokens) == (101, 5)
     one.feed(LAST)
     assert one.estimate() == one.usage
+
+
+def test_a_stream_that_never_says_what_it_used_is_estimated() -> None:
+    """Whatever a client has done so that the engine was not asked."""
+    one = meter()
+    one.feed(WORD * 4 + DONE)
+    assert (one.usage.input_tokens, one.usage.output_tokens) == (101, 4)
 
 
 def test_an_answer_that_is_too_long_to_be_kept_is_passed_on_uncounted(
