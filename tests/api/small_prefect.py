@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 
 class SmallPrefect:
-    """``models``: of the engine blocks that there are. ``status``: of every answer."""
+    """``models``: of the engine blocks that there are; ``live``: those of them that are.
+
+    ``status``: of every answer.
+    """
 
     def __init__(self) -> None:
         self.url = ""
         self.status = 200
         self.models: list[str] = []
+        self.live: set[str] = set()
         self.asked: list[tuple[str, Any]] = []
 
     def paths(self) -> list[str]:
@@ -42,7 +46,8 @@ class SmallPrefect:
                 wanted = {"any_": ["batchyard-vllm-engine", "batchyard-remote-engine"]}
                 assert body["block_types"]["slug"] == wanted
                 first = body["offset"]
-                return [_document(name) for name in self.models[first : first + body["limit"]]]
+                names = self.models[first : first + body["limit"]]
+                return [_document(name, live=name in self.live) for name in names]
         return []
 
 
@@ -79,5 +84,5 @@ def serving() -> Iterator[SmallPrefect]:
         server.server_close()
 
 
-def _document(model: str) -> dict[str, Any]:
-    return {"created": "2026-11-20T12:00:00.5Z", "data": {"model": model}}
+def _document(model: str, *, live: bool) -> dict[str, Any]:
+    return {"created": "2026-11-20T12:00:00.5Z", "data": {"model": model, "live": live}}

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from batchyard.api import runner_starter, served_models
-from batchyard.store import RunnerKind
+from batchyard.store import Quota, RunnerKind
 from tests.api import small_prefect
 from tests.api.test_batches import create
 
@@ -66,6 +66,30 @@ def test_a_model_whose_name_has_a_slash_is_found(prefect: SmallPrefect, api: Api
     assert api.openai().models.retrieve("org/Model-B").id == "org/Model-B"
     with api.http() as client:
         assert client.get("/models/org/Model-B").json()["id"] == "org/Model-B"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_live_request_without_an_engine_is_told_whether_there_may_be_one(
+    prefect: SmallPrefect, api: Api, services: Services
+) -> None:
+    await services.store.tenants.set_quota("one", Quota(max_live_requests=1))
+    prefect.models, prefect.live = ["chatty", "only-batches"], {"chatty"}
+
+    async def refusal(model: str) -> openai.APIStatusError:
+        client = api.async_openai(max_retries=0)
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.completions.create(model=model, prompt="a")
+        return caught.value
+
+    starting = await refusal("chatty")
+    assert (starting.status_code, starting.code) == (503, "engine_unavailable")
+    assert starting.response.headers["retry-after"] == "5"
+    other = await refusal("only-batches")
+    assert (other.status_code, other.code) == (404, "model_not_found")
+    assert "for batches only" in other.message
+    assert "does not exist" in (await refusal("none")).message
+    prefect.status = 503
+    assert (await refusal("none")).status_code == 503
 
 
 def test_a_model_that_is_not_on_offer_is_not_found(prefect: SmallPrefect, api: Api) -> None:
