@@ -20,6 +20,7 @@ from batchyard.api import (
     files,
     health,
     live,
+    results,
     served_models,
     uploads,
     usage,
@@ -31,6 +32,7 @@ from batchyard.api.errors import handle_errors, server_failed
 from batchyard.api.openapi import DescribedApi
 from batchyard.api.route import operation_id
 from batchyard.api.session import send_to_login
+from batchyard.files.read_results import ResultsReader
 from batchyard.logs import event_logger
 from batchyard.page import actions, docs, login, new_batch, routes, static_files
 from batchyard.page.failed_logins import FailedLogins
@@ -52,6 +54,7 @@ _ROUTERS = (
     uploads.router,
     batches.router,
     events.router,
+    results.router,
     served_models.router,
     webhook_endpoints.router,
     deliveries.router,
@@ -73,6 +76,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
         async with open_services(settings) as services:
             app.state.services = services
+            app.state.results = ResultsReader(services)
             app.state.health = health.health_of(services, prefect_answers)
             async with BatchWatch(services.store.batches.live) as app.state.batch_watch:
                 yield

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, NoReturn, Self
+from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, Self
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from batchyard.cli.exit_status import ExitStatus
 from batchyard.cli.offline import offline_services
 from batchyard.cli.say import say, unbroken
 from batchyard.errors import LocationRefused, StorageUnavailable, StoreUnavailable
+from batchyard.files.cursor import parse_cursor
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import Outcome
 from batchyard.storage.file import os_errors_as_ours
@@ -24,17 +25,20 @@ from batchyard.storage.location import parse_location
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from batchyard.delivery.redeliver import Kind
-    from batchyard.files.live_results import FinishedLine, LiveResults
+    from batchyard.files.cursor import Order
+    from batchyard.files.read_results import FinishedLine, ResultsPage
 
 STDOUT = "-"
+_PAGE_LINES: Final = 10_000
+_BYTES_AT_ONCE: Final = 1024 * 1024
 _OUTCOMES: Mapping[Kind, Outcome] = {"output": Outcome.OUTPUT, "error": Outcome.ERROR}
 
 
-def follow_results(batch_id: str, places: Mapping[Kind, str]) -> NoReturn:
+def follow_results(batch_id: str, places: Mapping[Kind, str], order: Order | None) -> NoReturn:
     """Write the lines of a batch until it has ended, and exit as `batchyard watch` does."""
     if len(set(places.values())) < len(places):
         raise typer.BadParameter("The two kinds of lines need two places.", param_hint="--errors")
@@ -44,36 +48,69 @@ def follow_results(batch_id: str, places: Mapping[Kind, str]) -> NoReturn:
                 stack.enter_context(_Lines.to(place, _OUTCOMES[kind]))
                 for kind, place in places.items()
             ]
-            ended = asyncio.run(_follow(batch_id, files))
+            ended = asyncio.run(_follow(batch_id, files, order))
     except KeyboardInterrupt:
         say("batchyard: The batch continues.", err=True)
         sys.exit(ExitStatus.INTERRUPTED)
     sys.exit(ExitStatus.DONE if ended is BatchStatus.COMPLETED else ExitStatus.FAILED)
 
 
-async def _follow(batch_id: str, files: list[_Lines]) -> BatchStatus:
+async def _follow(batch_id: str, files: list[_Lines], order: Order | None) -> BatchStatus:
     # NumPy takes a tenth of the time in which any command starts.
-    from batchyard.files.live_results import LiveResults  # noqa: PLC0415
+    from batchyard.files.found_lines import id_of  # noqa: PLC0415
+    from batchyard.files.read_results import ResultsReader  # noqa: PLC0415
 
+    written = {id_of(custom_id) for file in files for custom_id in file.had}
+    outcomes = {file.outcome for file in files}
     async with offline_services() as services:
-        had = [custom_id for file in files for custom_id in file.had]
-        results = LiveResults(services, batch_id, had)
+        reader = ResultsReader(services)
+        cursor = parse_cursor(None, order)
         while True:
-            async for part in _readable(results):
-                for file in files:
-                    lines = [each.line for each in part if each.outcome is file.outcome]
-                    await in_thread(file.write, lines)
-            if results.batch is not None:
-                return results.batch.status
+            with contextlib.suppress(StoreUnavailable, StorageUnavailable):
+                batch = await services.store.batches.get(batch_id)
+                page = await reader.page(batch, cursor, limit=_PAGE_LINES, outcomes=outcomes)
+                await _write(page, files, written)
+                cursor = page.next
+                if not page.has_more:
+                    return batch.status
+                if page.found.size_bytes:
+                    continue
             # Runners do not write more often, and each look lists all segments of the batch.
             await asyncio.sleep(services.settings.flush_seconds)
 
 
-async def _readable(results: LiveResults) -> AsyncIterator[list[FinishedLine]]:
-    """The lines that can be read now; none if the database or the object store does not answer."""
-    with contextlib.suppress(StoreUnavailable, StorageUnavailable):
-        async for part in results.read():
-            yield part
+async def _write(page: ResultsPage, files: list[_Lines], written: set[int]) -> None:
+    """Write a page, less the lines that are ``written`` already; each of these comes once.
+
+    If it breaks off, all its lines come again: those that it has written are in ``written`` then.
+    """
+    seen: set[int] = set()
+    lines: list[FinishedLine] = []
+    held_bytes = 0
+
+    async def flush() -> None:
+        for file in files:
+            mine = [each.line for each in lines if each.outcome is file.outcome]
+            await in_thread(file.write, mine)
+        seen.update(each.id for each in lines)
+        lines.clear()
+
+    try:
+        async with contextlib.aclosing(page.lines()) as found:
+            async for each in found:
+                if each.id in written:
+                    written.remove(each.id)
+                    seen.add(each.id)
+                    continue
+                lines.append(each)
+                held_bytes += len(each.line)
+                if held_bytes >= _BYTES_AT_ONCE:
+                    await flush()
+                    held_bytes = 0
+        await flush()
+    except StorageUnavailable:
+        written |= seen
+        raise
 
 
 class _Line(msgspec.Struct):

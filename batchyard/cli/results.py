@@ -12,6 +12,7 @@ from batchyard.cli import options
 from batchyard.cli.follow_results import STDOUT, follow_results, write_to
 from batchyard.cli.offline import offline_services
 from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file
+from batchyard.files.cursor import Order  # noqa: TC001 - Typer reads it at run time
 from batchyard.steps.create import check_destinations
 from batchyard.storage.location import parse_location
 from batchyard.threads import in_thread
@@ -49,19 +50,43 @@ def results(
             "this machine that has lines already is continued.",
         ),
     ] = False,
+    order: Annotated[
+        Order | None,
+        typer.Option(
+            help="With --follow. completion, the default: as they are finished. input: in the "
+            "order of the input, as far as all lines before are finished.",
+            show_default=False,
+        ),
+    ] = None,
+    custom_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Print only the line of this request, also while the batch runs, and also if it "
+            "is a failed one.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write the output file, the error file or both of a batch that has ended.
 
     They are kept for 30 days, unless the batch has another lifetime. S3 credentials are boto3's.
 
-    With --follow the batch may still run: its lines come in the order of completion, each once,
-    and the exit status is that of `batchyard watch`.
+    With --follow the batch may still run: its lines come as they are finished, each once, and the
+    exit status is that of `batchyard watch`.
     """
+    if custom_id is not None:
+        if follow or order or output is not None or errors is not None:
+            raise typer.BadParameter("Give it without other options.", param_hint="--custom-id")
+        asyncio.run(_print_one(batch_id, custom_id))
+        return
+    if order is not None and not follow:
+        raise typer.BadParameter("It is for --follow.", param_hint="--order")
     if output is None and errors is None:
         output = STDOUT
     asked: dict[Kind, str | None] = {"output": output, "error": errors}
     if follow:
-        follow_results(batch_id, {kind: place for kind, place in asked.items() if place})
+        follow_results(batch_id, {kind: place for kind, place in asked.items() if place}, order)
     places = {
         kind: None if place == STDOUT else parse_location(place)
         for kind, place in asked.items()
@@ -91,6 +116,16 @@ async def _results(batch_id: str, asked: Mapping[Kind, Location | None]) -> int:
             err=True,
         )
     return 1 if failures else 0
+
+
+async def _print_one(batch_id: str, custom_id: str) -> None:
+    # NumPy takes a tenth of the time in which any command starts.
+    from batchyard.files.read_results import ResultsReader  # noqa: PLC0415
+
+    async with offline_services() as services:
+        batch = await services.store.batches.get(batch_id)
+        found = await ResultsReader(services).find(batch, custom_id)
+    write_to(sys.stdout.buffer, found.line)
 
 
 async def _print(services: Services, batch: BatchRecord, kind: Kind) -> None:

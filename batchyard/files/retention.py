@@ -79,6 +79,7 @@ async def expire_files(services: Services, limit: int = 1000) -> Expired:
         files += len(gone)
         size_bytes += sum(file.size_bytes for file in gone)
         objects += len(keys)
+    await services.store.completions.prune()
     return Expired(files, size_bytes, objects)
 
 

@@ -8,6 +8,7 @@ Where an aggregate is large, ``rows`` has its tables and records, and the plain 
 from batchyard.batch_options import DeliveryKind
 from batchyard.store.audit import AuditRecord, act_as, acting_as
 from batchyard.store.batch.batches import Batches
+from batchyard.store.batch.completions import CompletionRecord, Completions, NewCompletion
 from batchyard.store.batch.history import BatchHistory, BatchPoint
 from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchSnapshot
 from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
@@ -82,6 +83,8 @@ __all__ = [
     "ChunkStatus",
     "ChunkSummary",
     "Chunks",
+    "CompletionRecord",
+    "Completions",
     "ConnectionLimits",
     "Database",
     "Deliveries",
@@ -106,6 +109,7 @@ __all__ = [
     "ModelDemand",
     "NewBatch",
     "NewChunk",
+    "NewCompletion",
     "NewFile",
     "NewKey",
     "NewPart",

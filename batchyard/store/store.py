@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from batchyard.prices import NO_PRICES, Prices
 from batchyard.store.audit import AuditLog
 from batchyard.store.batch.batches import Batches
+from batchyard.store.batch.completions import Completions
 from batchyard.store.batch.history import BatchHistory
 from batchyard.store.batch.leases import BatchLeases
 from batchyard.store.batch.schedule import BatchSchedule
@@ -54,6 +55,7 @@ class Store:
     batch_leases: BatchLeases
     batch_schedule: BatchSchedule
     batch_history: BatchHistory
+    completions: Completions
     chunks: Chunks
     runners: Runners
     live_engines: LiveEngines
@@ -110,6 +112,7 @@ async def open_store(
             batch_leases=BatchLeases(database),
             batch_schedule=BatchSchedule(database),
             batch_history=BatchHistory(database),
+            completions=Completions(database),
             chunks=Chunks(database),
             runners=Runners(database),
             live_engines=LiveEngines(database),

@@ -1,0 +1,183 @@
+"""Where the result lines of a batch lie: in segments while it runs, in its result files afterwards.
+
+Arrays with a row for each line, 29 bytes each; the lines themselves stay in the object store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from batchyard.framing import custom_id_of
+from batchyard.logs import event_logger
+from batchyard.services.segments import decode_entries
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Sequence
+
+    import numpy.typing as npt
+
+    from batchyard.results import Outcome
+
+    Rows = npt.NDArray[Any]
+
+log = event_logger(__name__)
+
+ROW: Final = np.dtype(
+    [("id", "<u8"), ("position", "<u8"), ("length", "<u4"), ("ordinal", "<u4"), ("outcome", "u1")]
+)
+"""A line: the hash of its ``custom_id``, where its bytes are in its object, the number of its
+request in the input, and which file it belongs in."""
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+
+
+_parse = msgspec.json.Decoder(_Line).decode
+
+
+def id_of(custom_id: str) -> int:
+    """Eight bytes in place of a ``custom_id``.
+
+    Two of a million have the same once in forty million batches; one of their two lines would be
+    left out.
+    """
+    return int.from_bytes(hashlib.blake2b(custom_id.encode(), digest_size=8).digest(), "little")
+
+
+def custom_id_in(line: bytes) -> str:
+    """The ``custom_id`` of a result line. Raises ``ValueError``."""
+    return _parse(line).custom_id
+
+
+class Found(NamedTuple):
+    """Lines in an order, and the objects that they are in."""
+
+    rows: Rows
+    sources: npt.NDArray[np.uint32]
+    """For each row the index of its object in ``keys``."""
+    keys: tuple[str, ...]
+
+    def pick(self, indices: Any) -> Found:
+        """These rows, in this order."""
+        return self._replace(rows=self.rows[indices], sources=self.sources[indices])
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all their lines."""
+        return int(self.rows["length"].sum(dtype=np.uint64))
+
+
+def rows_of_segment(key: str, segment: bytes) -> Rows:
+    """The lines of a segment, in its order; of a damaged one those before the damage."""
+    rows = []
+    try:
+        for each in decode_entries(segment):
+            line = segment[each.position : each.position + each.length]
+            if len(line) < each.length:
+                break
+            number = id_of(custom_id_in(line))
+            rows.append((number, each.position, each.length, each.ordinal, each.outcome))
+    except (struct.error, ValueError):
+        # What comes after the damage is an error line of the batch's file.
+        log.warning("segment.damaged", key=key)
+    return np.array(rows, dtype=ROW)
+
+
+def rows_of_lines(lines: list[bytes], position: int, outcome: Outcome) -> Rows:
+    """Lines of a result file, the first of which is at ``position``; their ordinals are 0."""
+    rows = []
+    for line in lines:
+        rows.append((id_of(custom_id_in(line)), position, len(line), 0, outcome))
+        position += len(line)
+    return np.array(rows, dtype=ROW)
+
+
+def ids_of_requests(lines: list[bytes]) -> npt.NDArray[np.uint64]:
+    """The ids of input lines, in their order; blank lines have none."""
+    ids = [id_of(custom_id_of(each.removeprefix(_BOM))) for each in lines if not each.isspace()]
+    return np.array(ids, dtype=np.uint64)
+
+
+async def whole_lines(blocks: AsyncIterable[bytes]) -> AsyncIterator[list[bytes]]:
+    """Whole lines, those of one block at a time, with their line ends."""
+    pending: list[bytes] = []
+    async for block in blocks:
+        first, end, rest = block.partition(b"\n")
+        if not end:
+            pending.append(block)
+            continue
+        *lines, last = rest.split(b"\n")
+        yield [b"".join([*pending, first, b"\n"]), *(line + b"\n" for line in lines)]
+        pending = [last] if last else []
+    if pending:
+        yield [b"".join(pending)]
+
+
+class CompletionOrder:
+    """The lines of a running batch in the order in which they were found, each once.
+
+    ``total``: the requests of the batch.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.segments: dict[str, int] = {}
+        """The segments that are in it, and their places."""
+        self._rows = np.empty(0, dtype=ROW)
+        self._sources = np.empty(0, dtype=np.uint32)
+        self._count = 0
+        self._places: npt.NDArray[np.int32] = np.full(total, -1, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def found(self) -> Found:
+        """All lines."""
+        rows, sources = self._rows[: self._count], self._sources[: self._count]
+        return Found(rows, sources, tuple(self.segments))
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of the memory."""
+        return self._rows.nbytes + self._sources.nbytes + self._places.nbytes
+
+    def new_in(self, segments: Sequence[Rows]) -> list[Rows]:
+        """What of each segment is neither here nor in the ones before it."""
+        is_taken = self._places >= 0
+        new = []
+        for rows in segments:
+            known = rows[rows["ordinal"] < len(is_taken)]
+            _, first = np.unique(known["ordinal"], return_index=True)
+            known = known[np.sort(first)]
+            known = known[~is_taken[known["ordinal"]]]
+            is_taken[known["ordinal"]] = True
+            new.append(known)
+        return new
+
+    def add(self, segment: str, rows: Rows) -> None:
+        """Add a segment with the rows of it that are new."""
+        source = self.segments.setdefault(segment, len(self.segments))
+        end = self._count + len(rows)
+        if end > len(self._rows):
+            room = max(end, 2 * len(self._rows)) - self._count
+            self._rows = np.concatenate([self._rows[: self._count], np.empty(room, dtype=ROW)])
+            self._sources = np.concatenate(
+                [self._sources[: self._count], np.empty(room, dtype=np.uint32)]
+            )
+        self._rows[self._count : end] = rows
+        self._sources[self._count : end] = source
+        self._places[rows["ordinal"]] = np.arange(self._count, end)
+        self._count = end
+
+    def in_input_order(self, start: int) -> Found:
+        """The lines of the requests from ``start`` on, as far as each has one."""
+        places = self._places[start:]
+        missing = np.flatnonzero(places < 0)
+        return self.found.pick(places[: missing[0]] if len(missing) else places)
