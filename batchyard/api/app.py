@@ -29,6 +29,7 @@ from batchyard.api import (
 from batchyard.api.batch_watch import BatchWatch
 from batchyard.api.body import LingeringClose
 from batchyard.api.errors import handle_errors, server_failed
+from batchyard.api.head import HeadRequests
 from batchyard.api.openapi import DescribedApi
 from batchyard.api.route import operation_id
 from batchyard.api.session import send_to_login
@@ -101,6 +102,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for page in (login.router, docs.router, routes.router, actions.router, new_batch.router):
         app.include_router(page)
     app.mount(static_files.PATH, static_files.PageFiles())
+    app.add_middleware(HeadRequests)
     app.add_middleware(RequestIds)
     app.add_middleware(LingeringClose)  # the outermost: it closes after answers of RequestIds too
     return app
