@@ -49,6 +49,7 @@ from batchyard.steps.create import (
 from batchyard.storage.location import parse_location
 from batchyard.storage.presigned import check_not_expired
 from batchyard.turns import BACKGROUND_WINDOW
+from batchyard.web.resolve import check_address
 
 if TYPE_CHECKING:
     from batchyard.delivery.redeliver import Kind
@@ -225,6 +226,7 @@ async def _place(key: str, url: str | None, settings: Settings) -> Location | No
             check_not_expired(url)
         else:
             await location.check_output()
+        await check_address(url, settings.address_guard)
     except StorageError as error:
         raise _invalid(key, f"'{key}' cannot be used: {error}.") from None
     return location

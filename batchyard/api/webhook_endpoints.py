@@ -138,7 +138,7 @@ async def create_webhook_endpoint(
     asked: Annotated[CreateWebhookEndpoint, Depends(JsonBody(CreateWebhookEndpoint))],
 ) -> JsonResponse[WebhookEndpointWithSecret]:
     """Send events of these types to the URL. The signing secret is only in this answer."""
-    _check(caller, asked.name, asked.url)
+    await _check(caller, asked.name, asked.url)
     made = await caller.services.store.webhook_endpoints.create(
         caller.tenant,
         name=asked.name,
@@ -180,7 +180,7 @@ async def update_webhook_endpoint(
     ],
 ) -> JsonResponse[WebhookEndpoint]:
     """Change what is given and keep the rest. An endpoint that was disabled is enabled again."""
-    _check(caller, asked.name, asked.url)
+    await _check(caller, asked.name, asked.url)
     event_types = asked.event_types
     if event_types is not None:
         event_types = list(checked_event_types(event_types, param="event_types"))
@@ -253,11 +253,11 @@ async def rotate_webhook_secret(
     )
 
 
-def _check(caller: Caller, name: str | None, url: str | None) -> None:
+async def _check(caller: Caller, name: str | None, url: str | None) -> None:
     if name is not None:
         check_name(name)
     if url is not None:
-        check_webhook_url(url, caller.services.settings, param="url")
+        await check_webhook_url(url, caller.services.settings, param="url")
 
 
 def _to_wire(endpoint: WebhookEndpointRecord) -> WebhookEndpoint:

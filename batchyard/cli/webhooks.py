@@ -149,7 +149,7 @@ async def _create(
     tenant: str, name: str, url: str, event_types: Sequence[str]
 ) -> EndpointWithSecret:
     async with offline_services() as services:
-        _check(services, name, url)
+        await _check(services, name, url)
         types = checked_event_types(event_types, param="--event")
         return await services.store.webhook_endpoints.create(
             tenant, name=name, url=url, event_types=types
@@ -174,7 +174,7 @@ async def _update(
     endpoint_id: str, url: str | None, name: str | None, event: Sequence[str] | None
 ) -> WebhookEndpointRecord:
     async with offline_services() as services:
-        _check(services, name, url)
+        await _check(services, name, url)
         return await services.store.webhook_endpoints.update(
             endpoint_id,
             name=name,
@@ -204,11 +204,11 @@ async def _secret(tenant: str, keep_old: bool) -> str:
         return await services.store.tenants.rotate_webhook_secret(tenant, keep_old=keep_old)
 
 
-def _check(services: Services, name: str | None, url: str | None) -> None:
+async def _check(services: Services, name: str | None, url: str | None) -> None:
     if name is not None:
         check_name(name)
     if url is not None:
-        check_webhook_url(url, services.settings, param="url")
+        await check_webhook_url(url, services.settings, param="url")
 
 
 def _show_secret(value: str, whose: str, about: dict[str, Any] | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import LocationRefused, RequestRefused
 from batchyard.notify.event import EVENT_TYPES
+from batchyard.web.resolve import check_address
 from batchyard.web.url import checked_url
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ MAX_NAME_CHARS: Final = 256
 MAX_URL_CHARS: Final = 8192
 
 
-def check_webhook_url(url: str, settings: Settings, *, param: str) -> None:
+async def check_webhook_url(url: str, settings: Settings, *, param: str) -> None:
     """Raise :class:`~batchyard.errors.RequestRefused` for what is no https URL.
 
-    http is accepted as well where the operator allows private URLs. Its address is checked when
-    something is sent.
+    Also for one that leads to private addresses only; what it leads to is checked again when
+    something is sent. Where the operator allows private URLs, http is accepted as well.
     """
     if len(url) > MAX_URL_CHARS:
         raise RequestRefused(
@@ -35,6 +36,7 @@ def check_webhook_url(url: str, settings: Settings, *, param: str) -> None:
         raise _refused(param, f"'{param}' must be an https:// URL.")
     try:
         checked_url(url)
+        await check_address(url, settings.address_guard)
     except LocationRefused as error:
         raise _refused(param, f"'{param}' cannot be used: {error}.") from None
 

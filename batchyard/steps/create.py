@@ -139,7 +139,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
         )
     _check_metadata(request.metadata)
     check_priority(request.priority)
-    _check_notices(request, services.settings)
+    await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
         request.output, request.error, taken={"input": request.input}
@@ -196,10 +196,10 @@ async def _check_backlog(services: Services, batch: NewBatch, model: str) -> Non
     await check_window(services, new, batch.completion_window)
 
 
-def _check_notices(request: BatchRequest, settings: Settings) -> None:
+async def _check_notices(request: BatchRequest, settings: Settings) -> None:
     """Whoever is to be told of the batch's end can be, as far as one can see now."""
     for kind, url in request.receivers.items():
-        check_webhook_url(url, settings, param=RECEIVER_OPTIONS[kind])
+        await check_webhook_url(url, settings, param=RECEIVER_OPTIONS[kind])
     if request.notify_email is None:
         return
     try:

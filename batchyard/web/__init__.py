@@ -3,6 +3,7 @@
 ===============  =====================================================
 ``url``          URLs of users: which are accepted, and which parts may be shown
 ``address``      the guard, which checks the very address that is connected to
+``resolve``      whether a URL leads to refused addresses only, found out before it is used
 ``authorities``  which certificate authorities are trusted
 ``session``      an aiohttp session without redirects, cookies or decompression
 ``retry_after``  how long a server asks us to wait

@@ -77,7 +77,13 @@ class AddressGuard:
 
         Called with the very address that is connected to next. Raises :class:`AddressRefused`.
         """
-        family, kind, protocol, _, (host, port, *v6) = address
+        family, kind, protocol, _, place = address
+        self.check(place)
+        return socket.socket(family, kind, protocol)
+
+    def check(self, place: Sequence[Any]) -> None:
+        """Raise :class:`AddressRefused` for the address and port of a socket that may not be."""
+        host, port, *v6 = place
         # Of an IPv6 address: flow label and zone.
         is_scoped = any(v6[1:])
         if is_scoped or not self._is_internal(host):
@@ -85,7 +91,6 @@ class AddressGuard:
                 raise AddressRefused("its address is not public")
             if port not in _PORTS:
                 raise AddressRefused("its port is none of 80, 443 and 8000 to 9999")
-        return socket.socket(family, kind, protocol)
 
     def _is_internal(self, host: str) -> bool:
         try:

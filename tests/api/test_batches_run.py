@@ -8,6 +8,7 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import openai
 import pytest
@@ -332,12 +333,18 @@ async def test_a_file_for_another_purpose(client: openai.AsyncOpenAI, services: 
 
 
 async def test_a_clients_url_does_not_lead_into_our_network(
-    client: openai.AsyncOpenAI, services: Services
+    client: openai.AsyncOpenAI, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither at once, nor where its name led elsewhere when the batch was created."""
     connections: list[object] = []
     async with await _listening(lambda *_: connections.append(1)) as canary:
         port = canary.sockets[0].getsockname()[1]
-        batch = await created_from(client, f"https://127.0.0.1:{port}/in?sign=secret")
+        url = f"https://127.0.0.1:{port}/in?sign=secret"
+        with pytest.raises(openai.BadRequestError, match="its address is not public") as refused:
+            await created_from(client, url)
+        assert "secret" not in str(refused.value)
+        monkeypatch.setattr("batchyard.web.resolve._places", AsyncMock(return_value=[]))
+        batch = await created_from(client, url)
         async with runners(services):
             batch = await seen(client, batch.id, "failed")
     assert connections == []

@@ -1,4 +1,4 @@
-"""``/batches/{id}/results``: lines while the batch runs, as OpenAI's SDK and HTTP clients get them."""
+"""``/batches/{id}/results``: lines while the batch runs, as OpenAI's SDK and others get them."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ async def segment(
 ) -> None:
     """What a runner writes that has answers for these requests."""
     body = b'{"text": "%s"}' % (b"x" * size)
-    entries = [
-        encode_entry(each, answered(f"id-{each}", "req_1", 200, body)) for each in ordinals
-    ]
+    entries = [encode_entry(each, answered(f"id-{each}", "req_1", 200, body)) for each in ordinals]
     key = segment_key(batch_id, chunk, epoch, 0)
     await put_bytes(yard.services.storage, key, entries)
 
@@ -178,9 +176,7 @@ async def test_another_tenants_results_are_not_found(api: Api, yard: Yard) -> No
             foreign = client.get(f"/batches/{batch_id}/{path}")
             unknown = client.get(f"/batches/{batch_id[:-1]}x/{path}")
         assert foreign.status_code == unknown.status_code == 404
-        assert foreign.json() == json.loads(
-            unknown.text.replace(f"{batch_id[:-1]}x", batch_id)
-        )
+        assert foreign.json() == json.loads(unknown.text.replace(f"{batch_id[:-1]}x", batch_id))
 
 
 @pytest.mark.parametrize(

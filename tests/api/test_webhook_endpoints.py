@@ -367,11 +367,26 @@ def test_a_receiver_that_is_not_there_is_the_clients_mistake(receiver: Receiver,
     assert "token" not in caught.value.message
 
 
-def test_a_receiver_in_a_private_network_is_not_reached(api: Api) -> None:
+def test_a_receiver_in_a_private_network_is_refused_at_once(api: Api) -> None:
     with running_receiver() as receiver:
-        made = create(api.openai(), url=receiver.url())
-        with pytest.raises(openai.BadRequestError, match="is not public"):
-            api.openai().webhooks.test(made.id, event_type="batch.completed")
+        for url in (receiver.url(), "https://10.1.2.3/hook", "https://[fd00::1]/hook"):
+            with pytest.raises(openai.BadRequestError, match="its address is not public"):
+                create(api.openai(), url=url)
+        made = create(api.openai())
+        with pytest.raises(openai.BadRequestError, match="its address is not public"):
+            api.openai().webhooks.update(made.id, url=receiver.url())
+
+
+async def test_a_receiver_that_came_to_be_in_a_private_network_is_not_reached(
+    api: Api, services: Services
+) -> None:
+    """A name may lead elsewhere than it did when the endpoint was made."""
+    with running_receiver() as receiver:
+        made = await services.store.webhook_endpoints.create(
+            "one", name="tests", url=receiver.url(), event_types=("batch.completed",)
+        )
+        with pytest.raises(openai.BadRequestError, match="its address is not public"):
+            api.openai().webhooks.test(made.record.id, event_type="batch.completed")
         assert receiver.requests == []
 
 
