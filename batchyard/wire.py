@@ -165,8 +165,19 @@ class TokenUsage(NamedTuple):
 NO_USAGE = TokenUsage()
 
 
+class BatchWarning(msgspec.Struct, frozen=True):
+    """Something that the owner of a batch may have to put right. ``param``: what it is about."""
+
+    code: str
+    message: str
+    param: str
+
+
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """The Batch object: all 22 keys, always, in this order."""
+    """The Batch object: all 22 keys, always, in this order.
+
+    ``warnings``, which OpenAI does not have, is absent unless there are any.
+    """
 
     id: str
     object: Literal["batch"] = "batch"
@@ -190,6 +201,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     request_counts: RequestCounts = RequestCounts()
     usage: BatchUsage = BatchUsage()
     metadata: dict[str, str] | None = None
+    warnings: tuple[BatchWarning, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Ends(Protocol):

@@ -67,6 +67,7 @@ class _Watch:
         self._done_chunks = 0
         self._waits_for = ""
         self._runs: tuple[str, ...] = ()
+        self._warnings: set[str] = set()
 
     async def follow(self, *, until: asyncio.Event) -> None:
         await self._sample()
@@ -104,6 +105,10 @@ class _Watch:
             log.warning("progress.not_shown", error, batch=self._batch_id)
 
     async def _log(self, batch: BatchRecord, chunks: ChunkSummary) -> None:
+        for warning in batch.warnings:
+            if warning.message not in self._warnings:
+                story.warned(batch.id, warning.message)
+        self._warnings = {each.message for each in batch.warnings}
         reason = _wait(batch) if not chunks.leased else ""
         if reason and reason != self._waits_for:
             story.waiting(batch.id, reason)

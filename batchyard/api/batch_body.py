@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from pydantic import (
@@ -47,11 +49,14 @@ from batchyard.steps.create import (
     BatchRequest,
 )
 from batchyard.storage.location import parse_location
+from batchyard.storage.parted_url import MOST_PARTS, PartedUrl
 from batchyard.storage.presigned import check_not_expired
 from batchyard.turns import BACKGROUND_WINDOW
 from batchyard.web.resolve import check_address
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from batchyard.delivery.redeliver import Kind
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
@@ -68,6 +73,18 @@ Metadata = Annotated[
         additionalProperties={"type": "string", "maxLength": MAX_METADATA_VALUE},
     ),
 ]
+
+
+class UploadUrls(RequestBody):
+    """A multipart upload of S3 that the client has begun, for files of more than 5 GiB."""
+
+    part_urls: Annotated[list[Url], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] = (
+        Field(description="Presigned URLs of `UploadPart`, for the part numbers 1, 2, 3 and so on.")
+    )
+    complete_url: Url = Field(description="A presigned URL of `CompleteMultipartUpload`.")
+
+
+_Upload = Annotated[UploadUrls | None, Field(description="Instead of the URL: a multipart upload.")]
 
 
 def _only(key: str, other: str) -> dict[str, Any]:
@@ -126,6 +143,8 @@ class CreateBatch(RequestBody):
         default=None, description="A presigned URL that the output file is PUT to as well."
     )
     error_url: Url | None = Field(default=None, description="The same for the error file.")
+    output_upload: _Upload = None
+    error_upload: _Upload = None
     priority: Annotated[Integer, described(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] | None = (
         Field(
             default=None,
@@ -146,8 +165,8 @@ class CreateBatch(RequestBody):
         if self.input_file_id is not None and self.input_url is not None:
             raise _invalid("input_url", "Give 'input_file_id' or 'input_url', not both.")
         lifetime = self._lifetime()
-        output = await _place("output_url", self.output_url, settings)
-        error = await _place("error_url", self.error_url, settings)
+        output = await _destination("output", self.output_url, self.output_upload, settings)
+        error = await _destination("error", self.error_url, self.error_upload, settings)
         return BatchRequest(
             tenant=tenant,
             input_file_id=self.input_file_id,
@@ -184,13 +203,16 @@ class CreateBatch(RequestBody):
 
 
 class DeliverResults(RequestBody):
-    """Where the result files of an ended batch are to go: one URL or both."""
+    """Where the result files of a batch are to go: one URL or both."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                {"required": [key], "properties": {key: {"type": "string"}}}
-                for key in ("output_url", "error_url")
+                {"required": [key], "properties": {key: {"type": shape}}}
+                for shape, key in (
+                    *(("string", "output_url"), ("string", "error_url")),
+                    *(("object", "output_upload"), ("object", "error_upload")),
+                )
             ]
         }
     )
@@ -199,11 +221,13 @@ class DeliverResults(RequestBody):
         default=None, description="A presigned URL that the output file is PUT to."
     )
     error_url: Url | None = Field(default=None, description="The same for the error file.")
+    output_upload: _Upload = None
+    error_upload: _Upload = None
 
     async def places(self, settings: Settings) -> dict[Kind, Location]:
         """The URLs that are given, which are usable as far as one can see now. Raises 400."""
-        output = await _place("output_url", self.output_url, settings)
-        error = await _place("error_url", self.error_url, settings)
+        output = await _destination("output", self.output_url, self.output_upload, settings)
+        error = await _destination("error", self.error_url, self.error_upload, settings)
         if output is None and error is None:
             raise missing("output_url")
         if output == error:
@@ -212,24 +236,53 @@ class DeliverResults(RequestBody):
         return {kind: place for kind, place in asked.items() if place is not None}
 
 
+async def _destination(
+    kind: Kind, url: str | None, upload: UploadUrls | None, settings: Settings
+) -> Location | None:
+    """Where a result file goes, if anywhere. Raises 400."""
+    if upload is None:
+        return await _place(f"{kind}_url", url, settings)
+    key = f"{kind}_upload"
+    if url is not None:
+        raise _invalid(key, f"Give '{kind}_url' or '{key}', not both.")
+    for each in (*upload.part_urls, upload.complete_url):
+        _check_scheme(key, each, settings)
+    with _usable(key):
+        place = PartedUrl(tuple(upload.part_urls), upload.complete_url)
+        await place.check_output()
+        for host in {urlsplit(each).netloc: each for each in place.urls}.values():
+            await check_address(host, settings.address_guard)
+    return place
+
+
 async def _place(key: str, url: str | None, settings: Settings) -> Location | None:
     """An https URL, which is a secret from here on; http where the operator allows it."""
     if url is None:
         return None
-    schemes = "https?" if settings.allow_private_urls else "https"
     # Never a path or an s3:// of this machine's.
-    if not re.match(rf"{schemes}://", url, re.IGNORECASE):
-        raise _invalid(key, f"'{key}' must be an https:// URL.")
-    try:
+    _check_scheme(key, url, settings)
+    with _usable(key):
         location = parse_location(url)
         if key == "input_url":
             check_not_expired(url)
         else:
             await location.check_output()
         await check_address(url, settings.address_guard)
+    return location
+
+
+def _check_scheme(key: str, url: str, settings: Settings) -> None:
+    schemes = "https?" if settings.allow_private_urls else "https"
+    if not re.match(rf"{schemes}://", url, re.IGNORECASE):
+        raise _invalid(key, f"'{key}' must be an https:// URL.")
+
+
+@contextmanager
+def _usable(key: str) -> Iterator[None]:
+    try:
+        yield
     except StorageError as error:
         raise _invalid(key, f"'{key}' cannot be used: {error}.") from None
-    return location
 
 
 def _invalid(key: str, message: str) -> ApiError:

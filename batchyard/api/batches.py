@@ -17,7 +17,7 @@ from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
 from batchyard.api.route import Route, may_refuse
 from batchyard.api.runner_starter import starting_runners
-from batchyard.delivery.redeliver import ask_for_delivery
+from batchyard.delivery.redeliver import ask_for_delivery, redirect
 from batchyard.delivery.webhooks import Delivery, delivery_object
 from batchyard.errors import (
     BatchRateExceeded,
@@ -26,6 +26,7 @@ from batchyard.errors import (
     TransitionConflict,
     WindowUnattainable,
 )
+from batchyard.lifecycle import STOPPABLE
 from batchyard.steps.create import accept_batch
 from batchyard.store import IdempotencyKey
 from batchyard.wire import Batch  # noqa: TC001 — FastAPI reads it at run time
@@ -119,7 +120,7 @@ async def cancel_batch(
 # A deliverer sends it, and not this process: a file may have gigabytes.
 @router.post(
     "/{batch_id}/results",
-    summary="Deliver the results of an ended batch to other URLs",
+    summary="Deliver the results to other URLs",
     responses=may_refuse(409),
 )
 async def deliver_results(
@@ -130,12 +131,16 @@ async def deliver_results(
 ) -> JsonResponse[ListPage[Delivery]]:
     """Send the output file, the error file or both to URLs. Each is one of your deliveries.
 
-    If the batch has not ended, or too many of its files are on their way, the answer is a 409.
+    For a batch that has not ended, these replace the URLs that it had, and the list is empty. The
+    answer is a 409 while its files are made, and if too many of them are on their way.
     """
     services = caller.services
     batch = await services.store.batches.get(batch_id, caller.tenant)
     places = await asked.places(services.settings)
     try:
+        if batch.status in STOPPABLE:
+            await redirect(services, batch, places)
+            return JsonResponse(to_list_page([], has_more=False))
         deliveries = await ask_for_delivery(services, batch, places)
     except TransitionConflict as error:
         raise ApiError(409, str(error)) from None

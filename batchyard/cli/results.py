@@ -11,9 +11,11 @@ import typer
 from batchyard.cli import options
 from batchyard.cli.follow_results import STDOUT, follow_results, write_to
 from batchyard.cli.offline import offline_services
-from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file
+from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file, redirect
 from batchyard.files.cursor import Order  # noqa: TC001 - Typer reads it at run time
-from batchyard.steps.create import check_destinations
+from batchyard.lifecycle import STOPPABLE
+from batchyard.services.places import places_of
+from batchyard.steps.create import check_destinations, check_paths
 from batchyard.storage.location import parse_location
 from batchyard.threads import in_thread
 
@@ -70,7 +72,8 @@ def results(
 ) -> None:
     """Write the output file, the error file or both of a batch that has ended.
 
-    They are kept for 30 days, unless the batch has another lifetime. S3 credentials are boto3's.
+    If it still runs, they are written there when it ends, in place of where they were to go. They
+    are kept for 30 days, unless the batch has another lifetime. S3 credentials are boto3's.
 
     With --follow the batch may still run: its lines come as they are finished, each once, and the
     exit status is that of `batchyard watch`.
@@ -99,6 +102,8 @@ async def _results(batch_id: str, asked: Mapping[Kind, Location | None]) -> int:
     """The exit status. A place that is None is standard output."""
     async with offline_services() as services:
         batch = await services.store.batches.get(batch_id)
+        if batch.status in STOPPABLE and all(asked.values()):
+            return await _redirect(services, batch, asked)
         for kind in asked:
             await kept_file(services, batch, kind)
         places = await check_destinations(asked.get("output"), asked.get("error"), taken={})
@@ -116,6 +121,28 @@ async def _results(batch_id: str, asked: Mapping[Kind, Location | None]) -> int:
             err=True,
         )
     return 1 if failures else 0
+
+
+async def _redirect(
+    services: Services, batch: BatchRecord, asked: Mapping[Kind, Location | None]
+) -> int:
+    wanted = await places_of(services, batch.id)
+    output, error = asked.get("output"), asked.get("error")
+    others = {
+        "input": wanted.input,
+        "output": None if output else wanted.output,
+        "errors": None if error else wanted.error,
+    }
+    check_paths(services.settings, output=output, errors=error)
+    places = await check_destinations(output, error, taken=others)
+    wanted_now = {kind: place for kind, place in zip(KINDS, places, strict=True) if place}
+    await redirect(services, batch, wanted_now)
+    typer.echo(
+        f"batchyard: {batch.id} is {batch.status.value}: its results are written there when it "
+        "ends.",
+        err=True,
+    )
+    return 0
 
 
 async def _print_one(batch_id: str, custom_id: str) -> None:

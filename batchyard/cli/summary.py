@@ -48,6 +48,7 @@ async def describe(services: Services, batch: BatchRecord) -> str:
         "retry of": batch.retry_of or "",
     }
     end = ended_at(batch)
+    rest += [f"  warning   {printable(each.message)}" for each in batch.warnings]
     if end is not None:
         about["ended"] = f"{moment(end)}, after {duration(end - batch.created_at)}"
     return "\n".join([head, *_aligned(about), *rest])

@@ -80,6 +80,20 @@ async def ask_for_delivery(
     )
 
 
+async def redirect(
+    services: Services, batch: BatchRecord, places: Mapping[Kind, Location]
+) -> BatchRecord:
+    """Have result files of a batch that has not ended go elsewhere than it was asked at first.
+
+    Raises :class:`~batchyard.errors.TransitionConflict` while they are made.
+    """
+    return await services.store.batches.redirect(
+        batch.id,
+        {str(kind): place.text for kind, place in places.items()},
+        {str(kind): place.expires_at for kind, place in places.items()},
+    )
+
+
 async def redeliver(services: Services, batch: BatchRecord) -> tuple[str, ...]:
     """Write what could not be written when the batch ended, where the user wanted it.
 
@@ -111,5 +125,5 @@ async def deliver_to(
         if failure is None:
             await services.store.batches.record_published(batch.id, kind, place.text)
         else:
-            failures.append(failure)
+            failures.append(failure.words)
     return tuple(failures)

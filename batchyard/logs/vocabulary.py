@@ -40,6 +40,7 @@ EVENTS: Final = {
     "batch.stopped": "A batch cannot go on. Its finished lines are delivered.",
     "batch.uploaded": "The result files are where they were asked for, or the text says why not.",
     "batch.validated": "Every line of the input is a request.",
+    "batch.warned": "Its result files may not get where they are wanted; the text says why.",
     "batch.waiting": "No runner has a chunk of the batch; the text says why.",
     "batches.not_claimed": "The database gave no batches; it is asked again.",
     "batches.not_seen": "The database did not say what became of the batches of this process; it "

@@ -55,6 +55,11 @@ def waiting(batch_id: str, reason: str) -> None:
     log.info("batch.waiting", reason, batch=batch_id)
 
 
+def warned(batch_id: str, message: str) -> None:
+    """Its owner may have to do something, or its files will not get where they are wanted."""
+    log.warning("batch.warned", message, batch=batch_id)
+
+
 def running(batch_id: str, places: Iterable[str]) -> None:
     """Runners have chunks of the batch."""
     log.info("batch.running", ", ".join(places), batch=batch_id)

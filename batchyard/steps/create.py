@@ -16,7 +16,7 @@ from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered
 from batchyard.storage.local_file import LocalFile
-from batchyard.store import BatchOptions, NewBatch, Quota
+from batchyard.store import BatchOptions, NewBatch, Quota, UrlFacts
 from batchyard.threads import in_thread
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.tracing import span
@@ -160,6 +160,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             deduplicate=request.deduplicate,
             any_body=request.any_body,
             traceparent=traceparent,
+            urls=url_facts(output, error),
         ),
         locations=Places(input=_absolute(request.input), output=output, error=error).to_text(
             request.receivers
@@ -278,6 +279,15 @@ async def check_destinations(
             await destination.check_output()
     await in_thread(_check_distinct, wanted, taken)
     return _absolute(output), _absolute(error)
+
+
+def url_facts(output: Location | None, error: Location | None) -> dict[str, UrlFacts]:
+    """What the destinations say of themselves, for those who see the batch."""
+    return {
+        kind: UrlFacts(expires_at=place.expires_at)
+        for kind, place in (("output", output), ("error", error))
+        if place is not None and place.expires_at is not None
+    }
 
 
 def check_paths(settings: Settings, *, output: Location | None, errors: Location | None) -> None:

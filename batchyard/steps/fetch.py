@@ -10,6 +10,7 @@ from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key
 from batchyard.services.places import places_of
 from batchyard.services.services import Progress
+from batchyard.steps.check_urls import check_urls
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
 from batchyard.store import NewFile
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
 async def fetch_input(services: Services, batch_id: str) -> int:
     """Copy the input into the object store, unless that is done; returns its size in bytes.
 
-    Raises :class:`~batchyard.errors.InputRefused` where there is no such file, for this tenant
-    and for this purpose, and :class:`~batchyard.errors.StorageError`; a file over the limit is
-    refused as soon as the limit is passed.
+    Before that, its destinations are asked whether they take the results. Raises
+    :class:`~batchyard.errors.InputRefused` where they do not, or where there is no such file, for
+    this tenant and for this purpose, and :class:`~batchyard.errors.StorageError`; a file over the
+    limit is refused as soon as the limit is passed.
     """
     batch = await services.store.batches.get(batch_id)
+    await check_urls(services, batch)
     try:
         file = await services.store.files.get(batch.input_file_id)
     except RecordNotFound:

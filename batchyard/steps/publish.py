@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from batchyard.errors import (
-    BatchyardError,
-    LeaseLost,
-)
+from batchyard.errors import BatchyardError, LeaseLost, StorageUnavailable
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.batch_span import traced
 from batchyard.services.places import places_of
@@ -28,7 +25,8 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
     """Write the files to the user's locations, then end the batch as collected.
 
     The batch's ``undelivered`` says what could not be written there. Nothing is lost then: the
-    files stay in the object store under their ids. A batch that has ended already does not change.
+    files stay in the object store under their ids, and where a client's URL did not answer, the
+    outbox delivers them later. A batch that has ended already does not change.
 
     Raises :class:`~batchyard.errors.LeaseLost` when another owner has the batch by now.
     """
@@ -39,7 +37,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         # Before the user's files are touched: another's may be there by now.
         raise LeaseLost(f"{batch_id} has another owner; drop what is left of it.")
     services.on_progress(Progress(batch_id, "publishing"))
-    undelivered = await _publish_files(services, batch, collected)
+    failures = await _publish_files(services, batch, collected)
     return await services.store.batches.finish(
         batch_id,
         target=collected.target,
@@ -49,21 +47,31 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         counts=collected.counts,
         usage=collected.usage.to_wire(),
         deduplicated_requests=collected.deduplicated,
-        undelivered=undelivered,
+        undelivered={kind: failure.words for kind, failure in failures.items()},
+        again={kind: each.again_to for kind, each in failures.items() if each.again_to is not None},
         epoch=collected.epoch,
     )
 
 
+class Failure(NamedTuple):
+    """Why a result file is not where it was wanted."""
+
+    words: str
+    """A sentence without a full stop."""
+    again_to: str | None = None
+    """The place that may take it later; None: there it will never be taken."""
+
+
 async def _publish_files(
     services: Services, batch: BatchRecord, collected: Collected
-) -> dict[str, str]:
+) -> dict[str, Failure]:
     """Write both files to the user's locations; by ``output`` and ``error`` what went wrong."""
     if collected.target is BatchStatus.FAILED and not (collected.output or collected.error):
         # Nothing was run: what lies at these places may be all that the user has.
         return {}
     wanted = await places_of(services, batch.id)
     access = services.access_for(batch.options)
-    undelivered = {}
+    failures = {}
     for kind, file, place in (
         ("output", collected.output, wanted.output),
         ("error", collected.error, wanted.error),
@@ -71,8 +79,11 @@ async def _publish_files(
         key = None if file is None else file.storage_key
         failure = await publish_file(services, kind, key, place, access)
         if failure is not None:
-            undelivered[kind] = failure
-    return undelivered
+            # The outbox takes every URL for a client's: it would refuse an operator's private one.
+            failures[kind] = (
+                failure if batch.options.public_urls else failure._replace(again_to=None)
+            )
+    return failures
 
 
 async def publish_file(
@@ -81,7 +92,7 @@ async def publish_file(
     storage_key: str | None,
     location: Location | None,
     access: Access,
-) -> str | None:
+) -> Failure | None:
     """Write one result file to the user's location; what went wrong, if anything did.
 
     In any case the file is in the object store, and the batch must not wait for this copy.
@@ -99,8 +110,12 @@ async def publish_file(
         await write_location(location, path, access)
     except (BatchyardError, OSError) as error:
         where = services.where(location)
-        return f"The {kind} file could not be written: {error}{where}"
+        may_work = isinstance(error, StorageUnavailable)
+        return Failure(
+            f"The {kind} file could not be written: {error}{where}",
+            location.text if may_work else None,
+        )
     except Exception as error:  # noqa: BLE001 - a defect here must not cost the results
         # Its text may hold a secret.
-        return f"The {kind} file could not be written ({type(error).__name__})"
+        return Failure(f"The {kind} file could not be written ({type(error).__name__})")
     return None

@@ -14,7 +14,7 @@ from batchyard.framing import custom_id_of, joined, read_lines
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.keys import file_key
 from batchyard.services.places import Places, places_of
-from batchyard.steps.create import check_destinations, default_quota, parse_window
+from batchyard.steps.create import check_destinations, default_quota, parse_window, url_facts
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewBatch, NewFile
 from batchyard.threads import from_thread, in_thread
@@ -67,7 +67,7 @@ async def retry_batch(
         window_seconds=window_seconds,
         input_file_id=file.id,
         metadata=batch.metadata,
-        options=batch.options,
+        options=msgspec.structs.replace(batch.options, urls=url_facts(places.output, places.error)),
         locations=places.to_text(receivers),
         priority=batch.priority,
         tenant=batch.tenant,

@@ -56,6 +56,11 @@ class Location(Protocol):
         """What an upload of the file would be called; may be empty."""
         ...
 
+    @property
+    def expires_at(self) -> int | None:
+        """Until when it can be used, in Unix seconds; None if it does not say."""
+        ...
+
     def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
         """Stream the whole content in blocks of up to 1 MiB.
 
@@ -68,6 +73,15 @@ class Location(Protocol):
         """Find out before hours of work what can be known about writing there; creates nothing.
 
         Raises :class:`~batchyard.errors.StorageError`.
+        """
+        ...
+
+    async def probe(self, access: Access) -> None:
+        """Ask its server what it says to a write, as far as that can be asked without one.
+
+        Raises :class:`~batchyard.errors.AccessDenied` and
+        :class:`~batchyard.errors.ObjectNotFound` where a write would be refused now and later,
+        and :class:`~batchyard.errors.StorageError` where nothing is known.
         """
         ...
 

@@ -39,6 +39,10 @@ class LocalFile:
     def filename(self) -> str:
         return self.path.name
 
+    @property
+    def expires_at(self) -> int | None:
+        return None
+
     async def read(self, _: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
         path = self.path
         with os_errors_as_ours(str(path)):
@@ -53,6 +57,9 @@ class LocalFile:
     async def check_output(self) -> None:
         """Raises for a missing folder, for what is no file, and where nothing may be written."""
         await in_thread(_check_target, self.path)
+
+    async def probe(self, _: Access) -> None:
+        """It may be on another machine."""
 
     async def write(self, path: Path, _: Access) -> None:
         async with contextlib.aclosing(read_file(path)) as parts:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import LocationRefused, ObjectTooLarge
 from batchyard.storage.local_file import LocalFile
+from batchyard.storage.parted_url import PartedUrl
 from batchyard.storage.s3_object import S3Object
 from batchyard.storage.web_url import WebUrl
 
@@ -28,6 +29,9 @@ SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
     "s3": S3Object.parse,
     "http": WebUrl.parse,
     "https": WebUrl.parse,
+    # What the API makes of an object; nobody writes them.
+    "multipart+http": PartedUrl.parse,
+    "multipart+https": PartedUrl.parse,
 }
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 

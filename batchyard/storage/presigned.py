@@ -1,14 +1,15 @@
 """What a presigned URL says about itself: until when it holds and which headers it covers.
 
-Understands signatures of S3 (versions 2 and 4) and of Google Cloud Storage (V4); see
-https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html. Whether a signature
-is right, only the server knows. SDKs
-make such URLs and read none.
+Understands signatures of S3 (versions 2 and 4), of Google Cloud Storage (V2 and V4) and shared
+access signatures of Azure; see
+https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html and
+https://learn.microsoft.com/rest/api/storageservices/create-service-sas. Whether a signature is
+right, only the server knows. SDKs make such URLs and read none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -18,10 +19,16 @@ from batchyard.time_words import bare_moment
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 OCTET_STREAM: Final = "application/octet-stream"
 """What vLLM's ``run-batch`` sends, and so what URLs for batch results are signed with."""
+
+S3_PUT_LIMIT_BYTES: Final = 5 * 1024**3
+"""The most that S3 takes in one PUT."""
+_AZURE_PUT_LIMIT_BYTES: Final = 5000 * 1024**2
+_AZURE_HEADERS: Final = {"x-ms-blob-type": "BlockBlob"}
+"""Without it, Azure refuses every PUT of a blob."""
 
 _SENT_WITH_PUT = {"host", "content-length", "content-type"}
 
@@ -36,7 +43,10 @@ class Signature:
     """Lower case. What is not in here may be sent or left out."""
     content_type: str | None
     """The Content-Type for a PUT; ``None``: a PUT must send none."""
-    is_s3: bool
+    most_bytes: int | None = None
+    """What its server takes in one PUT; None: no limit is known."""
+    own_headers: Mapping[str, str] = field(default_factory=dict)
+    """What a PUT to this server sends besides."""
 
 
 def signature_of(url: str) -> Signature | None:
@@ -50,7 +60,7 @@ def signature_of(url: str) -> Signature | None:
                     query.get(f"{vendor}signedheaders", "").lower().split(";")
                 ),
                 content_type=OCTET_STREAM,
-                is_s3=vendor == "x-amz-",
+                most_bytes=S3_PUT_LIMIT_BYTES if vendor == "x-amz-" else None,
             )
     if "signature" in query and "expires" in query:
         # Version 2 always signs the Content-Type, be it empty; boto3 leaves it in the query.
@@ -58,7 +68,15 @@ def signature_of(url: str) -> Signature | None:
             expires_at=_expiry_v2(query),
             signed_headers=frozenset({"content-type"}),
             content_type=query.get("content-type"),
-            is_s3="awsaccesskeyid" in query,
+            most_bytes=S3_PUT_LIMIT_BYTES if "awsaccesskeyid" in query else None,
+        )
+    if "sig" in query and "sv" in query:
+        return Signature(
+            expires_at=_expiry_azure(query),
+            signed_headers=frozenset(),
+            content_type=OCTET_STREAM,
+            most_bytes=_AZURE_PUT_LIMIT_BYTES,
+            own_headers=_AZURE_HEADERS,
         )
     return None
 
@@ -78,10 +96,24 @@ def _expiry_v2(query: Mapping[str, str]) -> datetime | None:
         return None
 
 
+def _expiry_azure(query: Mapping[str, str]) -> datetime | None:
+    try:
+        expiry = datetime.fromisoformat(query["se"])
+    except (KeyError, ValueError):
+        return None
+    return expiry.replace(tzinfo=UTC) if expiry.tzinfo is None else expiry.astimezone(UTC)
+
+
 def expires_at(url: str) -> datetime | None:
     """Until when the URL's own signature holds (aware, UTC); ``None`` when it does not say."""
     signature = signature_of(url)
     return signature.expires_at if signature else None
+
+
+def earliest_expiry(urls: Iterable[str]) -> int | None:
+    """Until when all of the URLs hold, in Unix seconds; None when none of them says."""
+    moments = [moment for url in urls if (moment := expires_at(url)) is not None]
+    return int(min(moments).timestamp()) if moments else None
 
 
 def check_not_expired(url: str) -> None:
@@ -113,4 +145,7 @@ def put_headers(url: str) -> dict[str, str]:
             f"the presigned URL {shown(url)} signs {', '.join(unknown)}, which we do not send: "
             "sign host and content-type alone"
         )
-    return {} if signature.content_type is None else {"Content-Type": signature.content_type}
+    headers = dict(signature.own_headers)
+    if signature.content_type is not None:
+        headers["Content-Type"] = signature.content_type
+    return headers

@@ -45,6 +45,10 @@ class S3Object:
     def filename(self) -> str:
         return PurePosixPath(self.key).name
 
+    @property
+    def expires_at(self) -> int | None:
+        return None
+
     async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
         async with (
             self._connected(access) as connected,
@@ -54,6 +58,9 @@ class S3Object:
                 yield block
 
     async def check_output(self) -> None:
+        """Only a write tells."""
+
+    async def probe(self, _: Access) -> None:
         """Only a write tells."""
 
     async def write(self, path: Path, access: Access) -> None:

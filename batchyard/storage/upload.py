@@ -1,24 +1,35 @@
-"""PUT of a local file to a URL, as S3 wants it: with its length, and nothing unsigned."""
+"""PUT of a local file to URLs, as S3 wants it: with its length, and nothing unsigned."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from typing import TYPE_CHECKING, Final
+from xml.sax.saxutils import escape
 
-from batchyard.errors import ObjectTooLarge
+from batchyard.errors import ObjectNotFound, ObjectTooLarge, StorageUnavailable
+from batchyard.storage.blocks import MIB
 from batchyard.storage.file import os_errors_as_ours, read_file
-from batchyard.storage.presigned import check_not_expired, put_headers, signature_of
+from batchyard.storage.presigned import (
+    S3_PUT_LIMIT_BYTES,
+    check_not_expired,
+    put_headers,
+    signature_of,
+)
 from batchyard.storage.web import WebAccess, refusal, web_errors_as_ours
 from batchyard.threads import in_thread
 from batchyard.web.url import checked_url, shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-S3_PUT_LIMIT_BYTES: Final = 5 * 1024**3
-"""The most that S3 takes in one PUT."""
+    import aiohttp
+
+_LEAST_PART_BYTES: Final = 8 * MIB
+"""S3 takes no part below 5 MiB but the last one."""
+_ANSWER_BYTES: Final = 64 * 1024
 
 
 async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
@@ -28,19 +39,51 @@ async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
     Raises ``AccessDenied`` (401, 403, expired), ``ObjectTooLarge`` (over 5 GiB for S3, 413),
     ``LocationRefused`` (redirect, headers we cannot know) and ``StorageUnavailable`` after retries.
     """
-    web = web or WebAccess()
-    target, name = checked_url(url), shown(url)
-    with os_errors_as_ours(str(path)):
-        size_bytes = (await in_thread(os.stat, path)).st_size
+    size_bytes = await _size(path)
     signature = signature_of(url)
-    if signature is not None and signature.is_s3 and size_bytes > S3_PUT_LIMIT_BYTES:
+    most_bytes = signature.most_bytes if signature else None
+    if most_bytes is not None and size_bytes > most_bytes:
         raise ObjectTooLarge(
-            f"{path} has {size_bytes} bytes, and S3 takes {S3_PUT_LIMIT_BYTES} in one PUT: "
-            "split the batch, or write to s3://"
+            f"{path.name} has {size_bytes} bytes, and {shown(url)} takes {most_bytes} in one PUT: "
+            "give URLs of parts, write to s3://, or split the batch"
         )
-    headers = {**put_headers(url), "Content-Length": str(size_bytes)}
+    await _put(url, path, 0, size_bytes, web or WebAccess())
 
-    async def send() -> None:
+
+async def upload_parts(
+    part_urls: Sequence[str], complete_url: str, path: Path, *, web: WebAccess | None = None
+) -> None:
+    """Store the file as a multipart upload of S3 that somebody else has begun.
+
+    The file is cut evenly, into as many parts as there are URLs or fewer. A part that fails is
+    sent again by itself. Raises as :func:`upload`.
+    """
+    web = web or WebAccess()
+    size_bytes = await _size(path)
+    if size_bytes > len(part_urls) * S3_PUT_LIMIT_BYTES:
+        raise ObjectTooLarge(
+            f"{path.name} has {size_bytes} bytes, and {len(part_urls)} parts take "
+            f"{S3_PUT_LIMIT_BYTES} each: give more URLs"
+        )
+    part_bytes = max(_LEAST_PART_BYTES, math.ceil(size_bytes / len(part_urls)))
+    etags = []
+    for start, url in zip(range(0, max(1, size_bytes), part_bytes), part_urls, strict=False):
+        stop = min(start + part_bytes, size_bytes)
+        etags.append(await _put(url, path, start, stop, web))
+    await _complete(complete_url, etags, web)
+
+
+async def _size(path: Path) -> int:
+    with os_errors_as_ours(str(path)):
+        return (await in_thread(os.stat, path)).st_size
+
+
+async def _put(url: str, path: Path, start: int, stop: int, web: WebAccess) -> str:
+    """Send a slice of the file; the ETag that it got."""
+    target, name = checked_url(url), shown(url)
+    headers = {**put_headers(url), "Content-Length": str(stop - start)}
+
+    async def send() -> str:
         check_not_expired(url)
         async with web.session() as session:
             with web_errors_as_ours(name):
@@ -48,20 +91,60 @@ async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
                     asyncio.timeout(web.stall_seconds) as stall,
                     session.put(
                         target,
-                        data=_body(path, stall, web.stall_seconds),
+                        data=_body(path, start, stop, stall, web.stall_seconds),
                         headers=headers,
                         skip_auto_headers=("Content-Type",),
                         allow_redirects=False,
                     ) as response,
                 ):
-                    if not response.ok or response.status >= 300:
-                        raise await refusal(response, name)
+                    await _check(response, name)
+                    return response.headers.get("ETag", "")
+
+    return await web.backoff.retry(send)
+
+
+async def _body(
+    path: Path, start: int, stop: int, stall: asyncio.Timeout, seconds: float
+) -> AsyncIterator[bytes]:
+    """The slice, each block of which gets its own time: aiohttp has no limit while it sends."""
+    async for block in read_file(path, start=start, stop=stop):
+        yield block
+        stall.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
+    """Have S3 make the object of its parts."""
+    target, name = checked_url(url), shown(url)
+    parts = "".join(
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag)}</ETag></Part>"
+        for number, etag in enumerate(etags, start=1)
+    )
+    body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+    was_sent = False
+
+    async def send() -> None:
+        nonlocal was_sent
+        is_repeated, was_sent = was_sent, True
+        check_not_expired(url)
+        async with web.session() as session:
+            with web_errors_as_ours(name):
+                async with session.post(
+                    target, data=body, skip_auto_headers=("Content-Type",), allow_redirects=False
+                ) as response:
+                    try:
+                        await _check(response, name)
+                    except ObjectNotFound:
+                        # S3 forgets an upload that is complete: only the answer was lost.
+                        if not is_repeated:
+                            raise
+                        return
+                    # S3 may find out that it failed after it has begun to answer 200.
+                    if b"<Error>" in await response.content.read(_ANSWER_BYTES):
+                        raise StorageUnavailable(f"{name}: the parts could not be put together")
 
     await web.backoff.retry(send)
 
 
-async def _body(path: Path, stall: asyncio.Timeout, seconds: float) -> AsyncIterator[bytes]:
-    """The file, each block of which gets its own time: aiohttp has no limit while it sends."""
-    async for block in read_file(path):
-        yield block
-        stall.reschedule(asyncio.get_running_loop().time() + seconds)
+async def _check(response: aiohttp.ClientResponse, name: str) -> None:
+    if not response.ok or response.status >= 300:
+        raise await refusal(response, name)

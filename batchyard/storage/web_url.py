@@ -7,7 +7,13 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Self
 
 from batchyard.storage.download import download
-from batchyard.storage.presigned import check_not_expired, put_headers
+from batchyard.storage.presigned import (
+    check_not_expired,
+    earliest_expiry,
+    put_headers,
+    signature_of,
+)
+from batchyard.storage.probe import probe_put
 from batchyard.storage.upload import upload
 from batchyard.web.url import checked_url, shown
 
@@ -42,6 +48,10 @@ class WebUrl:
     def filename(self) -> str:
         return PurePosixPath(str(self)).name
 
+    @property
+    def expires_at(self) -> int | None:
+        return earliest_expiry([self.url])
+
     def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
         return download(self.url, limit_bytes=limit_bytes, web=access.web)
 
@@ -49,6 +59,11 @@ class WebUrl:
         """Raises for a signature that has expired or that covers what an upload cannot send."""
         check_not_expired(self.url)
         put_headers(self.url)
+
+    async def probe(self, access: Access) -> None:
+        """A presigned one only: any other server might take the probe for the file."""
+        if signature_of(self.url) is not None:
+            await probe_put(self.url, web=access.web)
 
     async def write(self, path: Path, access: Access) -> None:
         await upload(self.url, path, web=access.web)

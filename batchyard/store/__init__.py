@@ -11,7 +11,13 @@ from batchyard.store.batch.batches import Batches
 from batchyard.store.batch.completions import CompletionRecord, Completions, NewCompletion
 from batchyard.store.batch.history import BatchHistory, BatchPoint
 from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchSnapshot
-from batchyard.store.batch.rows import BatchLocations, BatchOptions, BatchRecord, NewBatch
+from batchyard.store.batch.rows import (
+    BatchLocations,
+    BatchOptions,
+    BatchRecord,
+    NewBatch,
+    UrlFacts,
+)
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
 from batchyard.store.chunk.chunks import ChunkAction, Chunks, ModelDemand
@@ -135,6 +141,7 @@ __all__ = [
     "Tenants",
     "UploadRecord",
     "Uploads",
+    "UrlFacts",
     "UsageRecord",
     "UsageTotal",
     "WebhookEndpointRecord",

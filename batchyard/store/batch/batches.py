@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
 from sqlalchemy import insert, select, update
 
 from batchyard.errors import (
@@ -31,11 +32,13 @@ from batchyard.store.batch.rows import (
     LOCATION_COLUMNS,
     BatchLocations,
     BatchRecord,
+    UrlFacts,
 )
 from batchyard.store.batch.status_changes import note_change
 from batchyard.store.chunk.rows import insert_chunks, summarise
 from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import usage_values
+from batchyard.store.delivery.outbox import insert_file_deliveries
 from batchyard.store.file.files import insert_file
 from batchyard.store.leasing import renewed
 from batchyard.store.tenant.idempotency import claim
@@ -151,6 +154,56 @@ class Batches(Aggregate):
             rows[0].error_location,
             {row.kind: row.destination for row in rows if row.kind is not None},
         )
+
+    @writes
+    async def redirect(
+        self,
+        connection: AsyncConnection,
+        batch_id: str,
+        places: Mapping[str, str],
+        expiries: Mapping[str, int | None],
+    ) -> BatchRecord:
+        """Have result files go to other locations, both by ``output`` and ``error``.
+
+        Raises :class:`~batchyard.errors.TransitionConflict` for a batch whose files are made
+        already.
+        """
+        batch = await self._locked(connection, batch_id)
+        if batch.status not in STOPPABLE:
+            raise TransitionConflict(
+                f"The files of {batch_id}, which is {batch.status.value}, are made already: ask "
+                "again when it has ended."
+            )
+        urls = batch.options.urls | {
+            kind: UrlFacts(expires_at=expiry) for kind, expiry in expiries.items()
+        }
+        columns = {f"{kind}_location": location for kind, location in places.items()}
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id)
+            .values(options=replace(batch.options, urls=urls), **columns)
+        )
+        return await load_batch(connection, batch_id, prices=self._prices)
+
+    @writes
+    async def note_doubts(
+        self, connection: AsyncConnection, batch_id: str, doubts: Mapping[str, str]
+    ) -> None:
+        """Record why URLs could not be asked, by ``output`` and ``error``; of others nothing."""
+        batch = await self._locked(connection, batch_id)
+        known = dict.fromkeys([*batch.options.urls, *doubts], UrlFacts()) | batch.options.urls
+        urls = {kind: replace(facts, doubt=doubts.get(kind)) for kind, facts in known.items()}
+        if urls != batch.options.urls:
+            await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id == batch_id)
+                .values(options=replace(batch.options, urls=urls))
+            )
+
+    async def _locked(self, connection: AsyncConnection, batch_id: str) -> BatchRecord:
+        lock = select(BATCHES.c.id).where(BATCHES.c.id == batch_id).with_for_update()
+        await connection.execute(lock)
+        return await load_batch(connection, batch_id)
 
     @writes
     async def record_published(
@@ -402,11 +455,13 @@ class Batches(Aggregate):
         usage: BatchUsage,
         deduplicated_requests: int = 0,
         undelivered: Mapping[str, str] | None = None,
+        again: Mapping[str, str] | None = None,
         epoch: int | None = None,
     ) -> BatchRecord:
         """End as ``completed``, ``expired``, ``cancelled`` or ``failed``, with its files' rows.
 
-        ``undelivered``: by ``output`` and ``error``, why that file is not where it was wanted.
+        ``undelivered``: by ``output`` and ``error``, why that file is not where it was wanted;
+        ``again``: those URLs of clients to which the outbox delivers it.
 
         The files' bytes are already durable. Of ``counts`` the total is not written again: it
         is what ``begin`` said. ``errors`` say why it failed. Raises
@@ -434,4 +489,6 @@ class Batches(Aggregate):
         )
         for file in filter(None, (output, error)):
             await insert_file(connection, file)
+        if again:
+            await insert_file_deliveries(connection, record, again)
         return record

@@ -22,17 +22,28 @@ from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumn
 from batchyard.store.leasing import LeaseColumns
 from batchyard.store.sealed import Sealed
 from batchyard.time_units import DAY_SECONDS
+from batchyard.time_words import bare_moment
 from batchyard.wire import (
     Amount,
     Batch,
     BatchErrors,
     BatchUsage,
+    BatchWarning,
     RequestCounts,
     new_batch_id,
     new_file_id,
 )
 
 COMPLETION_WINDOW_SECONDS = DAY_SECONDS
+
+
+class UrlFacts(msgspec.Struct, frozen=True):
+    """What is known of a URL that a result file goes to. Nothing of it is a secret."""
+
+    expires_at: int | None = None
+    """Unix seconds; None: it does not say."""
+    doubt: str | None = None
+    """Why it could not be asked whether it takes the file."""
 
 
 class BatchOptions(msgspec.Struct, frozen=True):
@@ -50,6 +61,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """Its bodies are the operator's own: no field and no URL in them are refused."""
     traceparent: str | None = None
     """The span that created it; see :mod:`batchyard.tracing`."""
+    urls: dict[str, UrlFacts] = {}
+    """Of its destinations, by ``output`` and ``error``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +198,28 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
         """The tokens of all its answers."""
         return usage_from(vars(self))
 
+    @property
+    def warnings(self) -> tuple[BatchWarning, ...]:
+        """What its owner may have to do so that the result files get to their places."""
+        if self.status in TERMINAL:
+            return tuple(
+                BatchWarning("not_delivered", why, f"{kind}_url")
+                for kind, why in (self.undelivered or {}).items()
+            )
+        found = []
+        for kind, facts in self.options.urls.items():
+            expires_at, eta_at = facts.expires_at, self.eta_at
+            if expires_at is not None and eta_at is not None and expires_at <= eta_at:
+                message = (
+                    f"The URL for the {kind} file expires at {bare_moment(expires_at)} UTC, "
+                    "before the batch will probably be done: give a new one."
+                )
+                found.append(BatchWarning("url_expires_early", message, f"{kind}_url"))
+            if facts.doubt is not None:
+                message = f"It is not known whether the {kind} file can be written: {facts.doubt}"
+                found.append(BatchWarning("url_not_checked", message, f"{kind}_url"))
+        return tuple(found)
+
     def counting(
         self, *, completed: int, failed: int, cost: int | None = None, currency: str = ""
     ) -> BatchRecord:
@@ -218,6 +253,7 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
             request_counts=self.counts,
             usage=self._usage_to_wire(),
             metadata=self.metadata,
+            warnings=self.warnings or msgspec.UNSET,
         )
 
     def _errors_to_wire(self) -> BatchErrors | None:

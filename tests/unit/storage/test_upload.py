@@ -23,7 +23,8 @@ from batchyard.errors import (
     StorageUnavailable,
 )
 from batchyard.storage.backoff import Backoff
-from batchyard.storage.upload import S3_PUT_LIMIT_BYTES, upload
+from batchyard.storage.presigned import S3_PUT_LIMIT_BYTES
+from batchyard.storage.upload import upload
 from tests.unit.storage.web_server import close, says
 
 if TYPE_CHECKING:

@@ -1,0 +1,94 @@
+"""Whether a presigned URL would take a PUT, found out without one.
+
+A request with ``Expect: 100-continue`` is judged by its headers: method, signature, time, bucket.
+If the server asks for the body, it has accepted them, and the connection is closed before a byte
+of the body: S3, Google Cloud Storage and Azure store nothing then. What an answer cannot tell: that
+the whole file will be taken, and that the URL still holds when the batch is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from batchyard.errors import AccessDenied, ObjectNotFound, StorageUnavailable
+from batchyard.storage.presigned import check_not_expired, put_headers
+from batchyard.storage.web import WebAccess, refusal, web_errors_as_ours
+from batchyard.web.url import checked_url, shown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.errors import StorageError
+
+_CONNECT_SECONDS: Final = 3.0
+_SECONDS: Final = 5.0
+_SIZE_BYTES: Final = 1_000_000
+"""What the probe says that it is about to send: an empty object would be one."""
+_WRONG_FOR_EVER: Final = re.compile(
+    "SignatureDoesNotMatch|InvalidAccessKeyId|InvalidToken|ExpiredToken|NoSuchBucket|"
+    "AuthorizationQueryParametersError|AuthenticationFailed|ContainerNotFound|PermissionMismatch"
+)
+"""Codes of S3's and Azure's answers that no waiting mends, and no other machine gets around."""
+
+
+class _Accepted(Exception):
+    """The server asks for the body."""
+
+
+async def probe_put(url: str, *, web: WebAccess | None = None) -> None:
+    """Ask the server what it says to a PUT, and send none.
+
+    Raises :class:`~batchyard.errors.AccessDenied` for a signature that does not allow it,
+    :class:`~batchyard.errors.ObjectNotFound` for a bucket that does not exist, and another
+    :class:`~batchyard.errors.StorageError` where the server could not be asked.
+    """
+    web = replace(web or WebAccess(), connect_seconds=_CONNECT_SECONDS)
+    error = await _asked(url, web)
+    if error is None:
+        return
+    if _WRONG_FOR_EVER.search(str(error)) is None:
+        raise StorageUnavailable(str(error))
+    if isinstance(error, ObjectNotFound):
+        raise error
+    raise AccessDenied(f"{error}, signed for PUT")
+
+
+async def _asked(url: str, web: WebAccess) -> StorageError | None:
+    """The server's refusal; None: it takes a PUT, or says nothing before it has the body."""
+    target, name = checked_url(url), shown(url)
+    check_not_expired(url)
+    headers = {**put_headers(url), "Content-Length": str(_SIZE_BYTES)}
+    is_accepted = False
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal is_accepted
+        is_accepted = True
+        raise _Accepted
+        yield b""
+
+    async with web.session() as session:
+        with web_errors_as_ours(name):
+            try:
+                async with (
+                    asyncio.timeout(_SECONDS),
+                    session.put(
+                        target,
+                        data=body(),
+                        headers=headers,
+                        expect100=True,
+                        skip_auto_headers=("Content-Type",),
+                        allow_redirects=False,
+                    ) as response,
+                ):
+                    return None if response.status < 300 else await refusal(response, name)
+            except aiohttp.ConnectionTimeoutError:
+                raise
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                if is_accepted or isinstance(error, TimeoutError):
+                    return None
+                raise
