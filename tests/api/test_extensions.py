@@ -8,6 +8,8 @@ import openai
 import pytest
 
 from batchyard.settings import SmtpSettings
+from batchyard.storage.location import parse_location
+from batchyard.storage.parted_url import PartedUrl
 from batchyard.store import DeliveryKind
 from tests.api.test_batches import WANTED, post
 
@@ -38,6 +40,28 @@ def test_extensions_are_taken_with_extra_body(mail_server: None, api: Api) -> No
         },
     )
     assert batch.input_file_id.startswith("file-")
+
+
+@pytest.mark.parametrize("key", ["input_url", "output_url", "error_url", "webhook_url"])
+def test_a_url_that_leads_to_a_private_address_is_refused_at_once(api: Api, key: str) -> None:
+    asked = {key: "https://10.0.0.7/x?sign=hunter2"}
+    more = {"input_file_id": ...} if key == "input_url" else {}
+    status, body = post(api, **asked, **more)
+    assert (status, body["error"]["param"]) == (400, key)
+    assert "its address is not public" in body["error"]["message"]
+    assert "hunter2" not in body["error"]["message"]
+
+
+def test_a_name_that_is_not_known_yet_is_no_refusal(api: Api) -> None:
+    assert post(api, webhook_url="https://not-yet.invalid/hook")[0] == 200
+
+
+async def test_a_batch_may_go_to_a_multipart_upload(api: Api, services: Services) -> None:
+    url = "https://example.com/out?X-Amz-Signature=hunter2"
+    upload = {"part_urls": [f"{url}&partNumber={n}" for n in (1, 2)], "complete_url": url}
+    _, body = post(api, output_upload=upload)
+    places = await services.store.batches.locations(body["id"])
+    assert parse_location(str(places.output)) == PartedUrl(tuple(upload["part_urls"]), url)
 
 
 def test_an_address_is_refused_where_no_mail_server_is_configured(api: Api) -> None:

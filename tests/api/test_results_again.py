@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.lifecycle import BatchStatus
+from batchyard.storage.location import parse_location
+from batchyard.storage.parted_url import PartedUrl
 from batchyard.store import NewFile
 from batchyard.wire import BatchUsage, RequestCounts
 from tests.contract.store.outbox_samples import raw_rows
@@ -78,7 +80,20 @@ async def test_another_tenants_batch_is_not_found(api: Api, services: Services) 
 
 
 @pytest.mark.parametrize("status", [BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS])
-async def test_a_batch_that_has_not_ended_has_no_results(
+async def test_a_batch_that_has_not_ended_gets_other_urls(
+    api: Api, services: Services, status: BatchStatus
+) -> None:
+    batch = await batch_in(services.store, status, tenant="one")
+    assert ask(api, batch.id, api.other_key, output_url=URL).status_code == 404
+    answer = ask(api, batch.id, output_url=URL)
+    assert (answer.status_code, answer.json()["data"]) == (200, [])
+    places = await services.store.batches.locations(batch.id)
+    assert (places.output, places.error) == (URL, None)
+    assert (await services.store.deliveries.page(batch_id=batch.id)) == []
+
+
+@pytest.mark.parametrize("status", [BatchStatus.FINALIZING, BatchStatus.CANCELLING])
+async def test_while_its_files_are_made_a_batch_gets_no_other_urls(
     api: Api, services: Services, status: BatchStatus
 ) -> None:
     batch = await batch_in(services.store, status, tenant="one")
@@ -86,6 +101,44 @@ async def test_a_batch_that_has_not_ended_has_no_results(
     assert answer.status_code == 409
     assert answer.headers["x-should-retry"] == "false"
     assert answer.json()["error"]["code"] == "batch_not_ended"
+
+
+async def test_a_file_is_to_be_delivered_in_parts(api: Api, services: Services) -> None:
+    batch = await ended(services)
+    upload = {"part_urls": [URL, f"{URL}2"], "complete_url": f"{URL}3"}
+    answer = ask(api, batch.id, output_upload=upload)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["data"][0]["recipient"] == "bucket.example.com"
+    (claim,) = await services.store.deliveries.claim(
+        "me", lease_seconds=9, limit=9, per_destination=9
+    )
+    assert parse_location(str(claim.url)) == PartedUrl((URL, f"{URL}2"), f"{URL}3")
+    assert "hunter2" not in answer.text + str(await raw_rows(services.store, "deliveries"))
+
+
+@pytest.mark.parametrize(
+    ("upload", "param", "words"),
+    [
+        ({"part_urls": [URL]}, "output_upload.complete_url", "Missing"),
+        ({"part_urls": [], "complete_url": URL}, "output_upload.part_urls", "at least 1"),
+        ({"part_urls": [5], "complete_url": URL}, "output_upload.part_urls", "array of strings"),
+        ({"part_urls": [URL], "complete_url": "s3://b/k"}, "output_upload", "https://"),
+        ({"part_urls": ["https://10.0.0.1/"], "complete_url": URL}, "output_upload", "public"),
+        ({"part_urls": [URL], "complete_url": f"{URL}&X-Amz-Date=20200101T000000Z&X-Amz-Expires=1"},
+         "output_upload", "expired"),
+        ([URL], "output_upload", "an object"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_upload_is_refused(
+    api: Api, services: Services, upload: Any, param: str, words: str
+) -> None:
+    batch = await ended(services)
+    answer = ask(api, batch.id, output_upload=upload)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert ask(api, batch.id, output_url=URL, output_upload=upload).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -96,6 +149,7 @@ async def test_a_batch_that_has_not_ended_has_no_results(
         ({"output_url": "http://example.com/"}, "output_url", "invalid_value"),
         ({"output_url": "s3://bucket/key"}, "output_url", "invalid_value"),
         ({"output_url": "/etc/passwd"}, "output_url", "invalid_value"),
+        ({"output_url": "https://192.168.0.1/out"}, "output_url", "invalid_value"),
         ({"output_url": URL, "error_url": URL}, "error_url", "invalid_value"),
         ({"output_url": 5}, "output_url", "invalid_type"),
         ({"error_url": URL}, "error_file_id", "no_such_result"),

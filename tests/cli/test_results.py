@@ -109,6 +109,50 @@ def test_a_batch_that_still_runs_has_no_results(alone: Run) -> None:
     assert f"{batch.id} is validating: its results are made when it ends" in ended.stderr
 
 
+def test_a_batch_that_still_runs_is_told_where_its_results_go(
+    alone: Run, running: str, tmp_path: Path
+) -> None:
+    told = alone("results", running, "-o", "there.jsonl")
+    assert (told.status, told.stdout) == (0, "")
+    assert f"{running} is in_progress: its results are written there when it ends" in told.stderr
+    assert not (tmp_path / "there.jsonl").exists()
+    finish(running, tmp_path)
+    assert len(ids((tmp_path / "there.jsonl").read_text())) == 3
+
+
+def test_results_do_not_replace_the_input_of_a_batch_that_still_runs(
+    alone: Run, running: str, tmp_path: Path
+) -> None:
+    refused = alone("results", running, "-o", "in.jsonl")
+    assert refused.status == 3
+    assert "the same place" in refused.stderr
+
+
+def test_one_line_is_printed_while_the_batch_runs(alone: Run, running: str) -> None:
+    found = alone("results", running, "--custom-id", "id-1")
+    assert (found.status, ids(found.stdout)) == (0, ["id-1"])
+    open_ = alone("results", running, "--custom-id", "id-2")
+    assert (open_.status, open_.stdout) == (3, "")
+    assert "is not finished yet" in open_.stderr
+    unknown = alone("results", running, "--custom-id", "id-9")
+    assert "has no request with this custom_id" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--order", "input"),
+        ("--order", "desc", "--follow"),
+        ("--custom-id", "id-1", "--follow"),
+        ("--custom-id", "id-1", "-o", "x"),
+    ],
+)
+def test_what_does_not_go_together_is_a_wrong_command_line(
+    alone: Run, running: str, words: tuple[str, ...]
+) -> None:
+    assert alone("results", running, *words).status == 2
+
+
 @pytest.mark.parametrize(
     ("texts", "words", "message"),
     [
@@ -203,6 +247,18 @@ def test_a_file_is_continued_after_its_last_whole_line(
     assert len(ids(out.read_text())) == 3
 
 
+def test_lines_are_followed_in_the_order_of_the_input(
+    alone: Run, running: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    later = threading.Timer(0.3, lambda: finish(running, tmp_path))
+    later.start()
+    ended = alone("results", running, "--follow", "--order", "input", "-o", "out.jsonl")
+    later.join()
+    assert ended.status == 0
+    assert ids(out.read_text()) == ["id-0", "id-1", "id-2"]
+
+
 def test_failed_lines_are_followed_to_a_place_of_their_own(
     alone: Run, ran: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -220,13 +276,20 @@ def test_following_ends_with_1_if_the_batch_is_not_completed(alone: Run) -> None
 
 
 def test_ctrl_c_ends_the_following_and_not_the_batch(
-    alone: Run, running: str, monkeypatch: pytest.MonkeyPatch
+    alone: Run, running: str, tmp_path: Path
 ) -> None:
-    later = threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT))
+    out = tmp_path / "out.jsonl"
+
+    def interrupt_when_there_is_a_line() -> None:
+        while not out.exists() or not out.read_bytes():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    later = threading.Thread(target=interrupt_when_there_is_a_line)
     later.start()
-    ended = alone("results", running, "--follow")
+    ended = alone("results", running, "--follow", "-o", "out.jsonl")
     later.join()
-    assert (ended.status, ids(ended.stdout)) == (130, ["id-1"])
+    assert (ended.status, ids(out.read_text())) == (130, ["id-1"])
     assert ended.stderr == "batchyard: The batch continues.\n"
 
 

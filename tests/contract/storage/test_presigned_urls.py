@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from batchyard.errors import AccessDenied, ObjectChanged, ObjectNotFound
+from batchyard.errors import AccessDenied, ObjectChanged, ObjectNotFound, StorageUnavailable
 from batchyard.storage import presigned
 from batchyard.storage.download import download
-from batchyard.storage.upload import upload
+from batchyard.storage.probe import probe_put
+from batchyard.storage.upload import upload, upload_parts
 from batchyard.storage.web import WebAccess
 from tests.contract.storage.conftest import QUICK
 from tests.contract.storage.faulty_proxy import Fault, FaultyProxy
@@ -48,7 +49,7 @@ def signing_client(s3: S3Credentials, version: str) -> Any:
     )
 
 
-def signed(signer: Any, method: str, key: str, *, seconds: int = 60, **more: str) -> str:
+def signed(signer: Any, method: str, key: str, *, seconds: int = 60, **more: Any) -> str:
     named = {"Bucket": BUCKET, "Key": key, **more}
     return str(signer.generate_presigned_url(method, Params=named, ExpiresIn=seconds))
 
@@ -165,3 +166,113 @@ async def test_an_object_replaced_between_two_connections_is_noticed(
 async def drain(stream: Any) -> None:
     async for _ in stream:
         pass
+
+
+# -- multipart uploads ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A multipart upload that a client has begun."""
+
+    signer: Any
+    key: str
+    upload_id: str
+
+    @classmethod
+    def by(cls, signer: Any, key: str) -> Begun:
+        begun = signer.create_multipart_upload(Bucket=BUCKET, Key=key)
+        return cls(signer, key, begun["UploadId"])
+
+    def part_urls(self, count: int) -> list[str]:
+        return [
+            signed(self.signer, "upload_part", self.key, UploadId=self.upload_id, PartNumber=n)
+            for n in range(1, count + 1)
+        ]
+
+    @property
+    def complete_url(self) -> str:
+        return signed(self.signer, "complete_multipart_upload", self.key, UploadId=self.upload_id)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> tuple[Path, bytes]:
+    """A file of two and a half parts."""
+    content = random.Random(4).randbytes(20 * MIB + 7)
+    file = tmp_path / "large.jsonl"
+    file.write_bytes(content)
+    return file, content
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+async def test_a_file_goes_up_in_parts(
+    signer: Any, prefix: str, large: tuple[Path, bytes], count: int
+) -> None:
+    """Into as many as there are URLs, but none of less than 8 MiB."""
+    begun = Begun.by(signer, f"{prefix}/in parts.jsonl")
+    await upload_parts(begun.part_urls(count), begun.complete_url, large[0], web=WEB)
+    assert await get(signed(signer, "get_object", begun.key)) == large[1]
+
+
+async def test_a_part_that_breaks_off_is_sent_again_by_itself(
+    s3: S3Credentials, prefix: str, large: tuple[Path, bytes]
+) -> None:
+    direct = signing_client(s3, "s3v4")
+    begun = Begun.by(direct, f"{prefix}/parts")
+    # The second part, and the answer to the request that completes the upload.
+    faults = [Fault(), Fault(slow_down=True), Fault(), Fault(), Fault(cut_reply_after_bytes=0)]
+    async with FaultyProxy(s3.endpoint_url, iter(faults)).running() as proxy:
+        near = signing_client(replace(s3, endpoint_url=proxy.endpoint_url), "s3v4")
+        through = replace(begun, signer=near)
+        await upload_parts(through.part_urls(3), through.complete_url, large[0], web=WEB)
+    assert [line.split()[0] for line in proxy.requests] == ["PUT"] * 4 + ["POST"] * 2
+    assert await get(signed(direct, "get_object", begun.key)) == large[1]
+
+
+async def test_parts_of_an_upload_that_was_aborted_are_refused(
+    signer: Any, prefix: str, large: tuple[Path, bytes]
+) -> None:
+    begun = Begun.by(signer, f"{prefix}/aborted")
+    signer.abort_multipart_upload(Bucket=BUCKET, Key=begun.key, UploadId=begun.upload_id)
+    with pytest.raises(ObjectNotFound, match="NoSuchUpload"):
+        await upload_parts(begun.part_urls(3), begun.complete_url, large[0], web=WEB)
+
+
+# -- asking without a write -----------------------------------------------------------------------
+
+
+async def test_a_probe_writes_nothing_and_replaces_nothing(
+    signer: Any, prefix: str, path: Path
+) -> None:
+    new, old = f"{prefix}/new", f"{prefix}/old"
+    await upload(signed(signer, "put_object", old), path, web=WEB)
+    for key in (new, old):
+        await probe_put(signed(signer, "put_object", key), web=WEB)
+    assert await get(signed(signer, "get_object", old)) == CONTENT
+    with pytest.raises(ObjectNotFound):
+        await get(signed(signer, "get_object", new))
+
+
+@pytest.mark.parametrize("wrong", ["method", "secret", "changed"])
+async def test_a_probe_finds_a_signature_that_allows_no_put(
+    signer: Any, s3: S3Credentials, prefix: str, wrong: str
+) -> None:
+    url = {
+        "method": lambda: signed(signer, "get_object", f"{prefix}/x"),
+        "secret": lambda: signed(
+            signing_client(replace(s3, secret_access_key="other"), "s3v4"),
+            "put_object",
+            f"{prefix}/x",
+        ),
+        "changed": lambda: signed(signer, "put_object", f"{prefix}/x").replace("/x?", "/y?"),
+    }[wrong]()
+    with pytest.raises(AccessDenied, match=r"SignatureDoesNotMatch.*signed for PUT"):
+        await probe_put(url, web=WEB)
+
+
+async def test_a_probe_of_a_server_that_is_away_says_so_and_no_more(
+    signer: Any, s3: S3Credentials, prefix: str, unused_tcp_port: int
+) -> None:
+    away = replace(s3, endpoint_url=f"http://127.0.0.1:{unused_tcp_port}")
+    with pytest.raises(StorageUnavailable, match="cannot be reached"):
+        await probe_put(signed(signing_client(away, "s3v4"), "put_object", f"{prefix}/x"), web=WEB)

@@ -7,7 +7,13 @@ from datetime import UTC, datetime
 import pytest
 
 from batchyard.errors import AccessDenied
-from batchyard.storage.presigned import check_not_expired, expires_at, signature_of
+from batchyard.storage.presigned import (
+    check_not_expired,
+    earliest_expiry,
+    expires_at,
+    put_headers,
+    signature_of,
+)
 
 V4 = "https://b.s3.amazonaws.com/k?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Signature=x"
 
@@ -21,8 +27,11 @@ V4 = "https://b.s3.amazonaws.com/k?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Signat
             "&X-Goog-Date=20261120T100000Z&X-Goog-Expires=3600"
         ),
         "https://b.s3.amazonaws.com/k?AWSAccessKeyId=k&Signature=x&Expires=1795172400",
+        "https://storage.googleapis.com/b/k?GoogleAccessId=k&Signature=x&Expires=1795172400",
+        "https://a.blob.core.windows.net/c/k?sv=2024-11-04&se=2026-11-20T11%3A00%3A00Z&sig=x",
+        "https://a.blob.core.windows.net/c/k?sv=2024-11-04&se=2026-11-20T12:00:00%2B01:00&sig=x",
     ],
-    ids=["S3 version 4", "Google V4", "S3 version 2"],
+    ids=["S3 version 4", "Google V4", "S3 version 2", "Google V2", "Azure", "Azure, with a zone"],
 )
 def test_the_expiry_is_read(url: str) -> None:
     """Each kind of signature gives the same aware time."""
@@ -39,6 +48,8 @@ def test_the_expiry_is_read(url: str) -> None:
         f"{V4}&X-Amz-Date=20261120T100000Z&X-Amz-Expires=soon",
         f"{V4}&X-Amz-Date=20261120T100000Z&X-Amz-Expires={'9' * 30}",
         f"https://example.org/k?Signature=x&Expires={'9' * 30}",
+        "https://a.blob.core.windows.net/c/k?sv=2024-11-04&se=soon&sig=x",
+        "https://a.blob.core.windows.net/c/k?sv=2024-11-04&si=policy&sig=x",
     ],
 )
 def test_what_gives_no_readable_time_is_left_to_its_server(url: str) -> None:
@@ -66,3 +77,21 @@ def test_signed_headers_are_read_in_lower_case() -> None:
 def test_a_plain_url_has_no_signature() -> None:
     """There is nothing to read."""
     assert signature_of("https://example.org/in.jsonl?version=3") is None
+
+
+def test_the_earliest_expiry_of_several_urls_counts() -> None:
+    """Those that do not say are left out."""
+    early, late = (
+        f"https://a.blob.core.windows.net/c/k?sv=1&se=2026-11-{day}&sig=x" for day in (20, 21)
+    )
+    assert earliest_expiry([late, early, V4]) == datetime(2026, 11, 20, tzinfo=UTC).timestamp()
+    assert earliest_expiry([V4]) is None
+
+
+def test_a_blob_of_azure_is_put_with_the_header_that_it_demands() -> None:
+    """Azure answers 400 to a PUT without it, whatever the signature."""
+    url = "https://a.blob.core.windows.net/c/k?sv=1&se=2126-11-20&sig=x"
+    assert put_headers(url) == {
+        "Content-Type": "application/octet-stream",
+        "x-ms-blob-type": "BlockBlob",
+    }

@@ -1,0 +1,133 @@
+"""Multipart uploads that a user has begun: what is sent where, and how they are kept."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from batchyard.errors import AccessDenied, LocationRefused, ObjectTooLarge, StorageUnavailable
+from batchyard.storage import upload as module
+from batchyard.storage.access import Access
+from batchyard.storage.backoff import Backoff
+from batchyard.storage.location import parse_location, read_location, write_location
+from batchyard.storage.parted_url import MOST_PARTS, PartedUrl
+from tests.unit.storage.web_server import says
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from batchyard.storage.web import WebAccess
+    from tests.unit.storage.web_server import WebServer
+
+MIB = 1024 * 1024
+QUERY = "X-Amz-Signature=hunter2&X-Amz-Date=20260101T000000Z&X-Amz-Expires"
+PLACE = PartedUrl(
+    ("https://s3.example/k?partNumber=1&x=%2F#", "https://s3.example/k?partNumber=2"),
+    "https://s3.example/k?uploadId=u&X-Amz-Signature=hunter2",
+)
+
+
+def test_it_is_kept_as_text_and_shown_without_a_secret() -> None:
+    assert parse_location(PLACE.text) == PLACE
+    assert str(PLACE) == "https://s3.example/k"
+    assert "hunter2" not in repr(PLACE)
+    # What the outbox tells slow receivers apart by.
+    assert urlsplit(PLACE.text).hostname == "s3.example"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "multipart+https://s3.example/k",
+        "multipart+https://s3.example/k#[",
+        "multipart+https://s3.example/k#%7B%7D",
+        "multipart+https://s3.example/k#[1]",
+        "multipart+https://s3.example/k#[]",
+        "multipart+https://s3.example/k#[%22file:///etc/passwd%22]",
+    ],
+)
+def test_what_is_no_upload_is_refused(text: str) -> None:
+    with pytest.raises(LocationRefused):
+        parse_location(text)
+
+
+def test_there_is_a_limit_to_the_number_of_parts() -> None:
+    with pytest.raises(LocationRefused, match="1 to 1000 parts"):
+        PartedUrl(("https://s3.example/k",) * (MOST_PARTS + 1), "https://s3.example/k")
+
+
+async def test_it_expires_with_the_first_of_its_urls() -> None:
+    late, early = (f"https://s3.example/k?{QUERY}={seconds}" for seconds in (7200, 3600))
+    place = PartedUrl((late, early), late)
+    assert place.expires_at == 1767225600 + 3600
+    with pytest.raises(AccessDenied, match="expired"):
+        await place.check_output()
+
+
+async def test_it_is_no_input() -> None:
+    with pytest.raises(LocationRefused, match="cannot be read"):
+        _ = [block async for block in read_location(PLACE, limit_bytes=1, access=Access())]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    results = tmp_path / "results.jsonl"
+    results.write_bytes(b"a" * (8 * MIB) + b"b" * (8 * MIB) + b"c")
+    return results
+
+
+def place_on(server: WebServer, count: int) -> PartedUrl:
+    return PartedUrl(
+        tuple(server.url(f"/k?part={n}") for n in range(1, count + 1)), server.url("/k?complete")
+    )
+
+
+async def test_the_parts_are_put_together_in_their_order(
+    server: WebServer, web: WebAccess, path: Path
+) -> None:
+    tags = [says(200, ETag=f'"<{n}>"') for n in range(1, 4)]
+    server.answers = [*tags, says(200, b"<CompleteMultipartUploadResult/>")]
+    await write_location(place_on(server, 3), path, Access(web=web))
+    *parts, complete = server.requests
+    assert [each.path_and_query for each in parts] == [f"/k?part={n}" for n in (1, 2, 3)]
+    assert [(each.method, len(each.body)) for each in parts] == [
+        *(("PUT", 8 * MIB), ("PUT", 8 * MIB), ("PUT", 1))
+    ]
+    assert all(each.headers["content-length"] == str(len(each.body)) for each in parts)
+    assert (complete.method, complete.path_and_query) == ("POST", "/k?complete")
+    assert re.findall(rb"<PartNumber>(\d)</PartNumber><ETag>([^<]*)</ETag>", complete.body) == [
+        (b"%d" % n, b'"&lt;%d&gt;"' % n) for n in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_empty_file_is_one_empty_part(
+    server: WebServer, web: WebAccess, tmp_path: Path, count: int
+) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    server.answers = [says(200, ETag="x")]
+    await write_location(place_on(server, count), tmp_path / "empty", Access(web=web))
+    assert [each.method for each in server.requests] == ["PUT", "POST"]
+
+
+async def test_more_than_the_parts_can_take_is_refused_before_anything_is_sent(
+    server: WebServer, web: WebAccess, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "S3_PUT_LIMIT_BYTES", 8 * MIB)
+    with pytest.raises(ObjectTooLarge, match="give more URLs"):
+        await write_location(place_on(server, 2), path, Access(web=web))
+    assert server.requests == []
+
+
+async def test_an_error_in_an_answer_of_200_is_an_error(
+    server: WebServer, web: WebAccess, path: Path
+) -> None:
+    """S3 begins to answer before it knows."""
+    once = replace(web, backoff=Backoff(attempts=1))
+    server.answers = [*[says(200, ETag="x")] * 3, says(200, b"<Error><Code>InternalError</Code>")]
+    with pytest.raises(StorageUnavailable, match="could not be put together"):
+        await write_location(place_on(server, 3), path, Access(web=once))
