@@ -19,7 +19,7 @@ _OURS: Final = (
 """Routes that OpenAI's API does not have."""
 OUR_FIELDS: Final = {
     "CreateBatch": {
-        *("input_url", "output_url", "error_url", "priority"),
+        *("input_url", "output_url", "error_url", "output_upload", "error_upload", "priority"),
         *("webhook_url", "notify_email", "deduplicate"),
     }
 }
@@ -31,7 +31,8 @@ The routes that a server has below `http://…:8000`, as in [openapi.json](../op
 the server gives out as `/openapi.json` and shows at `/docs`. **ours** marks what OpenAI's API \
 does not have; everything else is OpenAI's, and [its SDKs](../how-to/use-the-api.md) work \
 unchanged. There is no route for a single request (`POST /v1/chat/completions`): all requests are \
-lines of batches.
+lines of batches. Every route that answers GET answers HEAD as well, with the same status and \
+headers and without a body.
 
 Every request needs `Authorization: Bearer` and a \
 [key](../how-to/use-the-api.md#keys-and-tenants), and sees only its tenant's objects. Every \

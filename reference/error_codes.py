@@ -173,7 +173,33 @@ INPUT: Final = (
     ),
 )
 
+WARNINGS: Final = (
+    Code(
+        "url_expires_early",
+        "A presigned URL for a result file expires before the batch will probably be done.",
+        "Give a new one: [`POST /v1/batches/{id}/results`](../how-to/use-the-api.md#other-urls), "
+        "or `batchyard results BATCH -o URL`.",
+    ),
+    Code(
+        "url_not_checked",
+        "The server of a presigned URL could not be asked whether it takes the file.",
+        "Check the URL. The results are kept in any case.",
+    ),
+    Code(
+        "not_delivered",
+        "The batch has ended, and a result file is not where it was wanted.",
+        "If its server did not answer, it is tried again: see `GET /v1/deliveries?batch_id=…`. "
+        "Otherwise give a new URL, or download the file.",
+    ),
+)
+
 BATCH: Final = (
+    Code(
+        "destination_refused",
+        "A presigned URL for a result file would be refused: it is signed for another method or "
+        "with another key, or its bucket does not exist. Nothing was run.",
+        "Make a URL for PUT, and create the batch again.",
+    ),
     Code(
         "object_not_found",
         "The input is not where the batch says.",
@@ -375,7 +401,38 @@ API: Final = (
         "Look at `output_file_id` and `error_file_id` of the batch.",
         "400",
     ),
-    Code("batch_not_ended", "Results exist when the batch has ended.", "Wait until then.", "409"),
+    Code(
+        "batch_not_ended",
+        "The files of the batch are being made.",
+        "Ask again when the batch has ended.",
+        "409",
+    ),
+    Code(
+        "result_not_ready",
+        "The request with this `custom_id` is not finished yet.",
+        "Ask again later, or read the [results in their order]"
+        "(../how-to/use-the-api.md#results-while-a-batch-runs).",
+        "404",
+    ),
+    Code(
+        "custom_id_not_found",
+        "The batch has no request with this `custom_id`.",
+        "Compare it with the input, character by character. In a path it is percent-encoded.",
+        "404",
+    ),
+    Code(
+        "results_gone",
+        "The result files of the batch were deleted or have expired.",
+        "Nothing brings them back. `output_expires_after` of the next batch sets how long they "
+        "are kept.",
+        "404",
+    ),
+    Code(
+        "input_gone",
+        "The input of the batch is no longer kept, so the order of its lines is not known.",
+        "Read the results with `order=completion`, or download the two files.",
+        "400",
+    ),
     Code(
         "idempotency_conflict",
         "The `Idempotency-Key` belongs to an earlier request with another body.",

@@ -38,6 +38,11 @@ The one entry of `errors.data` of a batch that could not be run, or not to its e
 lines that were finished. `batchyard run` also ends with these.
 
 {batch}
+## Warnings of a batch
+
+Entries of `warnings` of a batch, which OpenAI's API does not have. They do not stop it.
+
+{warnings}
 ## Answers of the API
 
 `error.code` of an answer. [The API](api.md) has the other status codes, which have no code: 401 \
@@ -59,6 +64,7 @@ def page() -> str:
         lines=_codes(error_codes.LINES),
         input=_codes(error_codes.INPUT),
         batch=_codes(error_codes.BATCH),
+        warnings=_codes(error_codes.WARNINGS),
         api=table(
             ("code", "status", "meaning", "what to do"),
             [

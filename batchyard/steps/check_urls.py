@@ -32,7 +32,7 @@ async def check_urls(services: Services, batch: BatchRecord) -> None:
             await place.probe(access)
         except (AccessDenied, ObjectNotFound) as error:
             message = f"The {kind} file could not be written: {error}."
-            refusal = BatchError("destination_refused", message, param=f"{kind}_url")
+            refusal = BatchError(code="destination_refused", message=message, param=f"{kind}_url")
             raise InputRefused([refusal]) from None
         except StorageError as error:
             doubts[kind] = str(error)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -22,11 +25,12 @@ from batchyard.services.segments import encode_entry, put_bytes
 from tests.api.conftest import served
 from tests.api.test_openapi import check
 from tests.hurry import hurried
+from tests.pages import block, replaced
 from tests.steps.conftest import Yard, chat_line
+from tests.up.programs import bash, run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from batchyard.services.services import Services
     from batchyard.settings import Settings
@@ -266,6 +270,52 @@ async def test_an_answer_that_breaks_off_is_no_whole_one(
         client.get(f"/batches/{batch_id}/results")
     await put_bytes(yard.services.storage, lost, [kept])
     assert len(page(api, batch_id)[0]) == 4
+
+
+# -- what the page says ---------------------------------------------------------------------------
+
+
+PAGE = "docs/how-to/use-the-api.md"
+
+
+def programs_environment(api: Api) -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {"OPENAI_BASE_URL": api.url, "OPENAI_API_KEY": api.key, "PATH": path}
+
+
+async def test_the_pages_program_follows_a_batch_to_its_end(
+    api: Api, yard: Yard, tmp_path: Path
+) -> None:
+    batch_id = await running(yard, 5)
+    await segment(yard, batch_id, 3)
+    program = replaced(block(PAGE, "follow-python"), {"batch_abc123": batch_id})
+    following = asyncio.create_task(
+        asyncio.to_thread(run_python, program, tmp_path, programs_environment(api))
+    )
+    while not await yard.services.store.completions.of(batch_id):
+        await asyncio.sleep(0.02)
+    await yard.finish(batch_id)
+    printed = (await following).split()
+    assert printed[0] == "id-3"
+    assert sorted(printed) == [f"id-{n}" for n in range(5)]
+
+
+async def test_the_pages_commands_read_one_page_after_the_other(
+    api: Api, yard: Yard, tmp_path: Path
+) -> None:
+    batch_id = await running(yard, 3)
+    command = replaced(block(PAGE, "follow-curl"), {"batch_abc123": batch_id})
+    await segment(yard, batch_id, 2)
+    twice = f"{command}\ntouch read; until [ -e more ]; do sleep 0.05; done\n{command}"
+    reading = asyncio.create_task(
+        asyncio.to_thread(bash, twice, tmp_path, programs_environment(api))
+    )
+    while not (tmp_path / "read").exists():
+        await asyncio.sleep(0.02)
+    await segment(yard, batch_id, 0, chunk=1)
+    (tmp_path / "more").touch()
+    await reading
+    assert names((tmp_path / "results.jsonl").read_text()) == ["id-2", "id-0"]
 
 
 # -- HEAD -----------------------------------------------------------------------------------------

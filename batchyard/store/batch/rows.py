@@ -203,7 +203,7 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
         """What its owner may have to do so that the result files get to their places."""
         if self.status in TERMINAL:
             return tuple(
-                BatchWarning("not_delivered", why, f"{kind}_url")
+                BatchWarning(code="not_delivered", message=why, param=f"{kind}_url")
                 for kind, why in (self.undelivered or {}).items()
             )
         found = []
@@ -214,10 +214,14 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
                     f"The URL for the {kind} file expires at {bare_moment(expires_at)} UTC, "
                     "before the batch will probably be done: give a new one."
                 )
-                found.append(BatchWarning("url_expires_early", message, f"{kind}_url"))
+                found.append(
+                    BatchWarning(code="url_expires_early", message=message, param=f"{kind}_url")
+                )
             if facts.doubt is not None:
                 message = f"It is not known whether the {kind} file can be written: {facts.doubt}"
-                found.append(BatchWarning("url_not_checked", message, f"{kind}_url"))
+                found.append(
+                    BatchWarning(code="url_not_checked", message=message, param=f"{kind}_url")
+                )
         return tuple(found)
 
     def counting(
