@@ -39,12 +39,13 @@ async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
     Raises ``AccessDenied`` (401, 403, expired), ``ObjectTooLarge`` (over 5 GiB for S3, 413),
     ``LocationRefused`` (redirect, headers we cannot know) and ``StorageUnavailable`` after retries.
     """
+    name = shown(str(checked_url(url)))
     size_bytes = await _size(path)
     signature = signature_of(url)
     most_bytes = signature.most_bytes if signature else None
     if most_bytes is not None and size_bytes > most_bytes:
         raise ObjectTooLarge(
-            f"{path.name} has {size_bytes} bytes, and {shown(url)} takes {most_bytes} in one PUT: "
+            f"{path.name} has {size_bytes} bytes, and {name} takes {most_bytes} in one PUT: "
             "give URLs of parts, write to s3://, or split the batch"
         )
     await _put(url, path, 0, size_bytes, web or WebAccess())

@@ -112,8 +112,10 @@ async def test_results_go_to_a_multipart_upload_as_the_page_says(
         )
         environment = {**os.environ, "OPENAI_BASE_URL": api.url, "OPENAI_API_KEY": api.key}
         await asyncio.to_thread(run_python, program, tmp_path, environment)
-        while (await services.store.deliveries.page(batch_id=batch.id))[0].ended_at is None:
-            await asyncio.sleep(0.05)
+        deliveries = services.store.deliveries
+        async with asyncio.timeout(60):
+            while (await deliveries.page(batch_id=batch.id))[0].ended_at is None:  # noqa: ASYNC110 - the database tells nobody
+                await asyncio.sleep(0.05)
         content = (await client.files.content(batch.output_file_id)).content
     bucket = S3Bucket(BUCKET, s3)
     assert b"".join([part async for part in bucket.read(key)]) == content

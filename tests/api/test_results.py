@@ -16,7 +16,9 @@ import httpx
 import openai
 import pytest
 from openai import HttpxBinaryResponseContent
+from starlette.responses import StreamingResponse
 
+from batchyard.api.head import HeadRequests
 from batchyard.engine.stub import StubEngine
 from batchyard.files.delete import delete_file
 from batchyard.results import answered
@@ -30,7 +32,9 @@ from tests.steps.conftest import Yard, chat_line
 from tests.up.programs import bash, run_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
+
+    from starlette.types import Message, Receive, Scope, Send
 
     from batchyard.services.services import Services
     from batchyard.settings import Settings
@@ -292,8 +296,9 @@ async def test_the_pages_program_follows_a_batch_to_its_end(
     following = asyncio.create_task(
         asyncio.to_thread(run_python, program, tmp_path, programs_environment(api))
     )
-    while not await yard.services.store.completions.of(batch_id):
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(60):
+        while not await yard.services.store.completions.of(batch_id):  # noqa: ASYNC110 - the database tells nobody
+            await asyncio.sleep(0.02)
     await yard.finish(batch_id)
     printed = (await following).split()
     assert printed[0] == "id-3"
@@ -310,8 +315,9 @@ async def test_the_pages_commands_read_one_page_after_the_other(
     reading = asyncio.create_task(
         asyncio.to_thread(bash, twice, tmp_path, programs_environment(api))
     )
-    while not (tmp_path / "read").exists():
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(60):
+        while not (tmp_path / "read").exists():  # noqa: ASYNC110 - a program of its own makes it
+            await asyncio.sleep(0.02)
     await segment(yard, batch_id, 0, chunk=1)
     (tmp_path / "more").touch()
     await reading
@@ -367,6 +373,33 @@ async def test_head_of_a_download_reads_no_more_than_its_beginning(api: Api, yar
     with api.http() as client:
         part = client.head(f"/files/{file.id}/content", headers={"range": "bytes=5-9"})
     assert (part.status_code, part.headers["content-length"]) == (206, "5")
+
+
+async def test_a_handler_whose_answer_has_begun_is_not_asked_for_the_rest() -> None:
+    made, sent = [], []
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for number in range(100):
+            made.append(number)
+            yield b"x" * 1024
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["method"] == "GET"
+        await StreamingResponse(blocks())(scope, receive, send)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "HEAD", "path": "/x", "headers": []}
+    await HeadRequests(app)(scope, receive, send)
+    assert made == [0]
+    assert [each["type"] for each in sent] == ["http.response.start", "http.response.body"]
+    assert sent[1]["body"] == b""
+    assert scope["method"] == "HEAD"
 
 
 def test_head_is_no_way_to_write_and_none_to_use_a_link_that_logs_in_once(api: Api) -> None:
