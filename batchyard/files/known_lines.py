@@ -51,14 +51,19 @@ class KnownLines:
         self._order = CompletionOrder(self.total)
         self._looked_at = -1e9
         self._files: Found | None = None
-        self._ordinals: npt.NDArray[np.int64] | None = None
+        self._ordered: tuple[Found, npt.NDArray[np.int64]] | None = None
+        """The lines of the files in the order of the input, and the numbers of their requests."""
+        self._rest: tuple[int, Found] | None = None
+        """The lines beyond so many that were found while the batch ran, as asked last."""
         self._requests: npt.NDArray[np.uint64] | None = None
 
     @property
     def size_bytes(self) -> int:
-        files = 0 if self._files is None else self._files.rows.nbytes + self._files.sources.nbytes
-        arrays = [each for each in (self._ordinals, self._requests) if each is not None]
-        return self._order.size_bytes + files + sum(each.nbytes for each in arrays)
+        found = [self._files, self._ordered and self._ordered[0], self._rest and self._rest[1]]
+        arrays = [array for each in found if each for array in (each.rows, each.sources)]
+        arrays += [self._ordered[1]] if self._ordered else []
+        arrays += [self._requests] if self._requests is not None else []
+        return self._order.size_bytes + sum(each.nbytes for each in arrays)
 
     # -- while it runs ------------------------------------------------------------------------
 
@@ -68,9 +73,9 @@ class KnownLines:
         if isinstance(after, InputCursor):
             found = self._order.in_input_order(after.requests)
             return found, np.arange(after.requests, after.requests + len(found.rows))
-        self._check(after)
+        await self._check(after)
         places = np.arange(after.found, len(self._order))
-        return self._order.found.pick(places), places
+        return self._order.found.pick(slice(after.found, None)), places
 
     async def _look(self) -> None:
         """Find the segments that are new. Many readers cost one look a second."""
@@ -113,7 +118,10 @@ class KnownLines:
         for each in records:
             self._order.add(each.segment, np.frombuffer(each.lines, dtype=ROW))
 
-    def _check(self, after: CompletionCursor) -> None:
+    async def _check(self, after: CompletionCursor) -> None:
+        if after.found > len(self._order):
+            # Another process has found them since this one looked.
+            await self._read_recorded()
         if after.found > len(self._order):
             raise RequestRefused(
                 "'after' names lines that are not known here: begin again without it.",
@@ -127,16 +135,22 @@ class KnownLines:
         """As :meth:`running`, from the batch's files."""
         files = await self._read_files(batch)
         if isinstance(after, InputCursor):
-            ordinals = await self._input_order(batch, files)
-            order = np.argsort(ordinals, kind="stable")
-            order = order[np.searchsorted(ordinals[order], after.requests) :]
-            return files.pick(order), ordinals[order]
-        if after.found:
-            await self._read_recorded()
-            self._check(after)
+            ordered, ordinals = await self._input_order(batch, files)
+            start = int(np.searchsorted(ordinals, after.requests))
+            return ordered.pick(slice(start, None)), ordinals[start:]
+        rest = await self._beyond(after, files)
+        return rest.pick(slice(after.rest, None)), np.arange(after.rest, len(rest.rows))
+
+    async def _beyond(self, after: CompletionCursor, files: Found) -> Found:
+        """What the files have beyond the lines that the cursor's owner found while it ran."""
+        if not after.found:
+            return files
+        await self._check(after)
+        if self._rest is None or self._rest[0] != after.found:
             had = self._order.found.rows["id"][: after.found]
-            files = files.pick(np.flatnonzero(~np.isin(files.rows["id"], had)))
-        return files.pick(slice(after.rest, None)), np.arange(after.rest, len(files.rows))
+            rest = files.pick(np.flatnonzero(~np.isin(files.rows["id"], had)))
+            self._rest = after.found, rest
+        return self._rest[1]
 
     async def all_now(self, batch: BatchRecord, *, has_ended: bool) -> Found:
         """All lines that can be read now."""
@@ -161,7 +175,7 @@ class KnownLines:
                 np.repeat(np.arange(len(parts), dtype=np.uint32), [len(each) for each in parts]),
                 tuple(keys.values()),
             )
-            self._ordinals = None
+            self._ordered = self._rest = None
         return self._files
 
     async def _key_of(self, batch: BatchRecord, file_id: str) -> str:
@@ -182,24 +196,32 @@ class KnownLines:
             raise _gone(self._id) from None
         return np.concatenate(rows)
 
-    async def _input_order(self, batch: BatchRecord, files: Found) -> npt.NDArray[np.int64]:
+    async def _input_order(
+        self, batch: BatchRecord, files: Found
+    ) -> tuple[Found, npt.NDArray[np.int64]]:
+        if self._ordered is None:
+            ordinals = await self._ordinals(batch, files)
+            order = np.argsort(ordinals, kind="stable")
+            self._ordered = files.pick(order), ordinals[order]
+        return self._ordered
+
+    async def _ordinals(self, batch: BatchRecord, files: Found) -> npt.NDArray[np.int64]:
         """The number of each line's request. One file is in the order of the input already."""
-        if self._ordinals is None:
-            if len(files.keys) < 2 and len(files.rows) == self.total:
-                self._ordinals = np.arange(len(files.rows))
-            else:
-                requests = await self._requests_of(batch)
-                if requests is None:
-                    raise RequestRefused(
-                        f"The input of {batch.id} is no longer kept, so the order of its lines is "
-                        "not known: use order=completion.",
-                        param="order",
-                        code="input_gone",
-                    )
-                order = np.argsort(requests)
-                places = np.searchsorted(requests, files.rows["id"], sorter=order)
-                self._ordinals = order[np.minimum(places, len(order) - 1)]
-        return self._ordinals
+        count = len(files.rows)
+        if not count or (len(files.keys) == 1 and count == self.total):
+            return np.arange(count)
+        requests = await self._requests_of(batch)
+        if requests is None:
+            raise RequestRefused(
+                f"The input of {batch.id} is no longer kept, so the order of its lines is not "
+                "known: use order=completion.",
+                param="order",
+                code="input_gone",
+            )
+        order = np.argsort(requests)
+        places = np.searchsorted(requests, files.rows["id"], sorter=order)
+        ordinals: npt.NDArray[np.int64] = order[np.minimum(places, len(order) - 1)]
+        return ordinals
 
     # -- its input ----------------------------------------------------------------------------
 

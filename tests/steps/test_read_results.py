@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.batch_error import BatchError
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import RequestRefused
 from batchyard.files import known_lines, read_results
@@ -180,6 +181,21 @@ async def test_what_others_find_after_a_reader_saw_the_end_changes_nothing_for_i
     assert sorted(found) == ids(*range(9))
 
 
+async def test_a_process_that_has_just_looked_takes_the_cursor_of_another_one(yard: Yard) -> None:
+    """Processes of one API answer in turns, and each looks for itself."""
+    batch_id = await yard.prepared(lines_of(4))
+    batch = await yard.services.store.batches.get(batch_id)
+    yard.set(flush_seconds=60.0)
+    late = ResultsReader(yard.services)
+    await segment(yard, batch_id, 0)
+    await late.page(batch, CompletionCursor(), limit=9)
+    client = Client(yard, batch_id)
+    await segment(yard, batch_id, 1, n=1)
+    assert await client.page() == ids(0, 1)
+    page = await late.page(batch, parse_cursor(client.cursor, None), limit=9)
+    assert (len(page.found.rows), str(page.next)) == (0, client.cursor)
+
+
 async def test_a_request_that_two_owners_ran_is_returned_once(yard: Yard) -> None:
     batch_id = await yard.prepared(lines_of(3))
     client = Client(yard, batch_id)
@@ -293,6 +309,18 @@ async def test_one_kind_of_lines_is_read_with_the_cursor_of_all(yard: Yard) -> N
     assert await errors.page() == ids(1, 4)
     errors.outcomes = BOTH
     assert await errors.rest() == ids(7)
+
+
+async def test_a_batch_that_failed_before_its_first_line_was_finished_has_no_lines(
+    yard: Yard,
+) -> None:
+    batch_id = await yard.prepared(lines_of(3))
+    await yard.services.store.batches.stop_early(batch_id, [BatchError("server_error", "No.")])
+    batch = await yard.finish(batch_id)
+    assert (batch.output_file_id, batch.error_file_id, batch.counts.total) == (None, None, 3)
+    await yard.services.storage.delete(file_key(batch.input_file_id))
+    client = Client(yard, batch_id, order="input")
+    assert (await client.page(), client.has_more) == ([], False)
 
 
 async def test_a_batch_that_ended_without_files_has_no_lines(yard: Yard) -> None:
