@@ -233,7 +233,7 @@ def application_name() -> str:
 
 
 def _limit_postgresql(engine: AsyncEngine, patience_seconds: float) -> None:
-    """Set the server's time limits: not as it connects, because PgBouncer refuses them there."""
+    """Set the server's time limits and no JIT: not as it connects, for PgBouncer refuses that."""
     limits = {
         "lock_timeout": patience_seconds,
         "statement_timeout": _STATEMENT_SECONDS,
@@ -241,6 +241,9 @@ def _limit_postgresql(engine: AsyncEngine, patience_seconds: float) -> None:
         "idle_in_transaction_session_timeout": _ABANDONED_SECONDS,
     }
     statement = "".join(f"SET {name} = '{value:.3f}s'; " for name, value in limits.items())
+    # With ten thousand batches the server would compile each claim anew, which takes a third of a
+    # second, to save a few milliseconds.
+    statement += "SET jit = off; "
 
     @event.listens_for(engine.sync_engine, "connect")
     def connect(connection: Any, record: object) -> None:  # noqa: ARG001 - the event's signature

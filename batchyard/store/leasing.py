@@ -15,7 +15,7 @@ from sqlmodel import Field, SQLModel
 from batchyard.store.clock import clock
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Table
+    from sqlalchemy import ColumnElement, FromClause, Table
 
 
 class LeaseColumns(SQLModel):
@@ -26,7 +26,7 @@ class LeaseColumns(SQLModel):
     lease_expires_at: float | None = Field(sa_type=Double)
 
 
-def is_free(table: Table) -> ColumnElement[bool]:
+def is_free(table: FromClause) -> ColumnElement[bool]:
     """The row has no owner: it was never claimed, or was released, or its lease has expired."""
     end = table.c.lease_expires_at
     return or_(end.is_(None), end <= clock())

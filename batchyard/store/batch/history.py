@@ -1,13 +1,14 @@
 """How a batch came along: points of its counts over time, at most 200 for each batch.
 
-The counts are cumulative, so that leaving points out loses detail and no request.
+The counts are cumulative, so that leaving points out loses detail and no request. A batch that
+waits gets one point, and more only while it runs: many may wait.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import BigInteger, and_, case, delete, func, insert, select
+from sqlalchemy import BigInteger, and_, case, delete, func, insert, or_, select
 from sqlmodel import Field
 
 from batchyard.lifecycle import BatchStatus
@@ -60,7 +61,9 @@ class BatchHistory(Aggregate):
     """The only writer of ``batch_points``."""
 
     async def record(self) -> int:
-        """Add a point to every batch in progress whose last one is old enough; returns how many.
+        """Add a point to every batch that runs, and the first to one that waits; returns how many.
+
+        None where the last one is less than :data:`POINT_SECONDS` old.
 
         For one process at a time: two would only write points that are closer to each other.
         """
@@ -79,21 +82,32 @@ class BatchHistory(Aggregate):
     @reads
     async def _due(self, connection: AsyncConnection) -> list[dict[str, Any]]:
         now = await read_seconds(connection)
-        last = (
-            select(func.max(POINTS.c.at)).where(POINTS.c.batch_id == BATCHES.c.id).scalar_subquery()
+        its_points = POINTS.c.batch_id == BATCHES.c.id
+        last = select(func.max(POINTS.c.at)).where(its_points).scalar_subquery()
+        ran_then = (
+            select(POINTS.c.running).where(its_points).order_by(POINTS.c.at.desc()).limit(1)
         )
+        points = select(func.count()).select_from(POINTS).where(its_points)
         unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
         is_running = and_(IS_LEASED, is_held(CHUNKS))
+        runs = select(CHUNKS.c.index).where(CHUNKS.c.batch_id == BATCHES.c.id, is_running)
         statement = (
             select(
                 BATCHES.c.id.label("batch_id"),
                 *(func.sum(CHUNKS.c[name]).label(name) for name in _SUMS),
                 func.sum(case((is_running, unanswered), else_=0)).label("running"),
+                points.correlate(BATCHES).scalar_subquery().label("points"),
             )
             .join(CHUNKS, CHUNKS.c.batch_id == BATCHES.c.id)
             .where(
                 BATCHES.c.status == BatchStatus.IN_PROGRESS,
                 func.coalesce(last, BATCHES.c.in_progress_at) <= now - POINT_SECONDS,
+                # What no runner has had since its last point has changed in nothing.
+                or_(
+                    last.is_(None),
+                    ran_then.correlate(BATCHES).scalar_subquery() > 0,
+                    runs.correlate(BATCHES).exists(),
+                ),
             )
             .group_by(BATCHES.c.id)
             .order_by(BATCHES.c.id)
@@ -108,14 +122,10 @@ class BatchHistory(Aggregate):
 
     @writes
     async def _write(self, connection: AsyncConnection, points: Sequence[dict[str, Any]]) -> None:
-        await connection.execute(insert(POINTS), points)
-        crowded = (
-            select(POINTS.c.batch_id)
-            .where(POINTS.c.batch_id.in_([point["batch_id"] for point in points]))
-            .group_by(POINTS.c.batch_id)
-            .having(func.count() >= MOST_POINTS)
-        )
-        for batch_id in sorted((await connection.execute(crowded)).scalars()):
+        # Not an IN with a value for each batch: a statement has at most 32,767 of them.
+        rows = [{name: value for name, value in row.items() if name != "points"} for row in points]
+        await connection.execute(insert(POINTS), rows)
+        for batch_id in [row["batch_id"] for row in points if row["points"] + 1 >= MOST_POINTS]:
             its_own = POINTS.c.batch_id == batch_id
             times = await connection.execute(select(POINTS.c.at).where(its_own))
             surplus = too_many(sorted(times.scalars()))

@@ -200,6 +200,10 @@ def _free_batches(limit: int, without_tenants: Collection[str]) -> Select[Any]:
     """The batches to lease, locked. On PostgreSQL two claimers never wait for each other's rows."""
     # One that was given back for later is neither held nor free.
     counts = and_(_IS_UNFINISHED, or_(BATCHES.c.owner.is_not(None), _IS_FREE))
+    # Turns are numbered within each tenant. Nearly all of them have nothing to lease now.
+    free = BATCHES.alias("free")
+    waiting = select(free.c.tenant).where(free.c.status.in_(UNFINISHED), is_free(free))
+    counts = and_(counts, BATCHES.c.tenant.in_(waiting))
     if without_tenants:
         counts = and_(counts, BATCHES.c.tenant.not_in(sorted(without_tenants)))
     ranks = turns_of_batches(counts, _IS_FREE).subquery("ranks")

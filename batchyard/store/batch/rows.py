@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import BigInteger, Double, Index
+from sqlalchemy import BigInteger, ColumnElement, Double, Index, literal_column
 from sqlmodel import Field, SQLModel
 
 from batchyard.batch_error import BatchError
@@ -297,6 +297,15 @@ class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata
 
 
 BATCHES = BatchRow.metadata.tables["batches"]
+IS_IN_PROGRESS: ColumnElement[bool] = BATCHES.c.status == literal_column("'in_progress'")
+"""A literal and no parameter, as the index on it needs."""
+Index(
+    "ix_batches_in_progress",
+    BATCHES.c.model,
+    BATCHES.c.expires_at,
+    sqlite_where=IS_IN_PROGRESS,
+    postgresql_where=IS_IN_PROGRESS,
+)
 _PLACES = {name: BATCHES.c[f"{name}_location"] for name in ("input", "output", "error")}
 LOCATION_COLUMNS = list(_PLACES.values())
 """The columns of :class:`BatchLocations`, in its order; its receivers have a table."""

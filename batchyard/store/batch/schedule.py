@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 LATE_SECONDS: Final = 300.0
 """How long every forecast must be late before the batch is reported to be at risk."""
+_AT_RISK_AT_ONCE: Final = 1000
+"""A database that was stopped for long has more of them; the others are reported by the next."""
+_MOVED_SECONDS: Final = 5
+_MOVED_SHARE: Final = 0.01
+"""A forecast is written again once it has moved by this share of the time that is left. The speed
+of engines is measured all the time, and each measurement changes every forecast a little."""
 _FORECAST_COLUMNS = [
     BATCHES.c[name]
     for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at")
@@ -113,7 +119,8 @@ class BatchSchedule(Aggregate):
     ) -> list[BatchRecord]:
         """Record when batches will probably be done; returns those that have just become at risk.
 
-        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast. It is at
+        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast; one that
+        has hardly moved keeps the one that it had. It is at
         risk once every forecast of ``hold_seconds`` has said that its window ends first, or of a
         tenth of its window where that is less: a single odd measurement has no effect. A background
         batch is never at risk, because nothing was promised.
@@ -130,7 +137,7 @@ class BatchSchedule(Aggregate):
             late_since = row.late_since if row.late_since is not None else now
             if eta_at is None or eta_at <= row.expires_at or row.is_background:
                 late_since = None
-            if (eta_at, late_since) != (row.eta_at, row.late_since):
+            if late_since != row.late_since or _has_moved(row.eta_at, eta_at, now):
                 changed.append({"batch_id": row.id, "eta": eta_at, "since": late_since})
             hold = min(hold_seconds, (row.expires_at - row.created_at) / 10)
             if late_since is not None and now - late_since >= hold and row.at_risk_at is None:
@@ -142,7 +149,11 @@ class BatchSchedule(Aggregate):
             return []
         named = await connection.execute(
             update(BATCHES)
-            .where(BATCHES.c.id.in_(at_risk), running, BATCHES.c.at_risk_at.is_(None))
+            .where(
+                BATCHES.c.id.in_(at_risk[:_AT_RISK_AT_ONCE]),
+                running,
+                BATCHES.c.at_risk_at.is_(None),
+            )
             .values(at_risk_at=now)
             .returning(BATCHES.c.id)
         )
@@ -230,3 +241,9 @@ def _others_of_model() -> ColumnElement[bool]:
         .correlate(BATCHES)
         .exists()
     )
+
+
+def _has_moved(before: int | None, eta_at: int | None, now: int) -> bool:
+    if before is None or eta_at is None:
+        return before is not eta_at
+    return abs(eta_at - before) >= max(_MOVED_SECONDS, _MOVED_SHARE * (eta_at - now))

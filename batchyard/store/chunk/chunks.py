@@ -25,7 +25,7 @@ from batchyard.store.batch.order import (
     urgency,
 )
 from batchyard.store.batch.pages import batch_not_found
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.batch.rows import BATCHES, IS_IN_PROGRESS
 from batchyard.store.chunk.rows import (
     CHUNKS,
     IS_FREE,
@@ -414,7 +414,7 @@ class Chunks(Aggregate):
 def is_runnable() -> ColumnElement[bool]:
     """The batch may have requests in an engine now."""
     return and_(
-        BATCHES.c.status == BatchStatus.IN_PROGRESS,
+        IS_IN_PROGRESS,
         BATCHES.c.paused_at.is_(None),
         BATCHES.c.expires_at > clock(),
     )
@@ -430,7 +430,12 @@ def batches_with_free_chunks(
     statement = (
         select(BATCHES.c.id, BATCHES.c.tenant)
         .outerjoin(TENANTS, TENANTS.c.name == BATCHES.c.tenant)
-        .where(is_runnable(), free.exists())
+        # A batch of several models has none of its own.
+        .where(
+            is_runnable(),
+            or_(BATCHES.c.model == model, BATCHES.c.model.is_(None)),
+            free.exists(),
+        )
     )
     if batch_id is not None:
         statement = statement.where(BATCHES.c.id == batch_id)

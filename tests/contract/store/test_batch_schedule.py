@@ -127,10 +127,32 @@ async def test_only_a_batch_in_progress_is_open_work(store: Store, status: S) ->
 
 async def test_a_forecast_is_set_changed_and_cleared(store: Store) -> None:
     batch = await begun_batch(store)
-    for eta_at in (batch.expires_at - 10, batch.expires_at - 20, None):
+    for eta_at in (batch.expires_at - 10, batch.expires_at - 1000, None):
         etas = {} if eta_at is None else {batch.id: eta_at}
         assert await store.batch_schedule.record_forecast(etas) == []
         assert await store.batches.get(batch.id) == batch.model_copy(update={"eta_at": eta_at})
+
+
+async def test_a_forecast_that_hardly_moves_is_not_written(store: Store) -> None:
+    """Each measurement of a speed moves all of them, and there may be a hundred thousand."""
+    batch = await begun_batch(store)
+    now = int(await store.database.now())
+    for eta_at, known in ((10_000, 10_000), (10_080, 10_000), (9_800, 9_800), (60, 60), (64, 60)):
+        await store.batch_schedule.record_forecast({batch.id: now + eta_at})
+        assert (await store.batches.get(batch.id)).eta_at == now + known
+
+
+async def test_of_very_many_at_risk_some_are_reported_at_a_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement takes only so many values."""
+    monkeypatch.setattr("batchyard.store.batch.schedule._AT_RISK_AT_ONCE", 2)
+    batches = [await begun_batch(store) for _ in range(3)]
+    etas = {batch.id: batch.expires_at + 1 for batch in batches}
+    reported = [
+        await store.batch_schedule.record_forecast(etas, hold_seconds=0) for _ in range(3)
+    ]
+    assert [len(each) for each in reported] == [2, 1, 0]
 
 
 async def test_a_batch_is_at_risk_once(store: Store) -> None:

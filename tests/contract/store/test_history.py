@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.event import listen, remove
 
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import EngineLoad, RunnerKind
@@ -70,6 +72,52 @@ async def test_points_are_five_seconds_apart(store: Store) -> None:
     assert [await store.batch_history.record() for _ in range(2)] == [1, 0]
 
 
+async def test_a_batch_that_waits_gets_one_point(store: Store) -> None:
+    """Many may wait for hours: a point for each of them every five seconds is most of all writes.
+
+    The first one says that nothing had come by then.
+    """
+    batch = await begun_batch(store)
+    began = await aged(store, batch.id, 3600)
+    await add_points(store, batch.id, [began + POINT_SECONDS])
+    assert await store.batch_history.record() == 0
+    (lease,) = await store.chunks.claim(model=MODEL, owner="r", lease_seconds=60)
+    assert await store.batch_history.record() == 1
+    await store.chunks.release(lease)
+
+
+async def test_a_batch_that_no_longer_runs_gets_a_last_point(store: Store) -> None:
+    """With what its runner had recorded until then."""
+    batch = await begun_batch(store)
+    began = await aged(store, batch.id, 3600)
+    await add_points(store, batch.id, [began + 60], running=10)
+    (lease,) = await store.chunks.claim(model=MODEL, owner="r", lease_seconds=60)
+    await store.chunks.record_progress(lease, completed=4, failed=1, usage=USAGE)
+    await store.chunks.release(lease)
+    assert [await store.batch_history.record() for _ in range(2)] == [1, 0]
+    last = (await store.batch_history.of(batch.id))[-1]
+    assert (last.completed, last.running) == (4, 0)
+
+
+async def test_no_statement_grows_with_the_batches(store: Store) -> None:
+    """Neither database takes 32,768 values, and the scheduler would fail from then on."""
+    for _ in range(40):
+        batch = await begun_batch(store)
+        await aged(store, batch.id, POINT_SECONDS)
+    largest = 0
+
+    def count(*event: Any) -> None:
+        nonlocal largest
+        many, parameters = event[5], event[3]
+        largest = max(largest, len(parameters[0] if many else parameters))
+
+    engine = store.database._engine.sync_engine
+    listen(engine, "before_cursor_execute", count)
+    assert await store.batch_history.record() == 40
+    remove(engine, "before_cursor_execute", count)
+    assert 5 < largest < 40
+
+
 async def test_a_batch_that_does_not_run_gets_no_points(store: Store) -> None:
     batch = await batch_in(store, BatchStatus.FINALIZING)
     await aged(store, batch.id, 3600)
@@ -81,7 +129,7 @@ async def test_a_batch_has_at_most_two_hundred_points(store: Store) -> None:
     batch = await begun_batch(store)
     began = await aged(store, batch.id, 5 * MOST_POINTS)
     times = [began + 5 * n for n in range(MOST_POINTS - 1)]
-    await add_points(store, batch.id, times)
+    await add_points(store, batch.id, times, running=10)
     await store.batch_history.record()
     kept = [point.at for point in await store.batch_history.of(batch.id)]
     assert len(kept) < MOST_POINTS * 3 // 4

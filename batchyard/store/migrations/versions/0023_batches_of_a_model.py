@@ -1,0 +1,29 @@
+"""The index for runners: the batches of their model that may have something to run."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0023"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+
+# Older code neither knows of it nor needs it.
+oldest_code = "0012"
+
+
+def upgrade() -> None:
+    is_in_progress = sa.text("status = 'in_progress'")
+    op.create_index(
+        "ix_batches_in_progress",
+        "batches",
+        ["model", "expires_at"],
+        sqlite_where=is_in_progress,
+        postgresql_where=is_in_progress,
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_batches_in_progress", table_name="batches")
