@@ -21,7 +21,7 @@ MODELS := .models/.made
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick test-slow test-mutations test-containers check bench up lock
-.PHONY: docs clean clean-containers
+.PHONY: bench-gpu docs clean clean-containers
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -58,6 +58,9 @@ up: setup ## the API, Prefect's server and UI and both workers in the foreground
 
 bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about twenty minutes
 	.venv/bin/python -m benchmarks
+
+bench-gpu: $(INSTALLED) ## MODEL=path: measure a real model on a GPU, into docs/benchmarks-gpu.md
+	@.venv/bin/python -m benchmarks.gpu "$(MODEL)"
 
 docs: $(INSTALLED) ## the reference pages, from the code, and the site of all pages in site/
 	.venv/bin/python -m reference

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOADS: Final = {
-    "engines for the busiest hour": Load(scale=20, used=0.55),
-    "engines for the average hour": Load(scale=20, used=0.8),
+    "engines for the busiest hour": Load(scale=25, used=0.55),
+    "engines for the average hour": Load(scale=25, used=0.8),
 }
 PREFECT_SECONDS: Final = 0.133
 CONTROL_SECONDS: Final = 0.102
@@ -34,7 +34,9 @@ _FLUSH_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 2.0
 _RECONCILE_SECONDS: Final = 10.0
 _RENEW_SECONDS: Final = 10.0
+_EXPIRED_SECONDS: Final = 2.0
 SCHEDULER_LEASE_SECONDS: Final = 15.0
+FORECAST_SECONDS: Final = 60.0
 HELD: Final = Room(scale_costs.HELD_AT_ONCE).free
 """Batches that one control process has at most."""
 
@@ -100,8 +102,8 @@ def needs(costs: Costs, moment: Moment) -> dict[str, Cost]:
     lines, waiting = costs.by_batches, moment.in_progress
 
     def by_waiting(name: str, times: float) -> Cost:
-        """Only what depends on the others: the rest is in the life of the batch."""
-        return _times(lines[name].each, waiting * times)
+        """What depends on the others that wait: the rest is in the life of the batch."""
+        return Cost(0.0, lines[name].each.read * waiting * times, 0.0)
 
     looks = (scale_costs.DEMAND, scale_costs.FORECASTS, scale_costs.POINTS_OF_ALL)
     return {
@@ -123,8 +125,9 @@ def needs(costs: Costs, moment: Moment) -> dict[str, Cost]:
                 waiting / scale_costs.HELD_AT_ONCE / _RENEW_SECONDS,
             ),
         ),
-        "claims of batches": by_waiting(
-            scale_costs.BATCH_CLAIM, moment.processes / intervals.POLL_SECONDS
+        "claims of batches": _sum(
+            by_waiting(scale_costs.BATCH_CLAIM, moment.processes / intervals.POLL_SECONDS),
+            by_waiting(scale_costs.EXPIRED, moment.processes / _EXPIRED_SECONDS),
         ),
         "the scheduler and the reconciler": _sum(
             *(_times(lines[name].at(waiting), 1 / _LOOK_SECONDS) for name in looks),
@@ -135,14 +138,14 @@ def needs(costs: Costs, moment: Moment) -> dict[str, Cost]:
 
 
 def look_seconds(costs: Costs, waiting: float, plan_seconds: float) -> float:
-    """From the first question of a look to its last write, on this machine."""
-    calls = (
-        scale_costs.DEMAND,
-        scale_costs.FORECASTS,
-        scale_costs.POINTS_OF_ALL,
-        scale_costs.WAITS,
-    )
-    return plan_seconds + sum(costs.by_batches[name].at(waiting).seconds for name in calls)
+    """What engines wait for: the demand and the plan, on this machine."""
+    return plan_seconds + costs.by_batches[scale_costs.DEMAND].at(waiting).seconds
+
+
+def forecast_seconds(costs: Costs, waiting: float) -> float:
+    """What is written for people beside the looks, on this machine."""
+    calls = (scale_costs.FORECASTS, scale_costs.POINTS_OF_ALL, scale_costs.WAITS)
+    return sum(costs.by_batches[name].at(waiting).seconds for name in calls)
 
 
 def walls(costs: Costs, day: Day, load: Load, plan_seconds: float) -> list[Wall]:
@@ -181,6 +184,12 @@ def walls(costs: Costs, day: Day, load: Load, plan_seconds: float) -> list[Wall]
             "seconds",
             SCHEDULER_LEASE_SECONDS,
             lambda at: look_seconds(costs, at.in_progress, plan_seconds),
+        ),
+        wall(
+            "forecasts that are a minute old",
+            "seconds",
+            FORECAST_SECONDS,
+            lambda at: forecast_seconds(costs, at.in_progress),
         ),
     ]
     return sorted(found, key=lambda each: each.ends_at)
@@ -262,8 +271,9 @@ def loads_of_database(costs: Costs, found: dict[str, Day]) -> str:
     heading = "| rows read a second, in the worst moment | " + " | ".join(found) + " |"
     lines = [heading, "|---|" + "---|" * len(found)]
     asked = [needs(costs, Moment.of(day)) for day in found.values()]
-    for name in asked[0]:
-        lines.append(f"| {name} | {' | '.join(_short(each[name].read) for each in asked)} |")
+    lines += [
+        f"| {name} | {' | '.join(_short(each[name].read) for each in asked)} |" for name in asked[0]
+    ]
     totals = [_sum(*each.values()) for each in asked]
     lines.append(f"| **all** | {' | '.join(f'**{_short(each.read)}**' for each in totals)} |")
     lines.append(
@@ -312,13 +322,14 @@ def section() -> str:
     found = {name: scale_day.simulate(load) for name, load in LOADS.items()}
     ended = {name: walls(costs, day, LOADS[name], plan_seconds) for name, day in found.items()}
     seconds = ", ".join(
-        f"{count:,} batches in progress {look_seconds(costs, count, plan_seconds):.1f} s"
+        f"{count:,} batches in progress {look_seconds(costs, count, plan_seconds):.2g} s and "
+        f"{forecast_seconds(costs, count):.2g} s"
         for count in (1_000, 10_000, 100_000)
     )
     rest = (
         f"On SQLite the life of a batch is {_short(costs.sqlite_statements)} statements. The plan "
         f"of runners for 1,000 engines of {scale_day.MODELS} models takes "
-        f"{1000 * plan_seconds:.0f} ms, and a whole look on this machine, with "
+        f"{1000 * plan_seconds:.0f} ms. A look, and then the forecasts, take on this machine with "
         f"{seconds}."
     )
     return "\n\n".join(

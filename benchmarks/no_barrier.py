@@ -134,23 +134,23 @@ def _tokens(body: bytes) -> int:
     return int(found[1])
 
 
-def on_vllm(requests: int, part: int) -> Shares:
+def on_vllm(requests: int, part: int, *, model: str = TINY, sequences: int = VLLM_SEQS) -> Shares:
     make = partial(
         inputs.heavy_tailed_requests,
         median_tokens=VLLM_MEDIAN,
         most_tokens=VLLM_MOST,
-        model=TINY,
+        model=model,
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         warm_up = make(folder / "warm.jsonl", count=32, seed=99)
         whole = make(folder / "in.jsonl", count=requests, seed=1)
         first = inputs.first_lines(folder / "part.jsonl", of=whole, count=part)
-        chunks = (VLLM_SEQS, 10, 4)
+        chunks = (sequences, 10, 4)
         jobs = [Job(way, str(whole)) for way in (STREAM_WINDOW, OURS)]
         jobs += [Job(f"{STREAM_BARRIER}{chunk}", str(first)) for chunk in chunks]
         options = (
-            *("--model", TINY, "--max-model-len", "1024", "--max-num-seqs", str(VLLM_SEQS)),
+            *("--model", model, "--max-model-len", "1024", "--max-num-seqs", str(sequences)),
             *COMMON_OPTIONS,
         )
         timed = run_jobs(jobs, options, warm_up=str(warm_up))

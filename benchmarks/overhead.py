@@ -29,10 +29,6 @@ from benchmarks.timed import (
 )
 
 MAX_NUM_SEQS = 256
-OPTIONS = (
-    *("--model", TINY, "--max-model-len", "1024", "--max-num-seqs", str(MAX_NUM_SEQS)),
-    *COMMON_OPTIONS,
-)
 BARRIER_10, BARRIER_4 = f"{HTTP_BARRIER}10", f"{HTTP_BARRIER}4"
 NAMES = {
     RUN_BATCH: "`run_batch`",
@@ -65,22 +61,26 @@ class Rates:
         return self.rates[way] / self.rates[RUN_BATCH]
 
 
-def measure(size: Size | None = None) -> Rates:
+def measure(size: Size | None = None, *, model: str = TINY) -> Rates:
     size = size or Size()
+    options = (
+        *("--model", model, "--max-model-len", "1024", "--max-num-seqs", str(MAX_NUM_SEQS)),
+        *COMMON_OPTIONS,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        warm_up = inputs.short_requests(folder / "warm.jsonl", count=512, model=TINY, seed=99)
+        warm_up = inputs.short_requests(folder / "warm.jsonl", count=512, model=model, seed=99)
         jobs: list[Job] = []
         whole = (RUN_BATCH, OURS, STREAM_WINDOW, HTTP_WINDOW)
         for seed in range(size.files):
             path = folder / f"{seed}.jsonl"
-            inputs.short_requests(path, count=size.requests, model=TINY, seed=seed)
+            inputs.short_requests(path, count=size.requests, model=model, seed=seed)
             part = inputs.first_lines(
                 folder / f"{seed}-part.jsonl", of=path, count=size.barrier_requests
             )
             jobs += [Job(way, str(path)) for way in whole]
             jobs += [Job(way, str(part)) for way in (BARRIER_10, BARRIER_4)]
-        timed = run_jobs(jobs, OPTIONS, warm_up=str(warm_up))
+        timed = run_jobs(jobs, options, warm_up=str(warm_up))
     return Rates(
         size.requests,
         rates={way: median_rate(timed, way) for way in NAMES},

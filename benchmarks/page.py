@@ -9,7 +9,10 @@ import platform
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+_DOCS = Path(__file__).parents[1] / "docs"
+PAGE = _DOCS / "benchmarks.md"
+SCALE_PAGE = _DOCS / "scale.md"
+GPU_PAGE = _DOCS / "benchmarks-gpu.md"
 _MARKER = re.compile(r"<!-- measured ([a-z_]+): (begin|end) -->\n")
 
 
@@ -37,11 +40,15 @@ def write(name: str, text: str, path: Path = PAGE) -> None:
 
 
 def machine() -> str:
-    """What everything was measured on."""
+    """What everything but the page for GPUs was measured on."""
+    name, cores = processor()
+    return (
+        f"On {name}, {cores} cores, no GPU, Python {platform.python_version()}, vLLM 0.32.0 (CPU)."
+    )
+
+
+def processor() -> tuple[str, int]:
+    """Its name, and how many cores there are."""
     rows = Path("/proc/cpuinfo").read_text().splitlines()
     models = [row.partition(":")[2].strip() for row in rows if row.startswith("model name")]
-    name = models[0] if models else "an unknown processor"
-    return (
-        f"On {name}, {len(models)} cores, no GPU, Python {platform.python_version()}, "
-        "vLLM 0.32.0 (CPU)."
-    )
+    return (models[0] if models else "an unknown processor"), len(models)

@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 128
 BLOCKS = 104
-OPTIONS = (
-    *("--model", SMALL, "--max-model-len", "2048", "--max-num-seqs", "32"),
-    *("--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(BLOCKS), *COMMON_OPTIONS),
-)
+MODEL_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -79,39 +76,45 @@ class Gain:
         return self.cached / self.ceiling if self.ceiling else 1.0
 
 
-def kinds(size: Size) -> dict[str, Callable[[Path, int], Path]]:
+def kinds(size: Size, model: str = SMALL) -> dict[str, Callable[[Path, int], Path]]:
     """How each of the three files that share is written, from a path and a seed."""
     return {
         "few-shot templates": lambda path, seed: inputs.few_shot_templates(
-            path, templates=size.groups, inputs=size.each, words_each=280, model=SMALL, seed=seed
+            path, templates=size.groups, inputs=size.each, words_each=280, model=model, seed=seed
         ),
         "questions on documents": lambda path, seed: inputs.document_questions(
             path,
             documents=size.groups,
             questions=size.each,
             words_each=300,
-            model=SMALL,
+            model=model,
             seed=seed,
         ),
         "four-level tree": lambda path, seed: inputs.four_level_tree(
             path,
             branches=(2, 4, max(1, size.groups // 4), max(1, size.each // 2)),
             words_each=300,
-            model=SMALL,
+            model=model,
             seed=seed,
         ),
     }
 
 
-def measure(size: Size | None = None) -> list[Gain]:
+def measure(size: Size | None = None, *, model: str = SMALL, blocks: int = BLOCKS) -> list[Gain]:
+    """``blocks``: those of the engine's cache, of :data:`BLOCK_SIZE` tokens."""
     size = size or Size()
+    options = (
+        *("--model", model, "--max-model-len", str(MODEL_TOKENS), "--max-num-seqs", "32"),
+        *("--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(blocks)),
+        *COMMON_OPTIONS,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         warm_up = inputs.long_requests(
-            folder / "warm.jsonl", count=32, words_each=300, model=SMALL, seed=99
+            folder / "warm.jsonl", count=32, words_each=300, model=model, seed=99
         )
         files: dict[str, list[str]] = {}
-        for kind, (title, make) in enumerate(kinds(size).items()):
+        for kind, (title, make) in enumerate(kinds(size, model).items()):
             files[title] = [str(make(folder / f"{kind}.jsonl", kind))]
         unshared = [
             str(
@@ -119,7 +122,7 @@ def measure(size: Size | None = None) -> list[Gain]:
                     folder / f"unshared-{seed}.jsonl",
                     count=size.unshared,
                     words_each=300,
-                    model=SMALL,
+                    model=model,
                     seed=seed,
                 )
             )
@@ -135,9 +138,9 @@ def measure(size: Size | None = None) -> list[Gain]:
             pair = (OURS, OURS_INPUT_ORDER) if number % 2 else (OURS_INPUT_ORDER, OURS)
             jobs += [Job(way, file) for way in (RUN_BATCH, *pair)]
         files["nothing shared"] = unshared
-        timed = run_jobs(jobs, OPTIONS, warm_up=str(warm_up))
+        timed = run_jobs(jobs, options, warm_up=str(warm_up))
         firsts = [each[0] for each in files.values()]
-        ceilings = cache_ceilings(firsts, model=SMALL, block_size=BLOCK_SIZE)
+        ceilings = cache_ceilings(firsts, model=model, block_size=BLOCK_SIZE)
         return [
             _gain(title, [one for one in timed if one.job.file in each], ceiling)
             for (title, each), ceiling in zip(files.items(), ceilings, strict=True)

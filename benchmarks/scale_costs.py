@@ -109,7 +109,8 @@ class Costs:
 
 CHUNK_CLAIM: Final = "a runner claims a chunk"
 NOTHING_TO_CLAIM: Final = "… of a model with nothing to run"
-BATCH_CLAIM: Final = "a control process claims eight batches"
+BATCH_CLAIM: Final = "a control process claims a batch"
+EXPIRED: Final = "… also if its lease has expired, every two seconds"
 DEMAND: Final = "a look: what each model has to do"
 FORECASTS: Final = "a look: forecasts"
 POINTS_OF_ALL: Final = "a look: points of the charts"
@@ -172,7 +173,7 @@ class _Meter:
         def count(*call: Any) -> None:
             self.statements += not call[2].lstrip().upper().startswith(_NOT_OURS)
 
-        engine = store.database._engine.sync_engine
+        engine = store.database._engine.sync_engine  # noqa: SLF001 - nobody else needs it
         event.listen(engine, "before_cursor_execute", count)
         yield
         event.remove(engine, "before_cursor_execute", count)
@@ -237,14 +238,12 @@ async def _run(services: Services, batches: int, chunks: int) -> None:
     ]
     async with asyncio.timeout(120):
         for batch_id in ids:
-            while (batch := await _quietly(services, batch_id)).status not in TERMINAL:
+            while (  # noqa: ASYNC110 - the tasks of the processes bring it about
+                batch := await services.store.batches.get(batch_id)
+            ).status not in TERMINAL:
                 await asyncio.sleep(0.1)
             assert batch.counts.completed == _LINES, batch
             assert (await services.store.chunks.summary(batch_id)).done == chunks
-
-
-async def _quietly(services: Services, batch_id: str) -> Any:
-    return await services.store.batches.get(batch_id)
 
 
 @asynccontextmanager
@@ -322,7 +321,10 @@ async def _named(store: Store) -> dict[str, Callable[[], Awaitable[object]]]:
     return {
         CHUNK_CLAIM: partial(claim, model="model-0"),
         NOTHING_TO_CLAIM: partial(claim, model="none"),
-        BATCH_CLAIM: partial(store.batch_leases.claim, owner="c", lease_seconds=30.0, limit=8),
+        BATCH_CLAIM: partial(
+            store.batch_leases.claim, owner="c", lease_seconds=30.0, with_expired=False
+        ),
+        EXPIRED: partial(store.batch_leases.claim, owner="c", lease_seconds=30.0),
         DEMAND: store.chunks.demand,
         FORECASTS: forecasts,
         POINTS_OF_ALL: store.batch_history.record,

@@ -3,8 +3,8 @@
 One in :attr:`Load.scale` of the batches and engines is simulated, and each count stands for as
 many. An engine serves one chunk after the other at a fixed speed; each batch's answers come
 :data:`GENERATION_SECONDS` after they were asked for. Chunks go by turns of tenants, and within a
-tenant small batches first. The plan of which engines run is :func:`batchyard.schedule.plan_runners`,
-called every two seconds with what the real scheduler reads.
+tenant small batches first. Which engines run is decided by
+:func:`batchyard.schedule.plan_runners`, called every two seconds with what the scheduler reads.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _SAMPLE_SECONDS: Final = 60
 
 @dataclass(frozen=True)
 class Load:
-    """``swing``: the busiest hour over the mean, less one, at 16 h. Lines of a batch are log-normal.
+    """``swing``: the busiest hour over the mean, less one, at 16 h. Lines are log-normal.
 
-    ``used``: the share of the engines that the day needs on average. ``losses_per_hour``: how often
-    each engine is lost with what it has.
+    ``used``: the share of the engines that the day needs on average. ``losses_per_hour``: how
+    often each engine is lost with what it has.
     """
 
     batches: int = 10_000_000

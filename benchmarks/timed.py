@@ -106,6 +106,12 @@ def cache_ceilings(files: Sequence[str], *, model: str, block_size: int) -> list
     return list(_result_of(command))
 
 
+def facts_of(model: str, file: str) -> dict[str, Any]:
+    """The engine's ``vllm`` and ``device`` (None: no GPU); ``tokens`` of a prompt of the file."""
+    script = str(ROOT / "benchmarks" / "model_facts.py")
+    return dict(_result_of([str(ENGINE_PYTHON), script, model, file]))
+
+
 def _run(
     command: Sequence[Any], jobs: Sequence[Job], options: Sequence[str], warm_up: str
 ) -> dict[Job, float]:

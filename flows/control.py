@@ -31,7 +31,7 @@ from batchyard.steps.forecast import update_forecasts
 from flows.worker import worker_services
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from batchyard.dispatch import GivenUp
     from batchyard.services.services import Services
@@ -69,15 +69,24 @@ async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
 
     Returns whether it has.
     """
+    is_acting = await _schedule(services, scheduler)
+    if is_acting:
+        await _foretell(services, scheduler.waits)
+    return is_acting
+
+
+async def _schedule(services: Services, scheduler: RunnerScheduler) -> bool:
     for given_up in await scheduler.look():
         await _stop_batches_of(services, given_up)
-    if not scheduler.is_acting:
-        return False
-    await services.store.batch_schedule.record_waits(scheduler.waits)
+    return scheduler.is_acting
+
+
+async def _foretell(services: Services, waits: Mapping[str, str]) -> None:
+    """Write what people see of batches in progress: why they wait, their ends, their charts."""
+    await services.store.batch_schedule.record_waits(waits)
     for batch in await update_forecasts(services):
         emit_at_risk(batch)
     await services.store.batch_history.record()
-    return True
 
 
 def emit_at_risk(batch: BatchRecord) -> None:
@@ -107,15 +116,32 @@ async def _scheduling(services: Services, api: PrefectApi, owner: str) -> AsyncI
 
 async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> None:
     looks = 0
-    while True:
-        try:
-            if await look_once(services, scheduler):
-                if looks % _RECONCILE_EVERY == 0:
-                    await reconcile(services)
-                looks += 1
-        except Exception as error:  # noqa: BLE001 - the next look may go better; batches wait
-            log.warning("scheduler.failed", type(error).__name__)
-        await asyncio.sleep(_LOOK_SECONDS)
+    foretelling: asyncio.Task[None] | None = None
+    try:
+        while True:
+            try:
+                if await _schedule(services, scheduler):
+                    # With a hundred thousand batches it takes longer than the scheduler's lease
+                    # lasts: engines do not wait for it.
+                    if foretelling is None or foretelling.done():
+                        foretelling = asyncio.create_task(_try_to_foretell(services, scheduler))
+                    if looks % _RECONCILE_EVERY == 0:
+                        await reconcile(services)
+                    looks += 1
+            except Exception as error:  # noqa: BLE001 - the next look may go better; batches wait
+                log.warning("scheduler.failed", type(error).__name__)
+            await asyncio.sleep(_LOOK_SECONDS)
+    finally:
+        if foretelling is not None:
+            foretelling.cancel()
+            await asyncio.wait([foretelling])
+
+
+async def _try_to_foretell(services: Services, scheduler: RunnerScheduler) -> None:
+    try:
+        await _foretell(services, scheduler.waits)
+    except Exception as error:  # noqa: BLE001 - the next one may go better
+        log.warning("scheduler.failed", type(error).__name__)
 
 
 async def report_all(services: Services, api: PrefectApi, owner: str) -> None:

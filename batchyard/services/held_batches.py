@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -38,6 +40,8 @@ log = event_logger(__name__)
 _AHEAD = 8
 """Batches that are leased before they can begin. More would wait here in the order of their leases,
 and other processes could not have them."""
+_EXPIRED_SECONDS = 2.0
+"""How often batches are looked for whose owner has not renewed its lease."""
 AGAIN_AFTER_SECONDS = 5.0
 """After an error that will pass, the batch is not tried again for this time."""
 
@@ -137,6 +141,8 @@ class HeldBatches:
         self._working: dict[str, WorkPlace] = {}
         self._held: dict[str, HeldBatch] = {}
         self._leases_lost = 0
+        self._expired_at = -math.inf
+        """When batches with an expired lease were looked for."""
         self._at_end = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -174,12 +180,16 @@ class HeldBatches:
 
         Hold or release each of them.
         """
+        with_expired = time.monotonic() - self._expired_at >= _EXPIRED_SECONDS
         leases = await self._store.batch_leases.claim(
             owner=self.owner,
             lease_seconds=self._settings.batch_lease_seconds,
             without_tenants=self._room.full_tenants(),
             limit=limit,
+            with_expired=with_expired,
         )
+        if with_expired:
+            self._expired_at = time.monotonic()
         for lease in leases:
             # Ours until its lease ran out: the work on it under the older lease must end.
             if (before := self._held.get(lease.batch_id)) is not None:

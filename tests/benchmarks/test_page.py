@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import page
-from benchmarks.__main__ import SECTIONS
+from benchmarks.__main__ import SECTIONS, SECTIONS_ELSEWHERE
 
 SMALL = (
     "before\n"
@@ -18,6 +18,8 @@ SMALL = (
 
 def test_the_page_has_a_place_for_every_benchmark_in_their_order() -> None:
     assert page.sections(page.PAGE.read_text()) == list(SECTIONS)
+    for name, (_, path) in SECTIONS_ELSEWHERE.items():
+        assert page.sections(path.read_text()) == [name]
 
 
 def test_one_section_is_replaced_and_nothing_else() -> None:

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import (
     batch_list,
     cache_isolation,
+    internet_scale,
     kill,
     lengths,
     live_gaps,
@@ -22,6 +23,8 @@ from benchmarks import (
     plan_gain,
     plan_speed,
     rss_flat,
+    scale_costs,
+    scale_day,
     shared_server,
     small_cache,
     timed,
@@ -205,6 +208,35 @@ def test_two_controllers_on_one_simulated_server_both_get_on() -> None:
     result = live_gaps.Simulation(kind, traffic, two, seed=1).run(120.0)
     assert all(result.windows)
     assert min(each.sent_ever for each in two) > 0.15 * sum(each.sent_ever for each in two)
+
+
+@pytest.mark.alone
+async def test_what_waits_costs_idle_engines_and_the_history_nothing() -> None:
+    """Counted in rows by PostgreSQL: a busy machine counts the same."""
+    costs = await internet_scale.measure(counts=(200, 1_400), batches=4, idle_seconds=1.0)
+    calls = costs.by_batches
+    assert 20 < costs.batch.statements < 200
+    assert costs.chunk.written > 1
+    assert calls[scale_costs.NOTHING_TO_CLAIM].at(10_000).read < 10
+    assert calls[scale_costs.BATCH_CLAIM].each.read < 0.5 < calls[scale_costs.EXPIRED].each.read
+    assert calls[scale_costs.CHUNK_CLAIM].each.read < 1.0
+    assert calls[scale_costs.POINTS_OF_ALL].at(10_000).written == 0
+    assert calls[scale_costs.FORECASTS].at(10_000).written == 0
+    day = scale_day.simulate(scale_day.Load(scale=1_000))
+    walls = internet_scale.walls(costs, day, scale_day.Load(), plan_seconds=0.01)
+    assert [wall.ends_at for wall in walls] == sorted(wall.ends_at for wall in walls)
+    assert "Prefect's server" in internet_scale.ends({"a day": walls})
+    assert "| the life of a batch of ten lines |" in internet_scale.prices(costs)
+
+
+def test_a_simulated_day_answers_its_batches() -> None:
+    load = scale_day.Load(scale=2_000, losses_per_hour=0.5)
+    day = scale_day.simulate(load)
+    assert day.batches == pytest.approx(load.batches, rel=0.01)
+    assert day.lost_leases > 0
+    assert 0 < day.small_waits[0] < day.large_waits[0]
+    assert day.claims.sum() == pytest.approx(day.chunks / 60, rel=0.1)
+    assert scale_day.plan_seconds(40) > 0
 
 
 @pytest.mark.alone

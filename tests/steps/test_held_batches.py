@@ -134,6 +134,20 @@ async def test_a_batch_whose_claim_got_no_answer_is_free_when_its_lease_has_run_
             await asyncio.sleep(0.05)
 
 
+async def test_a_batch_of_a_crashed_process_is_found_within_seconds(
+    yard: Yard, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not at each of the four claims a second, each of which would read all batches."""
+    monkeypatch.setattr("batchyard.services.held_batches._EXPIRED_SECONDS", 3600.0)
+    await claimed_by(yard, "crashed")
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        assert await held.claim(8) == []
+        await run_out(yard)
+        assert await held.claim(8) == []
+        monkeypatch.setattr("batchyard.services.held_batches._EXPIRED_SECONDS", 0.0)
+        assert await held.claim(8) == [batch_id]
+
+
 async def test_after_an_error_a_batch_is_left_alone_for_a_while(yard: Yard, batch_id: str) -> None:
     """What was away will still be away."""
     async with HeldBatches(yard.services.store, yard.services.settings) as held:

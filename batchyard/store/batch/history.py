@@ -84,9 +84,7 @@ class BatchHistory(Aggregate):
         now = await read_seconds(connection)
         its_points = POINTS.c.batch_id == BATCHES.c.id
         last = select(func.max(POINTS.c.at)).where(its_points).scalar_subquery()
-        ran_then = (
-            select(POINTS.c.running).where(its_points).order_by(POINTS.c.at.desc()).limit(1)
-        )
+        ran_then = select(POINTS.c.running).where(its_points).order_by(POINTS.c.at.desc()).limit(1)
         points = select(func.count()).select_from(POINTS).where(its_points)
         unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
         is_running = and_(IS_LEASED, is_held(CHUNKS))

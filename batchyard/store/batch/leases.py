@@ -10,7 +10,7 @@ from sqlalchemy import and_, bindparam, func, or_, select, tuple_, update
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.order import is_small_file, read_standings, turns_of_batches
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.batch.rows import BATCHES, has_no_owner
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN
 from batchyard.store.clock import clock
 from batchyard.store.leasing import (
@@ -92,14 +92,16 @@ class BatchLeases(Aggregate):
         batch_id: str | None = None,
         without_tenants: Collection[str] = (),
         limit: int = 1,
+        with_expired: bool = True,
     ) -> list[BatchLease]:
         """Lease up to ``limit`` batches that have not ended: this one, or the first in order.
 
         The order is that of :mod:`batchyard.turns`. Nothing is leased of ``without_tenants``. An
-        empty list: no batch is free.
+        empty list: no batch is free. Without ``with_expired``, batches whose owner's lease has
+        expired are not looked for: that reads every batch that has not ended.
         """
         if batch_id is None:
-            free = _free_batches(limit, without_tenants)
+            free = _free_batches(limit, without_tenants, with_expired=with_expired)
         else:
             free = _one_free_batch(batch_id)
         ids = (await connection.execute(free)).scalars().all()
@@ -196,13 +198,19 @@ def _one_free_batch(batch_id: str) -> Select[Any]:
     return select(BATCHES.c.id).where(BATCHES.c.id == batch_id, _IS_FREE).with_for_update()
 
 
-def _free_batches(limit: int, without_tenants: Collection[str]) -> Select[Any]:
+def _free_batches(
+    limit: int, without_tenants: Collection[str], *, with_expired: bool
+) -> Select[Any]:
     """The batches to lease, locked. On PostgreSQL two claimers never wait for each other's rows."""
     # One that was given back for later is neither held nor free.
     counts = and_(_IS_UNFINISHED, or_(BATCHES.c.owner.is_not(None), _IS_FREE))
     # Turns are numbered within each tenant. Nearly all of them have nothing to lease now.
     free = BATCHES.alias("free")
-    waiting = select(free.c.tenant).where(free.c.status.in_(UNFINISHED), is_free(free))
+    waiting = select(free.c.tenant).where(is_free(free))
+    if with_expired:
+        waiting = waiting.where(free.c.status.in_(UNFINISHED))
+    else:
+        waiting = waiting.where(has_no_owner(free))
     counts = and_(counts, BATCHES.c.tenant.in_(waiting))
     if without_tenants:
         counts = and_(counts, BATCHES.c.tenant.not_in(sorted(without_tenants)))

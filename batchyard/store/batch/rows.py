@@ -10,13 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import BigInteger, ColumnElement, Double, Index, literal_column
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Double,
+    FromClause,
+    Index,
+    and_,
+    literal_column,
+)
 from sqlmodel import Field, SQLModel
 
 from batchyard.batch_error import BatchError
 from batchyard.batch_options import DeliveryKind  # noqa: TC001 - SQLModel reads it at run time
 from batchyard.lengths import LengthClass
-from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.prices import BILLION
 from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
 from batchyard.store.leasing import LeaseColumns
@@ -305,6 +313,22 @@ Index(
     BATCHES.c.expires_at,
     sqlite_where=IS_IN_PROGRESS,
     postgresql_where=IS_IN_PROGRESS,
+)
+_UNFINISHED: Final[list[ColumnElement[str]]] = [
+    literal_column(f"'{status.value}'") for status in sorted(UNFINISHED)
+]
+
+
+def has_no_owner(table: FromClause) -> ColumnElement[bool]:
+    """The batch has not ended, and no process has claimed it. As literals, for the index."""
+    return and_(table.c.owner.is_(None), table.c.status.in_(_UNFINISHED))
+
+
+Index(
+    "ix_batches_no_owner",
+    BATCHES.c.tenant,
+    sqlite_where=has_no_owner(BATCHES),
+    postgresql_where=has_no_owner(BATCHES),
 )
 _PLACES = {name: BATCHES.c[f"{name}_location"] for name in ("input", "output", "error")}
 LOCATION_COLUMNS = list(_PLACES.values())

@@ -53,6 +53,26 @@ async def test_a_claim_says_who_has_which_batch_for_the_how_manieth_time(store: 
     assert held.lease_expires_at == pytest.approx(await store.database.now() + 60, abs=10)
 
 
+async def test_a_claim_may_leave_out_batches_with_an_expired_lease(store: Store) -> None:
+    """To find those, every batch that has not ended is read."""
+    lost, new = await created(store), await created(store)
+    await claim(store, lease_seconds=NOW_OVER, batch_id=lost.id)
+
+    async def claimed(*, with_expired: bool) -> list[str]:
+        leases = await store.batch_leases.claim(
+            owner="b", lease_seconds=60, limit=2, with_expired=with_expired
+        )
+        return [lease.batch_id for lease in leases]
+
+    await store.batch_leases.release(*await claim(store, batch_id=new.id), after_seconds=60)
+    assert await claimed(with_expired=False) == []
+    await rewrite(store, new.id, lease_expires_at=1.0)
+    # The tenant's others are looked at as well then.
+    await rewrite(store, lost.id, tenant="other")
+    assert await claimed(with_expired=False) == [new.id]
+    assert await claimed(with_expired=True) == [lost.id]
+
+
 async def test_nothing_is_claimed_where_nothing_is_free(store: Store) -> None:
     assert await claim(store) == []
     await created(store)

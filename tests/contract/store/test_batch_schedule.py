@@ -149,9 +149,7 @@ async def test_of_very_many_at_risk_some_are_reported_at_a_time(
     monkeypatch.setattr("batchyard.store.batch.schedule._AT_RISK_AT_ONCE", 2)
     batches = [await begun_batch(store) for _ in range(3)]
     etas = {batch.id: batch.expires_at + 1 for batch in batches}
-    reported = [
-        await store.batch_schedule.record_forecast(etas, hold_seconds=0) for _ in range(3)
-    ]
+    reported = [await store.batch_schedule.record_forecast(etas, hold_seconds=0) for _ in range(3)]
     assert [len(each) for each in reported] == [2, 1, 0]
 
 

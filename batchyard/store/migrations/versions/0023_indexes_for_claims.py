@@ -1,4 +1,7 @@
-"""The index for runners: the batches of their model that may have something to run."""
+"""Indexes for claims: batches of a model that may have something to run, and those without owner.
+
+Both are small, however many batches have ended.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,18 @@ def upgrade() -> None:
         sqlite_where=is_in_progress,
         postgresql_where=is_in_progress,
     )
+    has_no_owner = sa.text(
+        "owner IS NULL AND status IN ('cancelling', 'finalizing', 'in_progress', 'validating')"
+    )
+    op.create_index(
+        "ix_batches_no_owner",
+        "batches",
+        ["tenant"],
+        sqlite_where=has_no_owner,
+        postgresql_where=has_no_owner,
+    )
 
 
 def downgrade() -> None:
+    op.drop_index("ix_batches_no_owner", table_name="batches")
     op.drop_index("ix_batches_in_progress", table_name="batches")

@@ -1,0 +1,35 @@
+"""Runs in the engine environment: which vLLM and GPU there is, and how long a file's prompts are.
+
+Prints one JSON object: ``vllm``, ``device`` (null without a GPU), ``tokens`` (the mean of the
+prompts). Arguments: model folder, a file of chat requests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+
+def main() -> None:
+    model, file = sys.argv[1:]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    texts = (
+        tokenizer.apply_chat_template(
+            line["body"]["messages"], tokenize=False, add_generation_prompt=True
+        )
+        for line in lines
+    )
+    tokens = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    facts = {"vllm": version("vllm"), "device": device, "tokens": tokens / len(lines)}
+    print("RESULT " + json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()
