@@ -120,7 +120,7 @@ class BatchHistory(Aggregate):
 
     @writes
     async def _write(self, connection: AsyncConnection, points: Sequence[dict[str, Any]]) -> None:
-        # Not an IN with a value for each batch: a statement has at most 32,767 of them.
+        # Not an IN with a value for each batch: PostgreSQL's driver takes 32,767 of them.
         rows = [{name: value for name, value in row.items() if name != "points"} for row in points]
         await connection.execute(insert(POINTS), rows)
         for batch_id in [row["batch_id"] for row in points if row["points"] + 1 >= MOST_POINTS]:

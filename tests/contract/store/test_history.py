@@ -100,7 +100,7 @@ async def test_a_batch_that_no_longer_runs_gets_a_last_point(store: Store) -> No
 
 
 async def test_no_statement_grows_with_the_batches(store: Store) -> None:
-    """Neither database takes 32,768 values, and the scheduler would fail from then on."""
+    """PostgreSQL's driver takes 32,767 values. From then on, no look would come to its end."""
     for _ in range(40):
         batch = await begun_batch(store)
         await aged(store, batch.id, POINT_SECONDS)

@@ -1,0 +1,79 @@
+"""`make bench-gpu`: refuses what it cannot measure, and writes its page. There is no GPU here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import gpu, overhead, page, plan_gain, timed
+from tests.pages import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = gpu.Size(
+    plan_gain.Size(groups=4, each=4, unshared=12, pairs=1),
+    overhead.Size(requests=60, barrier_requests=20, files=1),
+    sequences=16,
+    tail=40,
+    part=20,
+)
+
+
+def test_the_page_has_a_place_for_the_tables_and_no_figures() -> None:
+    text = page.GPU_PAGE.read_text()
+    assert page.sections(text) == ["gpu"]
+    assert "begin -->\nNot measured.\n<!--" in text
+
+
+@pytest.mark.parametrize("words", [[], ["/no/such/model"], [str(ROOT / "docs")]])
+def test_without_a_model_nothing_is_measured(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "page.md"
+    shutil.copy(page.GPU_PAGE, kept)
+    assert gpu.main([*words, "--page", str(kept)]) == 2
+    assert "MODEL" in capsys.readouterr().err
+    assert kept.read_text() == page.GPU_PAGE.read_text()
+
+
+def test_without_an_engine_environment_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(timed, "ENGINE_PYTHON", tmp_path / "bin" / "python")
+    with pytest.raises(gpu.Refused, match="make setup DEVICE=cuda"):
+        gpu.check(str(tmp_path))
+
+
+def test_the_command_of_the_page_is_the_make_files() -> None:
+    """As far as one can see without running it: its model goes to the program as one word."""
+    command = ["make", "--dry-run", "--assume-old=.venv/.installed", "bench-gpu", "MODEL=/a model"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == '.venv/bin/python -m benchmarks.gpu "/a model"'
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_without_a_gpu_nothing_is_measured() -> None:
+    with pytest.raises(gpu.Refused, match="sees no GPU"):
+        gpu.measure(timed.TINY, size=SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_small_size_runs_on_the_cpu_and_is_written(tmp_path: Path) -> None:
+    text = gpu.measure(timed.TINY, on_cpu=True, size=SMALL)
+    kept = tmp_path / "page.md"
+    shutil.copy(page.GPU_PAGE, kept)
+    page.write("gpu", text, kept)
+    written = kept.read_text()
+    assert re.search(r"tiny-chat with vLLM \d\S+ on the CPU, and no GPU; \d+ cores of ", written)
+    for heading in ("B1: the order", "B2: no barrier", "B3: overhead"):
+        assert f"## {heading}" in written
+    assert "| questions on documents |" in written
+    assert "| 60 short requests |" in written
