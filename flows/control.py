@@ -71,7 +71,7 @@ async def look_once(services: Services, scheduler: RunnerScheduler) -> bool:
     """
     is_acting = await _schedule(services, scheduler)
     if is_acting:
-        await _foretell(services, scheduler.waits)
+        await _write_outlook(services, scheduler.waits)
     return is_acting
 
 
@@ -81,7 +81,7 @@ async def _schedule(services: Services, scheduler: RunnerScheduler) -> bool:
     return scheduler.is_acting
 
 
-async def _foretell(services: Services, waits: Mapping[str, str]) -> None:
+async def _write_outlook(services: Services, waits: Mapping[str, str]) -> None:
     """Write what people see of batches in progress: why they wait, their ends, their charts."""
     await services.store.batch_schedule.record_waits(waits)
     for batch in await update_forecasts(services):
@@ -116,15 +116,15 @@ async def _scheduling(services: Services, api: PrefectApi, owner: str) -> AsyncI
 
 async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> None:
     looks = 0
-    foretelling: asyncio.Task[None] | None = None
+    outlook: asyncio.Task[None] | None = None
     try:
         while True:
             try:
                 if await _schedule(services, scheduler):
                     # With a hundred thousand batches it takes longer than the scheduler's lease
                     # lasts: engines do not wait for it.
-                    if foretelling is None or foretelling.done():
-                        foretelling = asyncio.create_task(_try_to_foretell(services, scheduler))
+                    if outlook is None or outlook.done():
+                        outlook = asyncio.create_task(_try_to_write_outlook(services, scheduler))
                     if looks % _RECONCILE_EVERY == 0:
                         await reconcile(services)
                     looks += 1
@@ -132,14 +132,14 @@ async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> No
                 log.warning("scheduler.failed", type(error).__name__)
             await asyncio.sleep(_LOOK_SECONDS)
     finally:
-        if foretelling is not None:
-            foretelling.cancel()
-            await asyncio.wait([foretelling])
+        if outlook is not None:
+            outlook.cancel()
+            await asyncio.wait([outlook])
 
 
-async def _try_to_foretell(services: Services, scheduler: RunnerScheduler) -> None:
+async def _try_to_write_outlook(services: Services, scheduler: RunnerScheduler) -> None:
     try:
-        await _foretell(services, scheduler.waits)
+        await _write_outlook(services, scheduler.waits)
     except Exception as error:  # noqa: BLE001 - the next one may go better
         log.warning("scheduler.failed", type(error).__name__)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import gpu, overhead, page, plan_gain, timed
+from benchmarks import gpu, no_barrier, overhead, page, plan_gain, timed
+from benchmarks.timed import Job, Timed
 from tests.pages import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
 SMALL = gpu.Size(
     plan_gain.Size(groups=4, each=4, unshared=12, pairs=1),
@@ -57,6 +59,30 @@ def test_the_command_of_the_page_is_the_make_files() -> None:
     assert done.stdout.splitlines()[-1] == '.venv/bin/python -m benchmarks.gpu "/a model"'
 
 
+def test_every_engine_has_the_model_that_is_given_and_a_cache_for_a_third_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is put into the text is not measured here: engines would take minutes."""
+    engines: list[Sequence[str]] = []
+
+    def run(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> list[Timed]:
+        assert Path(warm_up).is_file()
+        engines.append(options)
+        return [Timed(job, 1.0, 10, 10, 100, 50) for job in jobs]
+
+    for module in (plan_gain, no_barrier, overhead):
+        monkeypatch.setattr(module, "run_jobs", run)
+    monkeypatch.setattr(plan_gain, "cache_ceilings", lambda files, **_: [0.5] * len(files))
+    facts = {"vllm": "0.32.0", "device": "NVIDIA X", "tokens": 400.0}
+    monkeypatch.setattr(timed, "facts_of", lambda *_: facts)
+    text = gpu.measure(timed.TINY, size=gpu.WHOLE)
+    assert "tiny-chat with vLLM 0.32.0 on NVIDIA X; " in text
+    assert len(engines) == 3
+    assert {each[each.index("--model") + 1] for each in engines} == {timed.TINY}
+    blocks = int(engines[0][engines[0].index("--num-gpu-blocks-override") + 1])
+    assert blocks * plan_gain.BLOCK_SIZE == pytest.approx(32 * 400 / 3, rel=0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_without_a_gpu_nothing_is_measured() -> None:
@@ -66,6 +92,7 @@ def test_without_a_gpu_nothing_is_measured() -> None:
 
 @pytest.mark.slow
 @pytest.mark.vllm
+@pytest.mark.timeout(1800)
 def test_a_small_size_runs_on_the_cpu_and_is_written(tmp_path: Path) -> None:
     text = gpu.measure(timed.TINY, on_cpu=True, size=SMALL)
     kept = tmp_path / "page.md"

@@ -119,11 +119,11 @@ class BatchSchedule(Aggregate):
     ) -> list[BatchRecord]:
         """Record when batches will probably be done; returns those that have just become at risk.
 
-        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast; one that
-        has hardly moved keeps the one that it had. It is at
-        risk once every forecast of ``hold_seconds`` has said that its window ends first, or of a
-        tenth of its window where that is less: a single odd measurement has no effect. A background
-        batch is never at risk, because nothing was promised.
+        ``etas`` are Unix seconds. A batch in progress that is not named has no forecast; one whose
+        forecast has hardly moved keeps the one that it had. A batch is at risk once every forecast
+        of ``hold_seconds`` has said that its window ends first, or of a tenth of its window where
+        that is less: a single odd measurement has no effect. A background batch is never at risk,
+        because nothing was promised.
         """
         running = BATCHES.c.status == BatchStatus.IN_PROGRESS
         # One after the other by id: the order of everybody who changes several batches.
@@ -245,5 +245,5 @@ def _others_of_model() -> ColumnElement[bool]:
 
 def _has_moved(before: int | None, eta_at: int | None, now: int) -> bool:
     if before is None or eta_at is None:
-        return before is not eta_at
+        return before != eta_at
     return abs(eta_at - before) >= max(_MOVED_SECONDS, _MOVED_SHARE * (eta_at - now))
