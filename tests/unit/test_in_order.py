@@ -27,6 +27,7 @@ class Work:
         self.running.add(number)
         self.most = max(self.most, len(self.running))
         try:
+            await asyncio.sleep(0)
             await self.ends[number].wait()
         finally:
             self.running.remove(number)
