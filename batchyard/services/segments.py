@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from batchyard.results import Outcome, ResultLine
 from batchyard.services.keys import chunk_prefix
@@ -21,23 +19,12 @@ from batchyard.wire import TokenUsage
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
-    import numpy.typing as npt
-
     from batchyard.storage.base import Storage
 
 # Ordinal, outcome (and whether it is a copy), five token counts, line length.
 _HEADER = struct.Struct("<IBIIIIII")
-HEADER: Final = np.dtype(
-    [
-        ("ordinal", "<u4"),
-        ("outcome", "u1"),
-        ("usage", "<u4", (len(TokenUsage._fields),)),
-        ("length", "<u4"),
-    ]
-)
-"""The same as an array's element."""
-_LENGTH = struct.Struct(f"<{_HEADER.size - 4}xI")
-_IS_COPY = 0x80
+IS_COPY: Final = 0x80
+"""Of the byte with the outcome."""
 _MOST_TOKENS = 2**32 - 1
 
 
@@ -64,7 +51,7 @@ def storable(result: ResultLine) -> ResultLine:
 
 def encode_entry(ordinal: int, result: ResultLine) -> bytes:
     """One result as an entry of a segment: a fixed header, and the line."""
-    outcome = result.outcome | (_IS_COPY if result.is_copy else 0)
+    outcome = result.outcome | (IS_COPY if result.is_copy else 0)
     return _HEADER.pack(ordinal, outcome, *result.usage, len(result.line)) + result.line
 
 
@@ -76,53 +63,13 @@ def decode_entries(segment: bytes) -> Iterator[SegmentEntry]:
         position += _HEADER.size
         yield SegmentEntry(
             ordinal,
-            Outcome(outcome & ~_IS_COPY),
+            Outcome(outcome & ~IS_COPY),
             TokenUsage(*usage),
-            bool(outcome & _IS_COPY),
+            bool(outcome & IS_COPY),
             position,
             length,
         )
         position += length
-
-
-class Headers(NamedTuple):
-    """The entries of a segment as arrays of one length, in its order."""
-
-    headers: npt.NDArray[Any]
-    """Of :data:`HEADER`, with plain outcomes."""
-    is_copy: npt.NDArray[np.bool_]
-    positions: npt.NDArray[np.int64]
-    """Where the lines begin in the segment, bytes."""
-    is_whole: bool
-    """False: the segment is damaged, and what comes after the damage is left out."""
-
-
-def decode_headers(segment: bytes, requests: int) -> Headers:
-    """The entries of a segment, up to the first that no batch of so many requests can have.
-
-    The same as :func:`decode_entries`, without an object for each.
-    """
-    size, end = _HEADER.size, len(segment)
-    read_length = _LENGTH.unpack_from
-    starts = []
-    position = 0
-    while position + size <= end:
-        starts.append(position)
-        position += size + read_length(segment, position)[0]
-    at = np.array(starts, dtype=np.int64)
-    rows = np.frombuffer(segment, dtype=np.uint8)[at[:, None] + np.arange(size)]
-    headers = np.ascontiguousarray(rows).view(HEADER).reshape(-1)
-    is_copy = (headers["outcome"] & _IS_COPY) > 0
-    headers["outcome"] &= ~_IS_COPY & 0xFF
-    is_sound = (
-        (headers["ordinal"] < requests)
-        & np.isin(headers["outcome"], list(Outcome))
-        & (headers["length"] > 0)
-        & (at + size + headers["length"] <= end)
-    )
-    sound = len(at) if is_sound.all() else int(np.argmin(is_sound))
-    is_whole = sound == len(at) and position == end
-    return Headers(headers[:sound], is_copy[:sound], at[:sound] + size, is_whole)
 
 
 async def read_object(

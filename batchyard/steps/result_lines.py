@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Final, Self
 import numpy as np
 
 from batchyard.results import Outcome
-from batchyard.services.segments import decode_headers
+from batchyard.services.segment_headers import decode_headers
 from batchyard.threads import from_thread, in_executor
 from batchyard.wire import NO_USAGE, RequestCounts, TokenUsage
 
