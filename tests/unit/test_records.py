@@ -8,7 +8,14 @@ from pydantic import ValidationError
 from batchyard.store import DeliveryRecord, NewBatch, RateRecord, WebhookEndpointRecord
 from batchyard.store.columns import Record
 
-RATE = {"model": "m", "pool": "p", "tokens_per_second": 5.0, "load_seconds": None}
+RATE = {
+    "model": "m",
+    "pool": "p",
+    "tokens_per_second": 5.0,
+    "work_per_second": None,
+    "answer_tokens_per_second": None,
+    "load_seconds": None,
+}
 
 
 def every_record(base: type[Record] = Record) -> list[type[Record]]:
