@@ -46,7 +46,7 @@ class MetricsLook:
             if self._has_metrics or status >= 500:
                 raise LookFailed(f"HTTP {status}")
             if self._controller.objective is not None:
-                self._warn_once("it has no metrics of vLLM, so the batch takes a quarter of it")
+                self._say_once("it has no metrics of vLLM, so the batch takes a quarter of it")
             raise NotObservable
         if not self._has_metrics:
             self._has_metrics = True
@@ -66,14 +66,14 @@ class MetricsLook:
             return
         bound = counted.bound_for(seconds)
         if bound is None:
-            self._warn_once(f"its metrics do not count a {what} of {1000 * seconds:g} ms")
+            self._say_once(f"its metrics do not count a {what} of {1000 * seconds:g} ms")
         elif bound < _AS_GOOD_AS * seconds:
-            self._warn_once(
+            self._say_once(
                 f"its metrics count a {what} up to {1000 * bound:g} ms: the objective of "
                 f"{1000 * seconds:g} ms is kept as that"
             )
 
-    def _warn_once(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("engine.objective", text, server=self._where)
