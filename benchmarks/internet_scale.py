@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOADS: Final = {
-    "engines for the busiest hour": Load(scale=10, used=0.55),
-    "engines for the average hour": Load(scale=10, used=0.8),
+    "engines for the busiest hour": Load(scale=25, used=0.55),
+    "engines for the average hour": Load(scale=25, used=0.8),
 }
 PREFECT_SECONDS: Final = 0.133
 CONTROL_SECONDS: Final = 0.102

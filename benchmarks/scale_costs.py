@@ -125,7 +125,7 @@ async def measure(
     cluster: PostgresCluster,
     *,
     counts: tuple[int, int] = (2_000, 8_000),
-    batches: int = 12,
+    batches: int = 40,
     idle_seconds: float = 3.0,
 ) -> Costs:
     """``counts``: batches in progress, at two sizes, for what depends on them."""
