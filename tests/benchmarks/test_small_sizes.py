@@ -235,7 +235,7 @@ def test_a_simulated_day_answers_its_batches() -> None:
     assert day.batches == pytest.approx(load.batches, rel=0.01)
     assert day.lost_leases > 0
     assert 0 < day.small_waits[0] < day.large_waits[0]
-    assert day.claims.sum() == pytest.approx(day.chunks / 60, rel=0.1)
+    assert 60 * day.claims.sum() == pytest.approx(day.chunks, rel=0.25)
     assert scale_day.plan_seconds(40) > 0
 
 
