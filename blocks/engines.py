@@ -54,6 +54,7 @@ class VllmEngineBlock(Block):
     def hours(self) -> Hours:
         """When batches may use the engine."""
         return Hours(tuple(self.batch_hours))
+
     live: bool = Field(
         default=False,
         description="The engine also answers live requests: POST /v1/chat/completions and its like "

@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from batchyard.engine.seats import SHARE
+from batchyard.engine.sharing.controller import SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
