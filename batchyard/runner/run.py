@@ -207,8 +207,7 @@ class Runner:
         self._is_draining = True
         if self._live is not None:
             self._live.drain()
-        for chunk in self._running.values():
-            chunk.stop(ChunkAction.YIELD)
+        self._yield_chunks()
 
     async def leases(self) -> AsyncIterator[ChunkLease]:
         """Claim chunks, each as soon as none of its flow waits at the door of the window.
@@ -316,10 +315,9 @@ class Runner:
         await self._hours.look()
         if self._hours.is_over:
             self._end_hours()
-        if self._is_draining or self._hours.is_over:
             return None
         self._is_told_of_hours = False
-        return await self._claims.next()
+        return None if self._is_draining else await self._claims.next()
 
     def _end_hours(self) -> None:
         """Let no batch go on; live requests have no hours."""
@@ -328,6 +326,10 @@ class Runner:
             log.info("runner.hours_over", model=self.model, runner=self._owner)
         if self._live is None:
             self.drain()
+        else:
+            self._yield_chunks()
+
+    def _yield_chunks(self) -> None:
         for chunk in self._running.values():
             chunk.stop(ChunkAction.YIELD)
 
