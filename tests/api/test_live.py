@@ -18,6 +18,8 @@ import pytest
 
 from batchyard import metric_families as families
 from batchyard.api import live_exchange
+from batchyard.hours import ALWAYS, Hours, HoursWindow
+from batchyard.runner import hours_watch
 from batchyard.runner.run import Runner
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.location import parse_location
@@ -303,6 +305,32 @@ async def test_a_batch_steps_back_while_live_requests_are_there(
     assert max(beside[2:]) <= SEATS // 4
     assert min(beside[2:]) > 0
     assert live.most <= SEATS - SEATS // 4
+
+
+async def test_hours_of_batches_are_not_those_of_live_requests(
+    api: Api, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of them the engine stays, and batches wait for them."""
+    monkeypatch.setattr(hours_watch, "_READ_SECONDS", 0.05)
+    closed = Hours((HoursWindow("0 0 29 2 *", "1h"),))
+
+    async def hours_of(_: str) -> Hours:
+        return closed
+
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(chat_line("id", "question")) + "\n")
+    await services.store.engine_hours.record({MODEL: closed})
+    async with serving(replace(services, hours_of=hours_of), tmp_path / "engine") as live:
+        batch_id = await create_batch(
+            live.services, BatchRequest(input=parse_location(str(source)), tenant="one")
+        )
+        task = asyncio.create_task(take_to_its_end(live.services, batch_id))
+        for _ in range(3):
+            client = api.async_openai(max_retries=0)
+            assert await client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert not (await services.store.batches.get(batch_id)).counts.completed
+        await services.store.engine_hours.record({MODEL: ALWAYS})
+        assert (await task).counts.completed == 1
 
 
 async def test_an_api_on_another_machine_reaches_the_engine_by_tcp(
