@@ -22,9 +22,17 @@ def request(tokens: int) -> WindowRequest:
     return WindowRequest(0, "id", "/v1/completions", b"", deliver, "owner", expected_tokens=tokens)
 
 
-def room(tokens: int = 1000) -> KvRoom:
+def unbounded(tokens: int = 1000) -> KvRoom:
+    """Of an engine that has thrown out nothing so far."""
     found = KvRoom(StubEngine())
     found.see(CacheState(tokens, used=0.0, preemptions=0.0))
+    return found
+
+
+def room(tokens: int = 1000) -> KvRoom:
+    """Of an engine that has just begun to throw out requests."""
+    found = unbounded(tokens)
+    found.see(CacheState(tokens, used=1.0, preemptions=1.0))
     return found
 
 
@@ -49,6 +57,25 @@ def test_an_engine_that_does_not_tell_of_its_cache_has_room_for_all() -> None:
     assert kv.is_there_for(request(10**9))
 
 
+def test_an_engine_that_throws_out_nothing_has_room_for_all() -> None:
+    """However long answers may be: nobody knows yet that they are."""
+    kv = unbounded()
+    kv.take(request(10**9))
+    for _ in range(20):
+        kv.see(CacheState(1000, used=1.0, preemptions=0.0))
+    assert kv.is_there_for(request(10**9))
+
+
+def test_a_few_that_were_thrown_out_begin_no_bound() -> None:
+    kv = unbounded()
+    answered(kv, 100)
+    kv.see(CacheState(1000, used=1.0, preemptions=4.0))
+    assert kv.limit == math.inf
+    answered(kv, 100)
+    kv.see(CacheState(1000, used=1.0, preemptions=10.0))
+    assert kv.limit == 750
+
+
 def test_requests_are_sent_while_what_they_will_hold_has_room() -> None:
     kv = room(1000)
     kv.take(request(400))
@@ -71,11 +98,11 @@ def test_requests_that_were_thrown_out_make_the_room_smaller() -> None:
     kv = room()
     before = kv.limit
     answered(kv, 100)
-    kv.see(CacheState(1000, used=1.0, preemptions=2.0))
+    kv.see(CacheState(1000, used=1.0, preemptions=3.0))
     little = kv.limit
     assert 0.8 * before < little < before
     answered(kv, 100)
-    kv.see(CacheState(1000, used=1.0, preemptions=40.0))
+    kv.see(CacheState(1000, used=1.0, preemptions=41.0))
     assert kv.limit < 0.8 * little
 
 
@@ -83,16 +110,16 @@ def test_one_of_very_many_that_was_thrown_out_changes_nothing() -> None:
     kv = room()
     before = kv.limit
     answered(kv, 1000)
-    kv.see(CacheState(1000, used=1.0, preemptions=1.0))
+    kv.see(CacheState(1000, used=1.0, preemptions=2.0))
     assert kv.limit == before
 
 
 def test_an_engine_that_was_started_again_counts_from_zero() -> None:
-    kv = KvRoom(StubEngine())
+    kv = room()
     kv.see(CacheState(1000, used=0.0, preemptions=500.0))
     before = kv.limit
     kv.see(CacheState(1000, used=0.0, preemptions=0.0))
-    assert kv.limit == before
+    assert kv.limit == before < 750
 
 
 def test_the_room_grows_while_requests_wait_and_the_cache_is_not_full() -> None:
@@ -132,6 +159,7 @@ async def test_an_engine_that_gives_no_answer_leaves_the_room_as_it_is() -> None
 
     kv = KvRoom(Lost())
     kv.see(CacheState(1000, used=0.0, preemptions=0.0))
+    kv.see(CacheState(1000, used=0.0, preemptions=1.0))
     before = kv.limit
     await kv.look()
     assert kv.limit == before < math.inf
