@@ -83,6 +83,8 @@ class KvRoom:
         """Follow the engine's figures until cancelled; ``on_room`` is called when there is more."""
         while True:
             await asyncio.sleep(intervals.KV_SECONDS)
+            if not self._in_flight:
+                continue
             before = self._limit
             await self.look()
             if self._limit > before:
