@@ -240,7 +240,14 @@ class Run:
             remaining_work=sum(chunk.left_work for chunk in self.chunks),
             tail_tokens=self.tail_tokens,
         )
-        capacity = {MODEL: Capacity(self.rate, 1, 0.0, self.speed, self.work_rate)}
+        capacity = {
+            MODEL: Capacity(
+                self.rate,
+                1,
+                answer_tokens_per_second=self.speed,
+                work_per_second=self.work_rate,
+            )
+        }
         self.etas.append((self.now, self.answered, forecast([work], capacity, self.now)["b"]))
 
     def _learn(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
 
 
+_OPTIONS: Final = {"exclusive": "--exclusive"}
+"""Of a field that is not named as its option."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerUse:
     """How a batch may use a server that runs already; None: not said."""
@@ -32,6 +36,12 @@ class ServerUse:
     latency_quantile: float | None = None
     reserve_seats: int | None = None
     priority: int | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """The options that say it."""
+        said = [name for name, value in asdict(self).items() if value != getattr(ServerUse(), name)]
+        return [_OPTIONS.get(name, f"--engine-{name.replace('_', '-')}") for name in said]
 
     def check(self) -> None:
         """Raises ``typer.BadParameter`` for options that contradict each other."""
@@ -82,7 +92,7 @@ class EngineChoice:
             raise typer.BadParameter(
                 "They are for a server that runs already: give its --engine-url, or leave them "
                 "out.",
-                param_hint="--exclusive and --engine-…",
+                param_hint=", ".join(use.options),
             )
         use.check()
         if url is not None and options:

@@ -89,7 +89,7 @@ def test_a_window_that_ends_before_the_engines_hours_begin_is_warned_of(
 
 def test_a_background_batch_is_submitted_and_shown(here: Run, prefect: SmallPrefect) -> None:
     command = block("docs/how-to/operate-batches.md", "background")
-    batch_id = here(*words_of(command.strip())[1:]).stdout.strip()
+    batch_id = here(*words_of(command.strip())).stdout.strip()
     (batch,) = all_batches()
     assert (batch.completion_window, batch.expires_at - batch.created_at) == (
         "background",

@@ -119,6 +119,8 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
         "weights": "/data/chat",
         "options": "--max-model-len 2048",
         "environment": {"HF_HOME": "/data/hub"},
+        "batch_hours": [],
+        "live": False,
     }
     assert blocks(server)["far"]["api_key"] == "sk-canary"
     assert blocks(server)["default"]["secret_access_key"] == "s3-canary"
@@ -330,4 +332,6 @@ def test_the_file_of_the_page_is_deployed(server: PrefectServer, tmp_path: Path)
         "weights": f"{tmp_path}/.models/tiny-chat",
         "options": "--max-model-len 2048",
         "environment": {},
+        "batch_hours": [],
+        "live": False,
     }

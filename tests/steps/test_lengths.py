@@ -244,11 +244,17 @@ async def test_no_word_of_a_prompt_and_no_plain_hash_of_it_is_in_the_database(ya
 
 
 async def test_an_engine_with_a_small_cache_is_sent_what_it_has_room_for(yard: Yard) -> None:
-    """Each prompt has some 20 tokens, and each answer 100; its window is 16 requests."""
+    """Once it throws requests out; each has some 120 tokens, and its window is 16 requests."""
 
     class Small(Writer):
+        looks = 0
+
         async def cache_state(self) -> CacheState | None:
-            return CacheState(1000, used=0.9, preemptions=0.0)
+            self.looks += 1
+            if self.looks == 3:
+                # From now on there is a bound.
+                self.peak_running = 0
+            return CacheState(1000, used=0.9, preemptions=10.0 * min(self.looks, 2))
 
     engine = Small({"short": 100}, max_num_seqs=8, latency=0.002)
     yard.use(engine)

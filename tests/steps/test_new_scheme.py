@@ -41,12 +41,19 @@ class OnShelf:
     def filename(self) -> str:
         return self.text.rpartition("/")[2]
 
+    @property
+    def expires_at(self) -> None:
+        """It may be used for ever."""
+
     async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:
         await access.credentials(ShelfKey)
         yield SHELF[self.text][: limit_bytes + 1]
 
     async def check_output(self) -> None:
         """There is always room."""
+
+    async def probe(self, access: Access) -> None:
+        """It refuses nobody."""
 
     async def write(self, path: Path, access: Access) -> None:
         await access.credentials(ShelfKey)

@@ -236,12 +236,10 @@ async def test_a_tenants_address_hears_of_batches_that_name_none(
 @pytest.mark.parametrize("host", ["[::1]", "10.1.2.3", "169.254.169.254"])
 def test_an_internal_network_opens_no_other(client: openai.OpenAI, host: str) -> None:
     """The one that the page's setting names, here 127.0.0.0/8, is all that is open."""
-    endpoint = client.webhooks.create(
-        name="inside", url=f"https://{host}:8443/", event_types=["batch.completed"]
-    )
-    with pytest.raises(openai.BadRequestError, match="not public") as refused:
-        client.webhooks.test(endpoint.id, event_type="batch.completed")
-    assert refused.value.code == "webhook_endpoint_unreachable"
+    with pytest.raises(openai.BadRequestError, match="not public"):
+        client.webhooks.create(
+            name="inside", url=f"https://{host}:8443/", event_types=["batch.completed"]
+        )
 
 
 def created(yard: Yard, folder: Path, receiver: Receiver) -> tuple[str, str]:

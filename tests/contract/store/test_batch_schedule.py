@@ -101,6 +101,7 @@ async def test_open_work_is_what_batches_in_progress_have_left_of_each_model(sto
             priority=2,
             created_at=batch.created_at,
             remaining_tokens=pytest.approx(42.0),
+            remaining_work=pytest.approx(42.0),
             is_paused=True,
             is_small=True,
         )

@@ -103,4 +103,5 @@ def test_these_tables_have_sealed_columns() -> None:
         "webhook_endpoints.old_secret",
         "sealing_proof.value",
         "deliveries.location",
+        "live_engines.secret",
     }
