@@ -29,6 +29,7 @@ from batchyard.external_sort import ExternalSort
 from batchyard.length_classes import ClassCounter, Classes
 from batchyard.lengths import LengthHistory, answer_bits, prompt_work
 from batchyard.prompt import expected_output_tokens, output_limit, prompt_key, template_of
+from batchyard.roots import NO_ROOTS, Roots, RootSampler
 from batchyard.tail import longest_first, samples_first
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class PlanSummary:
     """Of ``prompt_tokens``: those that the request before, in prefix order, begins with as well."""
     chunks: tuple[PlannedChunk, ...]
     classes: Classes
+    roots: Roots = NO_ROOTS
 
     @property
     def learned_requests(self) -> int:
@@ -149,6 +151,7 @@ class Planner:
         """By class."""
         self._counter = ClassCounter()
         self._classes = Classes()
+        self._roots = RootSampler(b"")
 
     def add(self, line: RequestLine) -> None:
         """Take the file's next request. Raises ``OSError`` if the disk is full."""
@@ -173,13 +176,21 @@ class Planner:
         self._output_tokens[length_class] += output_tokens
 
     def write(
-        self, file: IO[bytes], history: LengthHistory | None = None, secret: bytes = b""
+        self,
+        file: IO[bytes],
+        history: LengthHistory | None = None,
+        secret: bytes = b"",
+        *,
+        cache_salt: str = "",
     ) -> PlanSummary:
         """Write every record in the order of execution and cut the chunks.
 
         ``history``: how long such answers were; ``secret`` is the key of its templates' hashes.
+        ``cache_salt`` is what the requests carry into the engine: plans have common roots only
+        where it is the same.
         """
         self._classes = self._counter.finish(history or LengthHistory(), secret)
+        self._roots = RootSampler(cache_salt.encode())
         cutter = _ChunkCutter(
             self._count,
             self._prompt_tokens + self._expected_tokens(),
@@ -215,6 +226,7 @@ class Planner:
             shared_tokens=shared_total,
             chunks=cutter.finish(),
             classes=self._classes,
+            roots=self._roots.finish(prompt_total - shared_total + output_total),
         )
 
     def _expected_tokens(self) -> int:
@@ -237,6 +249,8 @@ class Planner:
             # The key's head is the URL, which no model sees.
             shared = max(0, _common_prefix(previous, key) - key.find(b"\0") - 1)
             previous = key
+            if self._sorts_by_prefix:
+                self._roots.add(key, shared, rank)
             number = classes.numbers[counted]
             yield _RECORD.pack(
                 offset,

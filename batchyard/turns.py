@@ -25,11 +25,13 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable
+
+    from batchyard.roots import Roots
 
 K = TypeVar("K", bound="Hashable")
 T = TypeVar("T")
@@ -92,6 +94,8 @@ class Standing:
     is_small: bool = False
     deadline: float = 0.0
     created_at: float = 0.0
+    roots: Roots | None = field(default=None, compare=False, repr=False)
+    """What its prompts begin with, for an engine; None: not known."""
 
     @property
     def flow(self) -> Flow:
@@ -156,6 +160,30 @@ class Turns:
         sizes = sorted({each.is_small for each in own}, reverse=True)
         is_small = self._sizes[tenant].first(sizes)
         return next(each for each in own if each.is_small is is_small)
+
+    def equals(
+        self, chosen: Standing, waiting: Collection[Standing], lead: float
+    ) -> list[Standing]:
+        """Those of the waiting before which ``chosen``, whose turn it is, goes by age alone.
+
+        Itself among them. Of other tenants, those that are next there and were served at most
+        ``lead`` more than its own.
+        """
+        found = []
+        by_tenant: defaultdict[str, list[Standing]] = defaultdict(list)
+        for each in waiting:
+            by_tenant[each.tenant].append(each)
+        for tenant, own in by_tenant.items():
+            if tenant == chosen.tenant:
+                first = chosen
+            elif self._tenants.lead(tenant, chosen.tenant) > lead:
+                continue
+            else:
+                first = self.next(own)
+            place = (first.rank, first.is_small)
+            if not self._urgent_first or first.urgency == chosen.urgency:
+                found += [each for each in own if (each.rank, each.is_small) == place]
+        return found
 
 
 class Room:
@@ -229,6 +257,10 @@ class _Shares(Generic[K]):
     def first(self, keys: Iterable[K]) -> K:
         """Of those served least, the one whose last turn is longest ago; then in their order."""
         return min(keys, key=lambda each: (self._served[each], self._last_turn.get(each, 0)))
+
+    def lead(self, one: K, other: K) -> float:
+        """How much more one was served than the other."""
+        return self._served[one] - self._served[other]
 
     def _forget(self, floor: float) -> None:
         for each in [each for each, served in self._served.items() if served < floor]:

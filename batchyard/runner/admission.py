@@ -5,19 +5,24 @@ batches one, and of its large ones. Whose turn it is says :mod:`batchyard.turns`
 of a chunk follow one another, so that they find in the engine's cache what they share. A chunk that
 is slow to begin, because its input is far away or its storage does not answer, keeps no other out.
 Nothing of a background batch passes while a chunk of another one is at the door.
+
+Chunks whose prompts begin alike are *company*: where the order says nothing of them but age, they
+have their turns together, and their requests go in as one walk of the prefix tree.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from batchyard.errors import StorageUnavailable
+from batchyard.runner.sweep import Sweep
 from batchyard.turns import Beside, Turns
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Collection, Coroutine
 
     from batchyard.store import ChunkLease, LeaseKey
     from batchyard.turns import Standing
@@ -28,6 +33,21 @@ SLOW_SECONDS = 1.0
 _MOST_LARGE: Final = 4
 """Chunks of large batches side by side. Each begins anew in the engine's cache at each turn."""
 _MOST: Final = 12
+_MOST_COMPANY: Final = 8
+"""Chunks side by side when one more joins for company: there is room for others."""
+_PASSED_OVER_TURNS: Final = 8
+"""So many turns long company may go first because its prompts come first."""
+_ABSENT_SECONDS: Final = 0.1
+"""How long a turn waits for company that reads its next lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request at the door, and what its prompt begins with."""
+
+    chosen: asyncio.Future[None]
+    cost: float
+    prompt: bytes
 
 
 class Door:
@@ -40,11 +60,17 @@ class Door:
         self._turn_requests = turn_requests
         self._turns = Turns(urgent_first=True)
         self._at: dict[LeaseKey, Standing] = {}
-        self._waiting: dict[LeaseKey, asyncio.Future[None]] = {}
+        self._waiting: dict[LeaseKey, _Waiting] = {}
         self._passing: LeaseKey | None = None
         self._last: LeaseKey | None = None
         self._left_of_turn = 0
         self._has_left = asyncio.Event()
+        self._sweep: Sweep[LeaseKey] = Sweep(_PASSED_OVER_TURNS * turn_requests)
+        self._company: dict[LeaseKey, set[LeaseKey]] = {}
+        """Of each chunk at the door, the others there whose prompts begin like its own."""
+        self._absent: set[LeaseKey] = set()
+        """Those whose company has waited for them in vain."""
+        self._patience: asyncio.TimerHandle | None = None
 
     def __contains__(self, key: LeaseKey) -> bool:
         return key in self._at
@@ -53,6 +79,11 @@ class Door:
     def is_empty(self) -> bool:
         """Whether no chunk is at the door."""
         return not self._at
+
+    @property
+    def keys(self) -> set[LeaseKey]:
+        """The chunks at the door."""
+        return set(self._at)
 
     @property
     def batches(self) -> set[str]:
@@ -66,8 +97,8 @@ class Door:
         others = [standing for standing in at if not standing.is_background]
         return Beside(
             frozenset(standing.flow for standing in at),
-            has_large=sum(not standing.is_small for standing in others) >= _MOST_LARGE,
-            keeps_background_out=bool(others) or len(at) >= _MOST_LARGE,
+            has_large=len({each.flow for each in others if not each.is_small}) >= _MOST_LARGE,
+            keeps_background_out=bool(others) or len({each.flow for each in at}) >= _MOST_LARGE,
         )
 
     @property
@@ -75,9 +106,25 @@ class Door:
         """Whether another chunk may come. Background batches take no other's place."""
         return sum(not standing.is_background for standing in self._at.values()) < _MOST
 
+    @property
+    def hosts(self) -> list[Standing]:
+        """Of each flow at the door the first, which others may join; none if there is no room.
+
+        Background batches only if nothing else is there.
+        """
+        at = self._at.values()
+        foremost = [each for each in at if not each.is_background] or list(at)
+        if len(foremost) >= _MOST_COMPANY:
+            return []
+        by_age = sorted(foremost, key=lambda each: each.age, reverse=True)
+        return list({each.flow: each for each in by_age}.values())
+
     def enter(self, key: LeaseKey, standing: Standing) -> None:
         """A chunk is to be admitted."""
         self._at[key] = standing
+        self._company[key] = {each for each in self._at if self._is_company(key, each)}
+        for each in self._company[key]:
+            self._company[each].add(key)
         self._turns.join(standing)
         # It may go before the one that has the turn.
         self._left_of_turn = 0
@@ -86,9 +133,13 @@ class Door:
         """All of the chunk is admitted, or no more of it is to be. A second call does nothing."""
         if key in self._at:
             self._turns.leave(self._at.pop(key))
+            self._sweep.forget(key)
+            for each in self._company.pop(key):
+                self._company[each].discard(key)
+            self._absent.discard(key)
             self._has_left.set()
             if self._waiting:
-                # It may have been what background batches waited for.
+                # It may have been what background batches, or its company, waited for.
                 asyncio.get_running_loop().call_soon(self._let_next)
 
     async def until_left(self, seconds: float) -> None:
@@ -104,16 +155,28 @@ class Door:
         """Whether the chunk has turns: there are others, and it has not left."""
         return len(self._at) > 1 and key in self._at
 
-    async def begin_pass(self, key: LeaseKey, cost: float) -> None:
-        """Wait until it is the turn of the chunk; ``end_pass`` follows when its request is in."""
-        if self._passing is None and not self._contenders() and self._may_pass(key):
-            self._choose(key)
+    async def begin_pass(
+        self, key: LeaseKey, cost: float, prompt: Callable[[], bytes] = bytes
+    ) -> None:
+        """Wait until it is the turn of the chunk; ``end_pass`` follows when its request is in.
+
+        ``prompt``: what the request's prompt begins with, if anybody needs to know.
+        """
+        self._absent.discard(key)
+        is_free = self._passing is None and not self._contenders()
+        if is_free and self._may_pass(key) and not self._company.get(key):
+            self._choose(key, key)
         else:
-            chosen = self._waiting[key] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            begins = prompt() if self._company.get(key) else b""
+            waiting = _Waiting(loop.create_future(), cost, begins)
+            self._waiting[key] = waiting
+            if self._passing is None:
+                loop.call_soon(self._let_next)
             try:
-                await chosen
+                await waiting.chosen
             except asyncio.CancelledError:
-                if self._waiting.get(key) is chosen:
+                if self._waiting.get(key) is waiting:
                     del self._waiting[key]
                 else:
                     self.end_pass()
@@ -145,23 +208,70 @@ class Door:
         contenders = self._contenders()
         if self._passing is not None or not contenders:
             return
-        key = self._last
-        if key not in contenders or self._left_of_turn <= 0:
-            at_door = {self._at[each]: each for each in contenders if each in self._at}
+        host = self._host(contenders)
+        if host is None:
             # One that has left meanwhile needs no turn: its request is dropped.
-            key = at_door[self._turns.next(at_door)] if at_door else contenders[0]
-        assert key is not None  # noqa: S101 - it waits
-        chosen = self._waiting.pop(key)
-        self._choose(key)
+            host = key = contenders[0]
+        elif self._is_expecting(host):
+            return
+        else:
+            key = self._next_of(host)
+        chosen = self._waiting.pop(key).chosen
+        self._choose(key, host)
         # One that is cancelled, and has not noticed yet, gives its turn to the next.
         if not chosen.done():
             chosen.set_result(None)
 
-    def _choose(self, key: LeaseKey) -> None:
-        if key != self._last or self._left_of_turn <= 0:
-            self._last, self._left_of_turn = key, self._turn_requests
+    def _choose(self, key: LeaseKey, host: LeaseKey) -> None:
+        if host != self._last or self._left_of_turn <= 0:
+            self._last, self._left_of_turn = host, self._turn_requests
         self._left_of_turn -= 1
         self._passing = key
+
+    def _host(self, contenders: Collection[LeaseKey]) -> LeaseKey | None:
+        """Whose turn it is; None: of the contenders, none is at the door."""
+        last = self._last
+        if last is not None and last in self._at and self._left_of_turn > 0:
+            is_coming = last not in self._absent and self._company[last].intersection(contenders)
+            if last in contenders or is_coming:
+                return last
+        at_door = {self._at[each]: each for each in contenders if each in self._at}
+        return at_door[self._turns.next(at_door)] if at_door else None
+
+    def _is_expecting(self, host: LeaseKey) -> bool:
+        """Whether somebody of the company is about to come, whose request may be the next."""
+        missing = {host, *self._company[host]} - self._waiting.keys() - self._absent
+        if missing and self._patience is None:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(_ABSENT_SECONDS, self._go_without, missing)
+        return bool(missing)
+
+    def _go_without(self, missing: set[LeaseKey]) -> None:
+        self._patience = None
+        self._absent |= missing & self._at.keys() - self._waiting.keys()
+        self._let_next()
+
+    def _next_of(self, host: LeaseKey) -> LeaseKey:
+        """Who passes when it is the host's turn: itself, or who comes first in the tree."""
+        company = self._company[host]
+        together = {self._at[each]: each for each in {host, *company} & self._waiting.keys()}
+        if len(together) == 1:
+            return host
+        lead = self._turn_requests * self._waiting[host].cost
+        equals = self._turns.equals(self._at[host], together, lead)
+        prompts = {together[each]: self._waiting[together[each]].prompt for each in equals}
+        return self._sweep.next(host, prompts, company)
+
+    def _is_company(self, one: LeaseKey, other: LeaseKey) -> bool:
+        standing, its = self._at[one], self._at[other]
+        roots, others = standing.roots, its.roots
+        # One of background and one that keeps it out would wait for each other.
+        is_other = one != other and standing.tenant == its.tenant
+        if not is_other or standing.is_background != its.is_background:
+            return False
+        if roots is None or others is None:
+            return False
+        return roots.is_worth_joining(others) or others.is_worth_joining(roots)
 
 
 class Admission:
@@ -191,21 +301,23 @@ class Admission:
         """Let the next chunk begin. A second call does nothing."""
         self._door.leave(self._key)
 
-    async def submit(self, submitting: Callable[[], Awaitable[None]]) -> None:
-        """Do so when it is the chunk's turn."""
+    async def submit(
+        self, submitting: Callable[[], Awaitable[None]], prompt: Callable[[], bytes] = bytes
+    ) -> None:
+        """Do so when it is the chunk's turn. ``prompt`` gives what the request's begins with."""
         if not self._door.has_to_wait(self._key):
             await submitting()
             return
-        await self._door.begin_pass(self._key, self._cost)
+        await self._door.begin_pass(self._key, self._cost, prompt)
         try:
             await submitting()
         finally:
             self._door.end_pass()
 
-    async def until_room(self) -> None:
+    async def until_room(self, prompt: Callable[[], bytes] = bytes) -> None:
         """Wait while other batches keep a background batch out, for what takes no turns."""
         if self._standing.is_background:
-            await self.submit(_nothing)
+            await self.submit(_nothing, prompt)
 
     async def unless_slow(self, preparation: Coroutine[Any, Any, T]) -> T:
         """Return what ``preparation`` returns; meanwhile the chunk may be away from the door.

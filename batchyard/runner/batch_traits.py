@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from batchyard.engine.base import BatchTraits
+from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.patience import patiently
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
-    from batchyard.store import BatchRecord
 
 
 class TraitsOfBatches:
@@ -24,13 +25,7 @@ class TraitsOfBatches:
         if batch_id not in self._traits:
             batches = self._services.store.batches
             batch = await patiently(lambda: batches.get(batch_id), "a batch")
-            self._traits[batch_id] = BatchTraits(cache_salt=await self._salt(batch))
+            salting = partial(cache_salt_of, self._services, batch.tenant)
+            salt = await patiently(salting, "a cache salt")
+            self._traits[batch_id] = BatchTraits(cache_salt=salt)
         return self._traits[batch_id]
-
-    async def _salt(self, batch: BatchRecord) -> str | None:
-        """What separates the batch's prompts from those of others in the cache; None: nothing."""
-        store = self._services.store
-        scope = self._services.settings.cache_scope(batch.tenant)
-        if scope is None:
-            return None
-        return await patiently(lambda: store.cache_salts.get(scope), "a cache salt")

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from batchyard.endpoints import takes_form
 from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
 from batchyard.logs import event_logger
 from batchyard.plan import RECORD, left_to_run, read_records, work_of_prompt
+from batchyard.prompt import prompt_key
 from batchyard.results import Outcome, unprocessed
 from batchyard.runner.attachments import Attachments, file_access
 from batchyard.runner.chunk_order import ChunkOrder
@@ -322,11 +325,12 @@ class ChunkRun:
                 )
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
+                prompt = partial(_prompt_of, envelope)
                 if takes_form(request.url) and self.window.serves(request.url):
-                    await self.admission.until_room()
+                    await self.admission.until_room(prompt)
                     await attachments.submit(request)
                 else:
-                    await self.admission.submit(partial(self.window.submit, request))
+                    await self.admission.submit(partial(self.window.submit, request), prompt)
 
     async def _readable(
         self, descriptor: int, requests: Sequence[_Planned], order: ChunkOrder
@@ -449,6 +453,11 @@ class ChunkRun:
 
 def _read_lines(descriptor: int, requests: Sequence[_Planned]) -> list[Envelope | UnreadableLine]:
     return [read_envelope(descriptor, record) for record, _ in requests]
+
+
+def _prompt_of(envelope: Envelope) -> bytes:
+    """Its place in prefix order."""
+    return prompt_key(envelope.url, msgspec.json.decode(envelope.body))[0]
 
 
 def _raise_error_of(work: asyncio.Task[None]) -> None:

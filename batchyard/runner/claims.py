@@ -6,17 +6,17 @@ import math
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard import intervals
 from batchyard.errors import StoreError
 from batchyard.runner.admission import Admission
 from batchyard.runner.suspects import runs_alone
-from batchyard.store import ChunkAction
+from batchyard.store import ChunkAction, Host
 from batchyard.turns import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from batchyard.runner.admission import Door
     from batchyard.runner.chunk import ChunkRun
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, LeaseKey
     from batchyard.turns import Standing
+
+_NOTHING: Final = Beside()
 
 
 class Claims:
@@ -55,7 +57,10 @@ class Claims:
         self._standings: dict[LeaseKey, Standing] = {}
         """Of the chunks that were claimed and do not run yet."""
         self._no_others_at = -math.inf
-        """When there was nothing to claim beside the chunks at the door."""
+        self._no_others_beside: set[LeaseKey] = set()
+        """When there was nothing to claim beside the chunks at the door, and these."""
+        self._places: dict[LeaseKey, Host] = {}
+        """Of the chunks that were claimed here and may be at the door."""
         self._slow: Counter[str] = Counter()
         self._background: set[str] = set()
         """Of the batches that were claimed here, those that give way to all others."""
@@ -91,6 +96,9 @@ class Claims:
         if standing.is_background:
             self._background.add(lease.batch_id)
         self._standings[lease.key] = standing
+        self._places = {key: host for key, host in self._places.items() if key in self._door}
+        if standing.roots is not None:
+            self._places[lease.key] = Host(standing.roots, lease.first_record)
         self._door.enter(lease.key, standing)
         return lease
 
@@ -140,15 +148,20 @@ class Claims:
             for chunk in giving_way:
                 chunk.stop(ChunkAction.YIELD)
 
+    def _has_looked(self) -> bool:
+        """Whether there was nothing beside the same chunks a moment ago."""
+        seconds = time.monotonic() - self._no_others_at
+        return self._door.keys == self._no_others_beside and seconds < intervals.POLL_SECONDS
+
     async def _is_any_free(self, beside: Beside) -> bool:
         # There is seldom one: it is not asked for at each chunk, and without a write.
-        if time.monotonic() - self._no_others_at < intervals.POLL_SECONDS:
+        if self._has_looked():
             return False
         found = await self._services.store.chunks.is_any_free(
             self._model, without=self._not_now(), beside=beside
         )
         if not found:
-            self._no_others_at = time.monotonic()
+            self._no_others_at, self._no_others_beside = time.monotonic(), self._door.keys
         return found
 
     def _not_now(self) -> set[str]:
@@ -157,14 +170,26 @@ class Claims:
 
     async def _claim(self) -> ChunkLease | None:
         chunks, door = self._services.store.chunks, self._door
-        if not door.is_empty and not await self._is_any_free(door.beside):
+        if door.is_empty:
+            return await self._claim_of(self._batch_id, self._not_now(), door.beside)
+        if self._has_looked():
             return None
-        claimed = await chunks.claim(
+        if await self._is_any_free(door.beside):
+            return await self._claim_of(self._batch_id, self._not_now(), door.beside)
+        # Not before others: of many small batches one after the other would go first.
+        company = await chunks.company(self._model, door.hosts, without=self._not_now())
+        return None if company is None else await self._claim_of(company)
+
+    async def _claim_of(
+        self, batch_id: str | None, without: Collection[str] = (), beside: Beside = _NOTHING
+    ) -> ChunkLease | None:
+        claimed = await self._services.store.chunks.claim(
             model=self._model,
             owner=self._owner,
             lease_seconds=self._services.settings.lease_seconds,
-            batch_id=self._batch_id,
-            without=self._not_now(),
-            beside=door.beside,
+            batch_id=batch_id,
+            without=without,
+            beside=beside,
+            hosts=[host for key, host in self._places.items() if key in self._door],
         )
         return claimed[0] if claimed else None

@@ -17,6 +17,7 @@ from batchyard.lines import Rules, Validator
 from batchyard.logs import event_logger
 from batchyard.plan import Planner, PlanSummary
 from batchyard.services.batch_span import traced
+from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.keys import file_key, plan_key
 from batchyard.services.services import Progress
@@ -120,8 +121,10 @@ class Preparation:
         if self._prepared is None:
             model = self._validated.model
             history, secret = await known_lengths(services, batch.tenant, model)
+            cache_salt = await cache_salt_of(services, batch.tenant) or ""
             with self._errors_explained():
-                summary = await in_executor(None, partial(self._write, history, secret))
+                write = partial(self._write, history, secret, cache_salt)
+                summary = await in_executor(None, write)
             self._prepared = Prepared(self._validated.model, summary)
         prepared = self._prepared
         work = _open_work(batch, prepared)
@@ -147,6 +150,7 @@ class Preparation:
                 for chunk in prepared.plan.chunks
             ],
             length_classes=prepared.plan.classes.table,
+            roots=prepared.plan.roots,
             quota=default_quota(services),
         )
         return prepared
@@ -189,9 +193,9 @@ class Preparation:
         assert validator.model is not None  # noqa: S101 - every valid line names one
         return Validated(validator.model, requests, input_path.stat().st_size)
 
-    def _write(self, history: LengthHistory, secret: bytes) -> PlanSummary:
+    def _write(self, history: LengthHistory, secret: bytes, cache_salt: str) -> PlanSummary:
         with (self._folder / "plan").open("wb") as plan_file:
-            return self._planner.write(plan_file, history, secret)
+            return self._planner.write(plan_file, history, secret, cache_salt=cache_salt)
 
 
 def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:

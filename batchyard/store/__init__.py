@@ -21,6 +21,7 @@ from batchyard.store.batch.rows import (
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
 from batchyard.store.chunk.chunks import ChunkAction, Chunks, ModelDemand
+from batchyard.store.chunk.places import Host
 from batchyard.store.chunk.rows import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
 from batchyard.store.connection_limits import ConnectionLimits, connection_limits
 from batchyard.store.database import PATIENCE_SECONDS, Database
@@ -103,6 +104,7 @@ __all__ = [
     "FileRecord",
     "Files",
     "Holder",
+    "Host",
     "Idempotency",
     "IdempotencyKey",
     "LearnedLengths",

@@ -22,11 +22,13 @@ from batchyard.lifecycle import (
     check_transition,
 )
 from batchyard.prices import NO_PRICES
+from batchyard.roots import NO_ROOTS
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
 from batchyard.store.batch.moves import check_epoch, end_batch, move_batch
 from batchyard.store.batch.pages import LiveBatch, batch_not_found, load_batch, read_live, read_page
 from batchyard.store.batch.receivers import RECEIVERS, insert_receivers
+from batchyard.store.batch.roots import insert_roots
 from batchyard.store.batch.rows import (
     BATCHES,
     LOCATION_COLUMNS,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from batchyard.batch_error import BatchError
     from batchyard.lengths import LengthClass
     from batchyard.prices import Prices
+    from batchyard.roots import Roots
     from batchyard.store.batch.rows import NewBatch
     from batchyard.store.chunk.rows import NewChunk
     from batchyard.store.database import Database
@@ -364,13 +367,14 @@ class Batches(Aggregate):
         plan_key: str,
         chunks: Sequence[NewChunk],
         length_classes: Sequence[LengthClass] = (),
+        roots: Roots = NO_ROOTS,
         quota: Quota = NO_LIMIT,
     ) -> BatchRecord:
         """From ``validating`` to ``in_progress`` with its plan: all of it or none.
 
         ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are,
-        ``length_classes`` those of its requests by the numbers that they have there,
-        ``quota`` for a tenant that has none of its own. Raises
+        ``length_classes`` those of its requests by the numbers that they have there, ``roots``
+        what its prompts begin with, ``quota`` for a tenant that has none of its own. Raises
         :class:`~batchyard.errors.QuotaExceeded`.
         """
         tokens = sum(chunk.token_estimate for chunk in chunks)
@@ -389,6 +393,7 @@ class Batches(Aggregate):
         # After the move: to begin a second time is a conflict, whatever the quota says.
         await hold_quota(connection, record.tenant, quota, requests=total, tokens=tokens)
         await insert_chunks(connection, batch_id, record.expires_at, chunks)
+        await insert_roots(connection, batch_id, roots)
         return record
 
     @writes

@@ -6,7 +6,7 @@ See ``leasing``.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -25,8 +25,11 @@ from batchyard.store.batch.order import (
     urgency,
 )
 from batchyard.store.batch.pages import batch_not_found
+from batchyard.store.batch.roots import BATCH_ROOTS, read_roots
 from batchyard.store.batch.rows import BATCHES, IS_IN_PROGRESS
+from batchyard.store.chunk.places import first_choice
 from batchyard.store.chunk.rows import (
+    ANSWER_BITS,
     CHUNKS,
     IS_FREE,
     IS_LEASED,
@@ -48,18 +51,21 @@ from batchyard.store.tenant.tenants import TENANTS, served
 from batchyard.turns import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.lengths import Expected
+    from batchyard.store.chunk.places import Host
     from batchyard.turns import Standing
     from batchyard.wire import BatchUsage
 
 
 _NOTHING: Final = Beside()
 _PLANNED: Final = (CHUNKS.c.prompt_tokens, CHUNKS.c.outputs, CHUNKS.c.token_estimate)
+_MOST_CANDIDATES: Final = 16
+"""Of batches to run beside another one: whoever is behind so many has time."""
 
 
 class ChunkAction(StrEnum):
@@ -151,20 +157,26 @@ class Chunks(Aggregate):
         batch_id: str | None = None,
         without: Collection[str] = (),
         beside: Beside = _NOTHING,
+        hosts: Sequence[Host] = (),
         limit: int = 1,
     ) -> list[ChunkLease]:
         """Lease up to ``limit`` chunks of ``model``, of one batch or of the first in order.
 
         The order is that of :mod:`batchyard.turns`, with the tenant first that was served longest
-        ago; a batch's chunks go by number, or by what :meth:`expect` has found. An empty list: no
-        chunk is free. Nothing is leased of a batch that is paused or overdue, in ``without``, or
-        that is ``beside`` the runner. An owner whose lease ran out counts as a death of the chunk.
+        ago. Of a batch's chunks those with the longest answers go first, by what :meth:`expect` has
+        found; then they go by number or, one at a time, so that the runner has a range of them
+        (:mod:`batchyard.ranges`) and begins where its ``hosts`` are. An empty list: no chunk is
+        free. Nothing is leased of a batch that is paused or overdue, in ``without``, or that is
+        ``beside`` the runner. An owner whose lease ran out counts as a death of the chunk.
         """
         leases: list[ChunkLease] = []
         tenants: set[str] = set()
         candidates = await connection.execute(_batches_to_run(model, batch_id, without, beside))
         for candidate, tenant in candidates.all():
-            free = free_chunks(candidate, model, limit - len(leases))
+            first = None
+            if limit == 1:
+                first = await first_choice(connection, candidate, model, owner, hosts)
+            free = free_chunks(candidate, model, limit - len(leases), first=first)
             leased = await _lease(connection, candidate, free, owner, lease_seconds)
             if leased:
                 leases += leased
@@ -307,12 +319,36 @@ class Chunks(Aggregate):
         return (await connection.execute(first.limit(1))).first() is not None
 
     @reads
+    async def company(
+        self,
+        connection: AsyncConnection,
+        model: str,
+        of: Sequence[Standing],
+        *,
+        without: Collection[str] = (),
+    ) -> str | None:
+        """A batch that has a chunk to lease and is better run beside one ``of`` these than after.
+
+        The order says nothing of the two but age, and most of its work is what they share.
+        """
+        for host in of:
+            if host.roots is None:
+                continue
+            candidates = await connection.execute(_equals(model, host, without))
+            for candidate in candidates.scalars().all():
+                roots = (await read_roots(connection, [candidate]))[candidate]
+                if roots.is_worth_joining(host.roots):
+                    return str(candidate)
+        return None
+
+    @reads
     async def standing(self, connection: AsyncConnection, batch_id: str) -> Standing:
         """When the batch has its turn in an engine. Raises RecordNotFound."""
         standings = await read_standings(connection, [batch_id], is_small_rest())
         if batch_id not in standings:
             raise batch_not_found(batch_id)
-        return standings[batch_id]
+        roots = await read_roots(connection, [batch_id])
+        return replace(standings[batch_id], roots=roots.get(batch_id))
 
     @reads
     async def summary(self, connection: AsyncConnection, batch_id: str) -> ChunkSummary:
@@ -472,12 +508,29 @@ def _batches_to_run(
     return statement
 
 
-def free_chunks(batch_id: str, model: str, limit: int) -> Select[Any]:
-    """Chunks to lease. On PostgreSQL two claimers never wait for each other's rows."""
+def _equals(model: str, host: Standing, without: Collection[str]) -> Select[Any]:
+    """The first batches in order of the host's flow, class and priority that have roots."""
+    statement = batches_with_free_chunks(model, None, without).with_only_columns(BATCHES.c.id)
+    return statement.where(
+        in_flow(host.flow),
+        urgency() == host.urgency,
+        BATCHES.c.priority == host.priority,
+        BATCHES.c.id.in_(select(BATCH_ROOTS.c.batch_id)),
+    ).limit(_MOST_CANDIDATES)
+
+
+def free_chunks(batch_id: str, model: str, limit: int, *, first: int | None = None) -> Select[Any]:
+    """Chunks to lease, the number ``first`` before others.
+
+    On PostgreSQL two claimers never wait for each other's rows.
+    """
+    in_order: list[ColumnElement[int]] = [ANSWER_BITS.desc(), CHUNKS.c.index]
+    if first is not None:
+        in_order.insert(0, case((CHUNKS.c.index == first, 0), else_=1))
     return (
         select(CHUNKS.c.index)
         .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, IS_FREE, is_due())
-        .order_by(func.coalesce(CHUNKS.c.answer_bits, 0).desc(), CHUNKS.c.index)
+        .order_by(*in_order)
         .limit(limit)
         .with_for_update(skip_locked=True)
     )

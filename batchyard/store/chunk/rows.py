@@ -140,6 +140,9 @@ IS_LEASED: ColumnElement[bool] = CHUNKS.c.status == literal_column("'leased'")
 
 UNANSWERED: ColumnElement[int] = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
 
+ANSWER_BITS: ColumnElement[int] = func.coalesce(CHUNKS.c.answer_bits, 0)
+"""0 where nothing was learned of how long the answers are."""
+
 IS_FREE = and_(IS_OPEN, is_free(CHUNKS))
 """The chunk has no owner: it is pending, or its lease has expired."""
 

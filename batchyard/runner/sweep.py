@@ -1,0 +1,43 @@
+"""The order of requests from several chunks whose prompts begin alike: one walk of their tree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Mapping
+
+K = TypeVar("K", bound="Hashable")
+
+
+class Sweep(Generic[K]):
+    """Goes up through the prompts that wait, as an elevator does, and then begins again.
+
+    Nobody is passed over more than ``most_passed_over`` times in a row and by one request of each
+    other that has waited as long.
+    """
+
+    def __init__(self, most_passed_over: int) -> None:
+        self._most_passed_over = most_passed_over
+        self._passed_over: Counter[K] = Counter()
+        self._place: dict[K, bytes] = {}
+        """Where the walk is, for each of those who walk together."""
+
+    def next(self, host: K, waiting: Mapping[K, bytes], company: Collection[K]) -> K:
+        """Who is next of those who wait, by their prompts. ``company`` walks with the host."""
+        tired = max(waiting, key=lambda each: self._passed_over[each])
+        if self._passed_over[tired] >= self._most_passed_over:
+            chosen = tired
+        else:
+            place = self._place.get(host, b"")
+            chosen = min(waiting, key=lambda each: (waiting[each] < place, waiting[each]))
+        self._passed_over.update(waiting.keys() - {chosen})
+        del self._passed_over[chosen]
+        self._place |= dict.fromkeys((host, *company), waiting[chosen])
+        return chosen
+
+    def forget(self, key: K) -> None:
+        """It walks no more."""
+        self._place.pop(key, None)
+        del self._passed_over[key]
