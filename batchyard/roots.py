@@ -1,6 +1,6 @@
 """Which batches begin alike: a sample of the prefix tree that each plan walks. Pure.
 
-A *node* of the tree is a prompt's beginning of 512 bytes, of 1,024, and so on. It is known by a
+A *node* of the tree is a prompt's beginning of 512 bytes, of 724, of 1,024, and so on. It is known by a
 keyed hash, so that nothing that is kept tells of a prompt, and equal beginnings are seen only where
 the keys are the same: within one cache. Of each tree the nodes with the least hashes are kept.
 Those of two trees are the same sample of both, so what they have in common is what the trees have.
@@ -13,16 +13,21 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Final, NamedTuple
 
-MOST_NODES: Final = 64
-_DEPTHS: Final = tuple(512 << level for level in range(8))
+MOST_NODES: Final = 128
+_DEPTHS: Final = tuple(int(512 * math.sqrt(2) ** level) for level in range(15))
 """Bytes. What is shared beyond the deepest one that a prompt reaches is not seen."""
 _DIGEST_BYTES: Final = 7
 _BYTES_PER_TOKEN: Final = 4
-_WORTH_SHARING: Final = 0.5
+_WORTH_SHARING: Final = 0.4
 """Of k batches that share at least half of their work, the average one ends sooner if all run side
-by side, whatever k is: one after the other they would take 1, 2 … k times as long as one."""
+by side, whatever k is: one after the other they would take 1, 2 … k times as long as one. Not all
+that is shared is seen: of the last node on, it is unknown how far."""
+
+
+_SPANS: Final = {depth: depth - above for above, depth in pairwise((0, *_DEPTHS))}
 
 
 class Node(NamedTuple):
@@ -35,7 +40,7 @@ class Node(NamedTuple):
     @property
     def span(self) -> int:
         """The bytes from the node above to this one."""
-        return self.depth if self.depth == _DEPTHS[0] else self.depth // 2
+        return _SPANS[self.depth]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +100,12 @@ class RootSampler:
         start = key.find(b"\0") + 1
         size = len(key) - start
         # Of most prompts every node is one of the prompt before.
-        if size < _DEPTHS[0] or shared_bytes >= 1 << size.bit_length() - 1:
+        reached = bisect_right(_DEPTHS, size)
+        if not reached or _DEPTHS[reached - 1] <= shared_bytes:
             return
         digest = blake2b(key[:start], digest_size=_DIGEST_BYTES, key=self._secret)
         read = 0
-        for depth in _DEPTHS:
-            if depth > size:
-                return
+        for depth in _DEPTHS[:reached]:
             digest.update(key[start + read : start + depth])
             read = depth
             if depth > shared_bytes:

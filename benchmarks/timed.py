@@ -36,7 +36,7 @@ COMMON_OPTIONS = (
     *("--max-num-batched-tokens", "4096", "--performance-mode", "throughput"),
     "--enable-prompt-tokens-details",
 )
-_ENGINE_ENVIRONMENT = {
+ENGINE_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -128,7 +128,7 @@ def _result_of(command: Sequence[str]) -> Any:
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, **_ENGINE_ENVIRONMENT},
+        env={**os.environ, **ENGINE_ENVIRONMENT},
         capture_output=True,
         text=True,
         check=False,

@@ -14,27 +14,29 @@ K = TypeVar("K", bound="Hashable")
 class Sweep(Generic[K]):
     """Goes up through the prompts that wait, as an elevator does, and then begins again.
 
-    Nobody is passed over more than ``most_passed_over`` times in a row and by one request of each
-    other that has waited as long.
+    For one that comes and is behind it goes back: what is between the two may still be warm, and
+    from there on they go together. Who was passed over ``most_passed_over`` times is next, and the
+    walk goes on from there.
     """
 
     def __init__(self, most_passed_over: int) -> None:
         self._most_passed_over = most_passed_over
         self._passed_over: Counter[K] = Counter()
         self._place: dict[K, bytes] = {}
-        """Where the walk is, for each of those who walk together."""
+        """Where the walk is, for each of those who have waited."""
 
     def next(self, host: K, waiting: Mapping[K, bytes], company: Collection[K]) -> K:
         """Who is next of those who wait, by their prompts. ``company`` walks with the host."""
-        tired = max(waiting, key=lambda each: self._passed_over[each])
-        if self._passed_over[tired] >= self._most_passed_over:
-            chosen = tired
-        else:
-            place = self._place.get(host, b"")
+        place = self._place.get(host, b"")
+        come = [prompt for each, prompt in waiting.items() if each not in self._place]
+        place = min([place, *come])
+        chosen = max(waiting, key=lambda each: self._passed_over[each])
+        if self._passed_over[chosen] < self._most_passed_over:
             chosen = min(waiting, key=lambda each: (waiting[each] < place, waiting[each]))
         self._passed_over.update(waiting.keys() - {chosen})
         del self._passed_over[chosen]
-        self._place |= dict.fromkeys((host, *company), waiting[chosen])
+        known = self._place.keys() & set(company)
+        self._place |= dict.fromkeys((host, *known, *waiting), waiting[chosen])
         return chosen
 
     def forget(self, key: K) -> None:
