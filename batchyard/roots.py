@@ -1,9 +1,9 @@
 """Which batches begin alike: a sample of the prefix tree that each plan walks. Pure.
 
-A *node* of the tree is a prompt's beginning of 512 bytes, of 724, of 1,024, and so on. It is known by a
-keyed hash, so that nothing that is kept tells of a prompt, and equal beginnings are seen only where
-the keys are the same: within one cache. Of each tree the nodes with the least hashes are kept.
-Those of two trees are the same sample of both, so what they have in common is what the trees have.
+A *node* of the tree is a prompt's beginning of 512 bytes, of 724, of 1,024, and so on. It is known
+by a keyed hash, so that nothing that is kept tells of a prompt, and equal beginnings are seen only
+where the keys are the same: within one cache. Of each tree the nodes with the least hashes are
+kept. They are the same sample of any two trees, so they have in common what the trees have.
 """
 
 from __future__ import annotations

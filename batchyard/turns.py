@@ -166,24 +166,27 @@ class Turns:
     ) -> list[Standing]:
         """Those of the waiting before which ``chosen``, whose turn it is, goes by age alone.
 
-        Itself among them. Of other tenants, those that are next there and were served at most
-        ``lead`` more than its own.
+        Itself among them. Of other tenants, and of the other size, those that are next there and
+        were served at most ``lead`` more.
         """
-        found = []
-        by_tenant: defaultdict[str, list[Standing]] = defaultdict(list)
-        for each in waiting:
-            by_tenant[each.tenant].append(each)
-        for tenant, own in by_tenant.items():
-            if tenant == chosen.tenant:
-                first = chosen
-            elif self._tenants.lead(tenant, chosen.tenant) > lead:
-                continue
-            else:
-                first = self.next(own)
-            place = (first.rank, first.is_small)
-            if not self._urgent_first or first.urgency == chosen.urgency:
-                found += [each for each in own if (each.rank, each.is_small) == place]
-        return found
+        return [
+            each
+            for each in waiting
+            if (not self._urgent_first or each.urgency == chosen.urgency)
+            and self._is_equal(chosen, each, waiting, lead)
+        ]
+
+    def _is_equal(
+        self, chosen: Standing, other: Standing, waiting: Collection[Standing], lead: float
+    ) -> bool:
+        if other.tenant != chosen.tenant:
+            own = [each for each in waiting if each.tenant == other.tenant]
+            is_next = other.flow == (first := self.next(own)).flow and other.rank == first.rank
+            return is_next and self._tenants.lead(other.tenant, chosen.tenant) <= lead
+        if other.rank != chosen.rank:
+            return False
+        sizes = self._sizes[chosen.tenant]
+        return sizes.lead(other.is_small, chosen.is_small) <= lead
 
 
 class Room:

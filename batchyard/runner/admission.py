@@ -216,6 +216,9 @@ class Door:
             return
         else:
             key = self._next_of(host)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         chosen = self._waiting.pop(key).chosen
         self._choose(key, host)
         # One that is cancelled, and has not noticed yet, gives its turn to the next.

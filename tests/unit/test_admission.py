@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.runner.admission import Admission, Door
+from batchyard.roots import Node, Roots
+from batchyard.runner.admission import _ABSENT_SECONDS, Admission, Door
 from batchyard.store import ChunkLease
 from batchyard.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
 SOON_SECONDS = 10.0
+ALIKE = Roots((Node(1, 512, 0),), trunk_tokens=100, work_tokens=100)
+OTHERS = Roots((Node(2, 512, 0),), trunk_tokens=100, work_tokens=100)
 
 
 class Entrance:
@@ -38,19 +42,28 @@ class Entrance:
         tokens: int = 1,
         is_small: bool = False,
         is_background: bool = False,
+        roots: Roots | None = None,
+        prompts: Sequence[int] = (),
+        priority: int = 0,
     ) -> asyncio.Task[None]:
-        """Begin to admit so many requests of a chunk, each of so many tokens."""
+        """Begin to admit so many requests of a chunk, each of so many tokens.
+
+        ``prompts``: a number for what each one's prompt begins with.
+        """
         standing = Standing(
             batch_id=name,
             tenant=tenant,
             is_small=is_small,
             urgency=BACKGROUND_URGENCY if is_background else 3,
             created_at=len(self._tasks),
+            roots=roots,
+            priority=priority,
         )
         lease = lease_of(name, token_estimate=tokens)
         self.door.enter(lease.key, standing)
         admission = Admission(self.door, lease, standing, Counter(), may_return=lambda: True)
-        self._tasks.append(asyncio.create_task(self._admit(admission, name, count)))
+        begins = [prompt.to_bytes() for prompt in prompts] or [b""] * count
+        self._tasks.append(asyncio.create_task(self._admit(admission, name, begins)))
         return self._tasks[-1]
 
     async def admit(self, count: int) -> str:
@@ -68,9 +81,9 @@ class Entrance:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _admit(self, admission: Admission, name: str, count: int) -> None:
-        for _ in range(count):
-            await admission.submit(self._submit)
+    async def _admit(self, admission: Admission, name: str, begins: Sequence[bytes]) -> None:
+        for prompt in begins:
+            await admission.submit(self._submit, partial(bytes, prompt))
             self.order.append(name)
         admission.leave()
 
@@ -290,3 +303,61 @@ async def test_what_is_at_the_door_keeps_background_batches_from_being_claimed(
     assert not entrance.door.beside.keeps_background_out
     entrance.chunk("n", 1)
     assert entrance.door.beside.keeps_background_out
+
+
+# -- company ----------------------------------------------------------------------------------
+
+
+async def test_chunks_that_begin_alike_go_in_as_one_walk_of_the_tree() -> None:
+    entrance = Entrance(turn_requests=4)
+    entrance.chunk("A", 6, roots=ALIKE, prompts=[1, 1, 3, 3, 5, 5])
+    entrance.chunk("B", 6, roots=ALIKE, prompts=[1, 2, 3, 4, 5, 6])
+    entrance.chunk("C", 3, roots=ALIKE, prompts=[2, 4, 6])
+    order = await entrance.admit(15)
+    left = {"A": [1, 1, 3, 3, 5, 5], "B": [1, 2, 3, 4, 5, 6], "C": [2, 4, 6]}
+    prompts = [left[name].pop(0) for name in order]
+    assert prompts == sorted(prompts)
+    await entrance.close()
+
+
+async def test_chunks_that_begin_otherwise_take_turns_with_them(entrance: Entrance) -> None:
+    entrance.chunk("A", 9, roots=ALIKE, prompts=[9] * 9)
+    entrance.chunk("B", 9, tenant="b", roots=OTHERS, prompts=[1] * 9)
+    order = await entrance.admit(8)
+    assert sorted(Counter(order).values()) == [4, 4]
+
+
+async def test_tenants_that_share_a_cache_keep_their_shares() -> None:
+    """Who comes first in the tree is one turn ahead, at most."""
+    entrance = Entrance(turn_requests=4)
+    entrance.chunk("A", 40, roots=ALIKE, prompts=[2] * 40)
+    entrance.chunk("B", 40, tenant="b", roots=ALIKE, prompts=[1] * 40)
+    order = await entrance.admit(60)
+    for end in range(60):
+        had = Counter(order[:end])
+        assert abs(had["A"] - had["B"]) <= 2 * 4 + 1
+    await entrance.close()
+
+
+async def test_a_higher_priority_is_not_passed_over_for_the_sake_of_the_tree(
+    entrance: Entrance,
+) -> None:
+    entrance.chunk("A", 5, roots=ALIKE, prompts=[1] * 5)
+    entrance.chunk("B", 5, roots=ALIKE, prompts=[2] * 5, priority=1)
+    # The first one of A was at the door before there was a B that waited.
+    assert (await entrance.admit(10)).lstrip("A").startswith("BBBBB")
+
+
+async def test_a_chunk_that_reads_its_next_lines_is_waited_for_and_one_that_hangs_is_not() -> None:
+    """It holds up nobody for longer than a moment, and not at each request."""
+    entrance = Entrance(turn_requests=4)
+    silent = Standing(batch_id="S", tenant="a", roots=ALIKE)
+    entrance.door.enter(lease_of("S").key, silent)
+    entrance.chunk("A", 50, roots=ALIKE, prompts=[1] * 50)
+    began = asyncio.get_running_loop().time()
+    while len(entrance.order) < 50:
+        await entrance.admit(1)
+        await asyncio.sleep(0.001)
+        assert asyncio.get_running_loop().time() - began < SOON_SECONDS
+    assert asyncio.get_running_loop().time() - began >= _ABSENT_SECONDS
+    await entrance.close()
