@@ -1,0 +1,130 @@
+"""Batches that begin alike, through real runners: one walk of the tree, and every answer once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from batchyard.engine.stub import StubEngine
+from batchyard.lifecycle import BatchStatus
+from batchyard.runner.run import Runner
+from batchyard.store.batch.roots import BATCH_ROOTS
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.engine.base import EngineAnswer, EngineRequest
+
+SOON_SECONDS = 60.0
+MODEL = "stub-model"
+DOCUMENTS = 40
+LINES = 2 * DOCUMENTS
+WINDOW = 4
+
+
+class HeldEngine(StubEngine):
+    """Answers nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__(max_num_seqs=WINDOW // 2)
+        self.may_answer = asyncio.Event()
+
+    async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+        await self.may_answer.wait()
+        return await super().answer(request, timeout_seconds=timeout_seconds)
+
+
+def questions(name: str) -> list[dict[str, Any]]:
+    """Two on each of the same documents, shuffled."""
+    lines = [
+        chat_line(f"{document}-{name}-{number}", f"{document:04} {'text ' * 300}{name}{number}?")
+        for document in range(DOCUMENTS)
+        for number in range(2)
+    ]
+    random.Random(name).shuffle(lines)
+    return lines
+
+
+async def served(yard: Yard, engine: HeldEngine, batches: list[str], *, at_once: int) -> None:
+    """Run the batches to their last answer; none is given before so many of them have begun."""
+    yard.use(engine)
+    yard.set(runner_idle_seconds=0.0)
+    chunks = yard.services.store.chunks
+
+    async def count(state: str) -> int:
+        summaries = [await chunks.summary(each) for each in batches]
+        return sum(getattr(each, state) > 0 for each in summaries)
+
+    async with Runner(yard.services, MODEL) as runner, asyncio.timeout(SOON_SECONDS):
+        serving = asyncio.create_task(runner.serve())
+        while await count("leased") < at_once:  # noqa: ASYNC110 - the database tells nobody
+            await asyncio.sleep(0.01)
+        engine.may_answer.set()
+        await serving
+    assert await count("done") == len(batches)
+
+
+def documents_of(engine: StubEngine) -> list[str]:
+    texts = [json.loads(request.body)["messages"][-1]["content"] for request in engine.log]
+    return [text[:4] for text in texts]
+
+
+def visits(documents: list[str]) -> int:
+    """How often the engine came to a document that it was not at."""
+    return len(list(groupby(documents)))
+
+
+async def test_batches_about_the_same_documents_run_as_one(yard: Yard) -> None:
+    yard.set(chunk_requests=LINES)
+    batches = [await yard.prepared(questions(name)) for name in "abc"]
+    engine = HeldEngine()
+    await served(yard, engine, batches, at_once=3)
+    documents = documents_of(engine)
+    assert len(documents) == len({request.body for request in engine.log}) == 3 * LINES
+    # What the first one has in the window before the others are there, they repeat.
+    assert visits(documents) <= DOCUMENTS + 2 * WINDOW
+    for batch_id in batches:
+        ended = await yard.finish(batch_id)
+        assert ended.status is BatchStatus.COMPLETED
+        assert ended.counts.completed == LINES
+
+
+async def test_batches_of_which_it_is_not_known_run_one_after_the_other(yard: Yard) -> None:
+    yard.set(chunk_requests=LINES)
+    batches = [await yard.prepared(questions(name)) for name in "abc"]
+
+    async def forget(connection: AsyncConnection) -> None:
+        await connection.execute(BATCH_ROOTS.delete())
+
+    await yard.services.store.database.write(forget)
+    engine = HeldEngine()
+    await served(yard, engine, batches, at_once=1)
+    assert visits(documents_of(engine)) == 3 * DOCUMENTS
+
+
+async def test_tenants_with_caches_of_their_own_are_not_mixed(yard: Yard) -> None:
+    """Each has its turns, as it has with any other: nothing is gained by another order."""
+    batches = [await yard.prepared(questions(name), tenant=name) for name in "ab"]
+    one, other = [await yard.services.store.chunks.standing(each) for each in batches]
+    assert one.roots is not None
+    assert other.roots is not None
+    assert one.roots.part_in(other.roots) == 0
+
+
+async def test_tenants_that_share_a_cache_are_seen_to_begin_alike(yard: Yard) -> None:
+    yard.set(cache_shared_by="all")
+    batches = [await yard.prepared(questions(name), tenant=name) for name in "ab"]
+    one, other = [await yard.services.store.chunks.standing(each) for each in batches]
+    assert one.roots is not None
+    assert other.roots is not None
+    assert one.roots.is_worth_joining(other.roots)
+
+
+async def test_a_batch_in_the_order_of_its_file_has_no_roots(yard: Yard) -> None:
+    yard.set(order="input")
+    batch_id = await yard.prepared(questions("a"))
+    assert (await yard.services.store.chunks.standing(batch_id)).roots is None
