@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from batchyard.engine.presets import Speculation, with_presets
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.vllm import VllmEngine
@@ -48,6 +49,17 @@ class VllmEngineBlock(Block):
         default_factory=dict,
         description='Environment variables of the engine, such as {"HF_HOME": "/data/models"}.',
     )
+    kv_offload: float = Field(
+        default=0.0,
+        ge=0,
+        description="GiB of main memory for prompts that the KV cache on the GPU has no room for "
+        "(--kv-offloading-size). Not on CPUs. 0: none.",
+    )
+    speculation: Speculation = Field(
+        default="none",
+        description="Guess the next tokens of an answer (--speculative-config) from the prompt "
+        "(ngram), or from the prompt and earlier answers (suffix, which needs arctic-inference).",
+    )
     batch_hours: list[HoursWindow] = Field(default_factory=list, description=_BATCH_HOURS)
 
     @property
@@ -68,13 +80,23 @@ class VllmEngineBlock(Block):
         shlex.split(options)
         return options
 
+    @model_validator(mode="after")
+    def _is_no_option_given_twice(self) -> Self:
+        self._words()
+        return self
+
+    def _words(self) -> list[str]:
+        return with_presets(
+            shlex.split(self.options), kv_offload=self.kv_offload, speculation=self.speculation
+        )
+
     def build(
         self, *, python: Path, log_path: Path | None = None, media_domains: Sequence[str] = ()
     ) -> VllmEngine:
         """The engine, not started; ``media_domains``: from where it may fetch clients' media."""
         return VllmEngine(
             self.model,
-            shlex.split(self.options),
+            self._words(),
             python=python,
             weights=self.weights or None,
             environment=self.environment,

@@ -15,6 +15,7 @@ from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.progress import ProgressDisplay
 from batchyard.cli.say import say
 from batchyard.cli.stoppable import run_stoppable
+from batchyard.engine.presets import Speculation  # noqa: TC001 - Typer reads it at run time
 from batchyard.errors import ObjectNotFound, RequestRefused
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
@@ -113,6 +114,21 @@ def run(
             help="The server at --engine-url has no other users: the batch may use all of it.",
         ),
     ] = False,
+    kv_offload: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="GIB",
+            help="Keep in so much main memory what vLLM's KV cache on the GPU has no room for.",
+        ),
+    ] = 0.0,
+    speculation: Annotated[
+        Speculation,
+        typer.Option(
+            help="Guess the next tokens of an answer from the prompt (ngram), or from it and "
+            "earlier answers (suffix, which needs arctic-inference beside vLLM)."
+        ),
+    ] = "none",
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
     metadata: Annotated[list[str] | None, options.METADATA] = None,
@@ -145,6 +161,8 @@ def run(
             priority=engine_priority,
         ),
         client_rules=client_rules,
+        kv_offload=kv_offload,
+        speculation=speculation,
     )
     what: BatchRequest | str
     if resume is not None:

@@ -29,6 +29,7 @@ from batchyard.engine.middleware import line_stream
 from batchyard.engine.progress_metrics import cache_state_of, cache_used_of, work_done_of
 from batchyard.engine.routes import post_routes
 from batchyard.engine.vllm_options import (
+    CPU,
     DeviceProfile,
     EngineOptions,
     added_options,
@@ -248,8 +249,13 @@ class VllmEngine:
             raise await self._lost(error) from error
 
     def _look_around(self) -> None:
-        """The device, and whether this vLLM will do."""
-        self._device()
+        """The device, and whether it and this vLLM will do."""
+        if self._device() is CPU and "kv-offloading-size" in self._options:
+            raise EngineStartFailed(
+                f"cannot start the engine for model {self.model!r}: KV offload "
+                "(--kv-offloading-size) keeps in main memory what a GPU has no room for, and there "
+                "is no GPU here. Leave it out."
+            )
         version = vllm_version(self._python, self._environment(Path("/")))
         log.info("engine.starting", model=self.model, vllm=version or "unknown")
 

@@ -242,7 +242,12 @@ def names_hub_repository(options: EngineOptions) -> bool:
     """Whether an option besides the model may need the Hugging Face hub."""
     may_name = ("tokenizer", "hf-config-path", "lora-modules", "speculative-config", "config")
     values = (options.value(name) for name in may_name)
-    return any(value and not is_path(value) for value in values)
+    return any(value and not (is_path(value) or _guesses_alone(value)) for value in values)
+
+
+def _guesses_alone(value: str) -> bool:
+    """Whether this is a ``--speculative-config`` that needs no model of its own."""
+    return value.startswith("{") and '"method"' in value and '"model"' not in value
 
 
 def is_path(value: str) -> bool:
