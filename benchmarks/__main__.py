@@ -29,6 +29,7 @@ from benchmarks import (
     plan_gain,
     plan_speed,
     rss_flat,
+    shared_roots,
     shared_server,
     turns,
     two_runners,
@@ -74,6 +75,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "two_runners": two_runners.section,
     "lengths": lengths.section,
     "many_engines": many_engines.section,
+    "shared_roots": shared_roots.section,
     "api_load": api_load.section,
     "batch_list": batch_list.section,
 }

@@ -64,3 +64,8 @@ def test_the_walk_begins_again_where_it_has_come_to_the_end() -> None:
     assert sweep.next("a", waiting, "b") == "a"
     assert sweep.next("a", {"a": b"c", "b": b"z"}, "b") == "b"
     assert sweep.next("a", {"a": b"c", "b": b"d"}, "b") == "a"
+
+
+def test_one_with_much_about_a_document_does_not_keep_the_others_there() -> None:
+    order = [name for name, _ in walk({"a": [1] * 100, "b": [2] * 100})]
+    assert order.index("b") == MOST
