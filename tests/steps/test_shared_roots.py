@@ -106,6 +106,29 @@ async def test_batches_of_which_it_is_not_known_run_one_after_the_other(yard: Ya
     assert visits(documents_of(engine)) == 3 * DOCUMENTS
 
 
+async def test_another_tenant_is_let_in_before_batches_that_begin_alike(yard: Yard) -> None:
+    """However many there are: it has its turns beside the first one."""
+    own = [await yard.prepared(questions(name), tenant="a") for name in "abc"]
+    other = await yard.prepared([chat_line("x")], tenant="b")
+    engine = HeldEngine()
+    yard.use(engine)
+    async with Runner(yard.services, MODEL) as runner, asyncio.timeout(SOON_SECONDS):
+        serving = asyncio.create_task(runner.serve())
+        claimed: list[str] = []
+        while len(claimed) < len(own) + 1:
+            for batch_id in (*own, other):
+                summary = await yard.services.store.chunks.summary(batch_id)
+                if summary.leased and batch_id not in claimed:
+                    claimed.append(batch_id)
+            if other not in claimed:
+                # Whoever is claimed before it: the first one, and no company of that.
+                assert len(claimed) <= 1
+            await asyncio.sleep(0)
+        engine.may_answer.set()
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
 async def test_tenants_with_caches_of_their_own_are_not_mixed(yard: Yard) -> None:
     """Each has its turns, as it has with any other: nothing is gained by another order."""
     batches = [await yard.prepared(questions(name), tenant=name) for name in "ab"]

@@ -30,7 +30,7 @@ def walk(chunks: dict[str, list[int]], sweep: Sweep[str] | None = None) -> list[
 def test_plans_about_the_same_documents_become_one_walk(plans: list[list[int]]) -> None:
     """As long as none has so much more about one of them that the others have their turns."""
     chunks = {"abcde"[number]: sorted(plan)[:4] for number, plan in enumerate(plans)}
-    prompts = [prompt for _, prompt in walk(chunks)]
+    prompts = [prompt for _, prompt in walk(chunks, Sweep(100))]
     assert prompts == sorted(prompts)
 
 
