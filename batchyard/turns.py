@@ -166,27 +166,15 @@ class Turns:
     ) -> list[Standing]:
         """Those of the waiting before which ``chosen``, whose turn it is, goes by age alone.
 
-        Itself among them. Of other tenants, and of the other size, those that are next there and
-        were served at most ``lead`` more.
+        Itself among them. Of the other size, those that were served at most ``lead`` more.
         """
+        sizes = self._sizes[chosen.tenant]
         return [
             each
             for each in waiting
-            if (not self._urgent_first or each.urgency == chosen.urgency)
-            and self._is_equal(chosen, each, waiting, lead)
+            if (each.tenant, each.rank) == (chosen.tenant, chosen.rank)
+            and sizes.lead(each.is_small, chosen.is_small) <= lead
         ]
-
-    def _is_equal(
-        self, chosen: Standing, other: Standing, waiting: Collection[Standing], lead: float
-    ) -> bool:
-        if other.tenant != chosen.tenant:
-            own = [each for each in waiting if each.tenant == other.tenant]
-            is_next = other.flow == (first := self.next(own)).flow and other.rank == first.rank
-            return is_next and self._tenants.lead(other.tenant, chosen.tenant) <= lead
-        if other.rank != chosen.rank:
-            return False
-        sizes = self._sizes[chosen.tenant]
-        return sizes.lead(other.is_small, chosen.is_small) <= lead
 
 
 class Room:

@@ -6,8 +6,8 @@ of a chunk follow one another, so that they find in the engine's cache what they
 is slow to begin, because its input is far away or its storage does not answer, keeps no other out.
 Nothing of a background batch passes while a chunk of another one is at the door.
 
-Chunks whose prompts begin alike are *company*: where the order says nothing of them but age, they
-have their turns together, and their requests go in as one walk of the prefix tree.
+Chunks of a tenant whose prompts begin alike are *company*: where the order says nothing of them but
+age, they have their turns together, and their requests go in as one walk of the prefix tree.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Door:
         self._has_left = asyncio.Event()
         self._sweep: Sweep[LeaseKey] = Sweep(_PASSED_OVER_TURNS * turn_requests)
         self._company: dict[LeaseKey, set[LeaseKey]] = {}
-        """Of each chunk at the door, the others there whose prompts begin like its own."""
+        """Of each chunk at the door, the tenant's others there whose prompts begin like its own."""
         self._absent: set[LeaseKey] = set()
         """Those whose company has waited for them in vain."""
         self._patience: asyncio.TimerHandle | None = None

@@ -25,6 +25,7 @@ from benchmarks import (
     rss_flat,
     scale_costs,
     scale_day,
+    shared_roots,
     shared_server,
     small_cache,
     timed,
@@ -248,3 +249,25 @@ async def test_the_page_is_timed_on_both_databases() -> None:
     assert "| milliseconds | 5,200 batches, SQLite | 5,200 batches, PostgreSQL |" in (
         batch_list.table(found)
     )
+
+
+async def test_batches_that_begin_alike_are_simulated_in_every_way() -> None:
+    size = shared_roots.Size(documents=4, questions=8, chunk_requests=8, words_each=200)
+    found = await shared_roots.measure_simulated(size)
+    ways = {(one.way, one.engines, one.tenants) for one in found}
+    assert len(ways) == len(found) == 7
+    assert all(0 < one.hit_rate <= 1.0001 for one in found)
+    assert all(0 <= one.lead <= 1 for one in found)
+    assert "| side by side | 2 | 1 |" in shared_roots.simulated_table(found, size)
+
+
+def test_how_far_one_batch_is_ahead_of_another() -> None:
+    assert shared_roots.lead([0, 1, 0, 1], 2) == 0.5
+    assert shared_roots.lead([0, 0, 1, 1], 2) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+async def test_batches_that_begin_alike_find_more_in_the_cache_of_vllm_side_by_side() -> None:
+    one_file, together, apart = await shared_roots.measure_vllm()
+    assert apart.cached < together.cached <= one_file.cached + 0.01

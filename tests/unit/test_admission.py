@@ -328,14 +328,24 @@ async def test_chunks_that_begin_otherwise_take_turns_with_them(entrance: Entran
 
 
 async def test_tenants_that_share_a_cache_keep_their_shares() -> None:
-    """Who comes first in the tree is one turn ahead, at most."""
+    """They have their turns; the tree is no reason to leave them."""
     entrance = Entrance(turn_requests=4)
     entrance.chunk("A", 40, roots=ALIKE, prompts=[2] * 40)
     entrance.chunk("B", 40, tenant="b", roots=ALIKE, prompts=[1] * 40)
     order = await entrance.admit(60)
     for end in range(60):
         had = Counter(order[:end])
-        assert abs(had["A"] - had["B"]) <= 2 * 4 + 1
+        assert abs(had["A"] - had["B"]) <= 4 + 1
+    await entrance.close()
+
+
+async def test_a_small_batch_does_not_wait_for_a_large_one_that_begins_alike() -> None:
+    """It has its larger share, but for one turn."""
+    entrance = Entrance(turn_requests=4)
+    entrance.chunk("L", 60, roots=ALIKE, prompts=[1] * 60)
+    entrance.chunk("S", 12, roots=ALIKE, prompts=[9] * 12, is_small=True)
+    order = await entrance.admit(30)
+    assert order.count("S") == 12
     await entrance.close()
 
 
