@@ -8,6 +8,8 @@ import random
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.run import Runner
@@ -78,9 +80,10 @@ def visits(documents: list[str]) -> int:
     return len(list(groupby(documents)))
 
 
-async def test_batches_about_the_same_documents_run_as_one(yard: Yard) -> None:
+@pytest.mark.parametrize("window", ["24h", "background"])
+async def test_batches_about_the_same_documents_run_as_one(yard: Yard, window: str) -> None:
     yard.set(chunk_requests=LINES)
-    batches = [await yard.prepared(questions(name)) for name in "abc"]
+    batches = [await yard.prepared(questions(name), completion_window=window) for name in "abc"]
     engine = HeldEngine()
     await served(yard, engine, batches, at_once=3)
     documents = documents_of(engine)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.roots import Node, Roots
+from batchyard.runner import admission
 from batchyard.runner.admission import _ABSENT_SECONDS, Admission, Door
 from batchyard.store import ChunkLease
 from batchyard.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
@@ -337,6 +338,49 @@ async def test_tenants_that_share_a_cache_keep_their_shares() -> None:
         had = Counter(order[:end])
         assert abs(had["A"] - had["B"]) <= 4 + 1
     await entrance.close()
+
+
+async def test_background_batches_that_begin_alike_are_one_walk_that_gives_way() -> None:
+    entrance = Entrance(turn_requests=4)
+    entrance.chunk("A", 5, roots=ALIKE, prompts=[1, 2, 3, 4, 5], is_background=True)
+    entrance.chunk("B", 5, roots=ALIKE, prompts=[1, 2, 3, 4, 5], is_background=True)
+    assert sorted(await entrance.admit(4)) == list("AABB")
+    entrance.chunk("n", 4, roots=ALIKE, prompts=[9, 9, 9, 9])
+    order = await entrance.admit(10)
+    assert order.strip("AB") == "nnnn"
+    assert order.index("n") <= 1, "the one that stood in the door"
+    assert sorted(order[5:]) in (list("AAABB"), list("AABBB"), list("AABB"))
+    await entrance.close()
+
+
+async def test_a_batch_does_not_wait_for_a_background_batch_that_begins_alike(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_ABSENT_SECONDS", 10 * SOON_SECONDS)
+    reading = Standing(batch_id="b", tenant="a", roots=ALIKE, urgency=BACKGROUND_URGENCY)
+    entrance.door.enter(lease_of("b").key, reading)
+    entrance.chunk("n", 9, roots=ALIKE, prompts=[1] * 9)
+    assert await entrance.admit(9) == "n" * 9
+
+
+async def test_background_batches_let_others_join_only_if_nothing_else_is_there(
+    entrance: Entrance,
+) -> None:
+    def enter(name: str, urgency: int) -> Standing:
+        standing = Standing(batch_id=name, tenant="a", roots=ALIKE, urgency=urgency)
+        entrance.door.enter(lease_of(name).key, standing)
+        return standing
+
+    waits = [enter(name, BACKGROUND_URGENCY) for name in "xyz"]
+    assert entrance.door.hosts == waits[:1]
+    assert not entrance.door.beside.keeps_background_out
+    other = enter("n", 3)
+    assert entrance.door.hosts == [other]
+    entrance.door.leave(lease_of("n").key)
+    for name in "stuvw":
+        enter(name, BACKGROUND_URGENCY)
+    assert entrance.door.hosts == []
+    assert entrance.door.has_room
 
 
 async def test_a_small_batch_does_not_wait_for_a_large_one_that_begins_alike() -> None:

@@ -72,6 +72,24 @@ def test_beside_a_chunk_of_another_batch_a_runner_begins_where_that_one_is() -> 
     assert chosen("...aaaaaaa", "a", place=45) == 0
 
 
+def test_chunks_with_the_longest_answers_go_before_ranges_and_before_what_is_warm() -> None:
+    """So that none of them is begun when all else has ended."""
+    bits = [7, 7, 7, 9, 9, 9, 9, 7, 7, 7]
+    left = [
+        replace(each, answer_bits=n) for each, n in zip(pieces("A" + 9 * "."), bits, strict=True)
+    ]
+
+    def index(owner: str, place: int | None = None) -> int:
+        piece = choose(left, owner, place=place)
+        assert piece is not None
+        return piece.index
+
+    assert index("a") == index("b") == 3
+    assert [index("b", place) for place in (5, 45, 85)] == [3, 4, 3]
+    left[3] = replace(left[3], is_free=False, is_held=True, owner="b")
+    assert (index("a"), index("b")) == (6, 4)
+
+
 def test_nothing_is_chosen_where_nothing_is_free() -> None:
     assert chosen("aAbB", "c") is None
 

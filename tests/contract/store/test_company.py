@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.lengths import Expected
 from batchyard.roots import Node, Roots
 from batchyard.store import Host, NewChunk
 from tests.contract.store.samples import MODEL, NOW_OVER, chunks_of, new_batch, rewrite
@@ -78,8 +79,9 @@ async def test_of_several_the_first_in_order_is_next(store: Store) -> None:
         {"priority": -1},
         {"window_seconds": 2 * HOUR},
         {"chunks": chunks_of(2)},
+        {"completion_window": "background"},
     ],
-    ids=["tenant", "higher priority", "lower priority", "urgency", "size"],
+    ids=["tenant", "higher priority", "lower priority", "urgency", "size", "background"],
 )
 async def test_what_the_order_tells_apart_is_no_company(
     store: Store, changes: dict[str, Any]
@@ -88,6 +90,13 @@ async def test_what_the_order_tells_apart_is_no_company(
     one = await begun(store)
     await begun(store, **changes)
     assert await company(store, one) is None
+
+
+async def test_background_batches_are_company_of_background_batches(store: Store) -> None:
+    one = await begun(store, completion_window="background")
+    await begun(store)
+    other = await begun(store, completion_window="background")
+    assert await company(store, one) == other
 
 
 async def test_a_paused_batch_is_no_company(store: Store) -> None:
@@ -122,6 +131,26 @@ async def test_two_runners_have_a_range_each(store: Store) -> None:
     order = [(owner, (await claim(store, owner)).index) for owner in "abababab"]
     assert [index for owner, index in order if owner == "a"] == [0, 1, 2, 3]
     assert sorted(index for owner, index in order if owner == "b") == [4, 5, 6, 7]
+
+
+async def test_longer_answers_go_before_ranges_and_what_is_warm_once_they_are_known(
+    store: Store,
+) -> None:
+    """Two runners have a range each of those chunks, and then of the others."""
+    chunks = [
+        chunk.model_copy(update={"prompt_tokens": 10, "outputs": {1 + number // 8 % 2: (10, 60)}})
+        for number, chunk in enumerate(chunks_of(32))
+    ]
+    batch_id = await begun(store, chunks=chunks)
+    assert (await claim(store, "a")).index == 0
+    await store.chunks.expect(batch_id, {1: Expected(4.0, 4.0), 2: Expected(64.0, 64.0)})
+    hosts = [Host(ALIKE, record=100)]
+    order = [(await claim(store, "b", hosts=hosts)).index]
+    assert order == [8], "the nodes are in the first eight chunks, which have short answers"
+    assert (await claim(store, "a")).index == 24
+    order += [(await claim(store, "b")).index for _ in range(14)]
+    assert sorted([*order, 24]) == [*range(8, 16), *range(24, 32)]
+    assert (await claim(store, "a")).index < 8
 
 
 async def test_a_runner_that_is_left_alone_runs_the_rest(store: Store) -> None:
