@@ -46,7 +46,10 @@ def _program() -> tuple[str, dict[str, str]]:
         if found := shutil.which(name):
             return found, dict(os.environ)
     folder = unpacked_with_libraries(_PACKAGE)
-    return str(folder / "usr/lib/chromium/headless_shell"), environment_of(folder)
+    # Releases of the package differ in the name; the script in /usr/bin has the path of a system.
+    unpacked = (folder / "usr/lib/chromium" / name for name in ("headless_shell", _PACKAGE))
+    program = next(path for path in unpacked if path.exists())
+    return str(program), environment_of(folder)
 
 
 @contextlib.contextmanager
