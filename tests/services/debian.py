@@ -32,21 +32,24 @@ def unpacked(*packages: str, name: str | None = None) -> Path:
 
 def unpacked_with_libraries(package: str) -> Path:
     """Likewise for one program, with those packages that it depends on and that are not here."""
-    words = ["apt-get", "install", "--print-uris", "-qq", "--no-install-recommends", package]
+    # Not by --print-uris, which leaves out what apt has downloaded already.
+    words = ["apt-get", "install", "--simulate", "-qq", "--no-install-recommends", package]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         pytest.skip(f"{package} is not here: these tests need Debian or Ubuntu.")
     if done.returncode:
         pytest.skip(f"apt has no {package}: {done.stderr[-500:]}")
-    # Each line: 'URI' file_version_architecture.deb size hash
-    files = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("'")]
-    return unpacked(*sorted({file.partition("_")[0] for file in files} | {package}), name=package)
+    # Lines like: Inst PACKAGE (version and origin)
+    named = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")}
+    return unpacked(*sorted(named | {package}), name=package)
 
 
 def environment_of(folder: Path) -> dict[str, str]:
     """Variables for a program that needs libraries of the same packages."""
-    libraries = ":".join(str(path) for path in (folder / "usr/lib").glob("*-linux-gnu"))
+    # Some are in a folder of their own, which they know as one of the system's.
+    files = (folder / "usr/lib").glob("*-linux-gnu/**/*.so*")
+    libraries = ":".join(sorted({str(path.parent) for path in files}))
     return {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": libraries}
 
 
