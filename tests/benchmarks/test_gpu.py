@@ -56,7 +56,7 @@ def test_the_command_of_the_page_is_the_make_files() -> None:
     """As far as one can see without running it: its model goes to the program as one word."""
     command = ["make", "--dry-run", "--assume-old=.venv/.installed", "bench-gpu", "MODEL=/a model"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == '.venv/bin/python -m benchmarks.gpu "/a model"'
+    assert '.venv/bin/python -m benchmarks.gpu "/a model"' in done.stdout.splitlines()
 
 
 def test_every_engine_has_the_model_that_is_given_and_a_cache_for_a_third_of_it(

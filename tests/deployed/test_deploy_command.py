@@ -121,6 +121,8 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
         "environment": {"HF_HOME": "/data/hub"},
         "batch_hours": [],
         "live": False,
+        "kv_offload": 0.0,
+        "speculation": "none",
     }
     assert blocks(server)["far"]["api_key"] == "sk-canary"
     assert blocks(server)["default"]["secret_access_key"] == "s3-canary"
@@ -334,4 +336,6 @@ def test_the_file_of_the_page_is_deployed(server: PrefectServer, tmp_path: Path)
         "environment": {},
         "batch_hours": [],
         "live": False,
+        "kv_offload": 0.0,
+        "speculation": "none",
     }
