@@ -21,7 +21,6 @@ from batchyard.runner.sweep import Sweep
 from batchyard.turns import Beside, Turns
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Awaitable, Callable, Collection, Coroutine
 
     from batchyard.store import ChunkLease, LeaseKey
@@ -280,8 +279,8 @@ class Door:
 class Admission:
     """One chunk at the door, where it is from the start.
 
-    ``slow`` counts the chunks of each batch that are slow to begin: no more chunks of such a batch
-    are leased meanwhile. ``may_return`` says whether the chunk may come back to the door.
+    ``slow`` holds the chunks that are slow to begin: no more chunks of such a batch are leased
+    meanwhile. ``may_return`` says whether the chunk may come back to the door.
     """
 
     def __init__(
@@ -289,7 +288,7 @@ class Admission:
         door: Door,
         lease: ChunkLease,
         standing: Standing,
-        slow: Counter[str],
+        slow: set[LeaseKey],
         *,
         may_return: Callable[[], bool],
     ) -> None:
@@ -338,15 +337,12 @@ class Admission:
             await asyncio.wait((task,))
 
     async def _let_others_go_first(self, task: asyncio.Task[Any]) -> None:
-        batch_id = self._key.batch_id
-        self._slow[batch_id] += 1
+        self._slow.add(self._key)
         self.leave()
         try:
             await asyncio.wait((task,))
         finally:
-            self._slow[batch_id] -= 1
-            if not self._slow[batch_id]:
-                del self._slow[batch_id]
+            self._slow.discard(self._key)
         if not task.cancelled() and task.exception() is None:
             if not self._may_return():
                 raise StorageUnavailable("The input came late: others run here by now.")

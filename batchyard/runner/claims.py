@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -61,7 +60,7 @@ class Claims:
         """When there was nothing to claim beside the chunks at the door, and these."""
         self._places: dict[LeaseKey, Host] = {}
         """Of the chunks that were claimed here and may be at the door."""
-        self._slow: Counter[str] = Counter()
+        self._slow: set[LeaseKey] = set()
         self._background: set[str] = set()
         """Of the batches that were claimed here, those that give way to all others."""
         self._is_making_room = False
@@ -73,8 +72,7 @@ class Claims:
         Raises :class:`~batchyard.errors.StoreError`; nothing is held then.
         """
         busy = self._busy()
-        must_empty = self._is_making_room or any(busy)
-        if must_empty and busy:
+        if busy and (self._is_making_room or any(busy)):
             await self._clear_background()
             return None
         if not self._may_claim():
@@ -83,16 +81,17 @@ class Claims:
         self._is_making_room = False
         if lease is None:
             return None
-        if busy and runs_alone(lease):
-            # Not kept: a crash of this runner meanwhile would count against it.
-            self._is_making_room = True
-            await self._returns.release(lease)
-            return None
         try:
             standing = await self._services.store.chunks.standing(lease.batch_id)
         except StoreError:
             await self._returns.release(lease)
             raise
+        # Asked only now: what waited for its input may have come back meanwhile.
+        if not self._may_join(lease):
+            # Not kept: a crash of this runner meanwhile would count against it.
+            self._is_making_room = runs_alone(lease)
+            await self._returns.release(lease)
+            return None
         if standing.is_background:
             self._background.add(lease.batch_id)
         self._standings[lease.key] = standing
@@ -124,7 +123,7 @@ class Claims:
         running = [
             chunk.runs_alone
             for key, chunk in self._running.items()
-            if key != but and key.batch_id not in self._slow
+            if key != but and key not in self._slow
         ]
         beginning = [
             runs_alone(lease)
@@ -166,7 +165,8 @@ class Claims:
 
     def _not_now(self) -> set[str]:
         """Batches of which nothing is claimed here."""
-        return self._returns.put_off() | self._slow.keys() | self._door.batches
+        slow = {key.batch_id for key in self._slow}
+        return self._returns.put_off() | slow | self._door.batches
 
     async def _claim(self) -> ChunkLease | None:
         chunks, door = self._services.store.chunks, self._door

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +212,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             services=services,
             lease=lease,
             window=window,
-            admission=Admission(door, lease, standing, Counter(), may_return=lambda: True),
+            admission=Admission(door, lease, standing, set(), may_return=lambda: True),
             fetch_input=fetch_input,
             find_traits=find_traits,
             find_lengths=find_lengths,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Abort, EngineAnswer, EngineRequest
     from batchyard.storage.base import StoredObject
     from batchyard.store import BatchRecord
+    from batchyard.turns import Standing
 
 SOON_SECONDS = 30.0
 
@@ -650,6 +651,63 @@ async def test_a_chunk_whose_input_comes_late_does_not_join_a_suspect(yard: Yard
         for batch_id, name, count in ((hers, "a", 100), (his, "b", 20)):
             await check_whole(yard, await ended(yard, batch_id), name, count)
     assert all(set(together) == {"a"} for together in engine.together)
+
+
+async def test_an_input_that_comes_while_a_suspect_is_claimed_keeps_the_suspect_away(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Watched(latency=0.3)
+    yard.use(engine)
+    yard.set(chunk_requests=100)
+    hers = await yard.prepared(lines(100, "a"))
+    his = await yard.prepared(lines(20, "b"), priority=1)
+    await with_deaths(yard, hers, 2)
+    his_input = hanging_at(yard, await name_in_keys(yard, his, "input"))
+    chunks = yard.services.store.chunks
+    standing_of = chunks.standing
+
+    async def standing(batch_id: str) -> Standing:
+        if batch_id == hers:
+            his_input.set()
+            await engine.began["b"].wait()
+        return await standing_of(batch_id)
+
+    monkeypatch.setattr(chunks, "standing", standing)
+    async with working(yard):
+        for batch_id, name, count in ((hers, "a", 100), (his, "b", 20)):
+            await check_whole(yard, await ended(yard, batch_id), name, count)
+    assert all(set(together) == {"a"} for together in engine.together)
+
+
+async def test_a_suspect_waits_for_a_batch_whose_next_chunk_is_slow_to_begin(yard: Yard) -> None:
+    """The chunk before that one is in the engine."""
+    engine = Watched(latency=0.3)
+    yard.use(engine)
+    yard.set(chunk_requests=20)
+    hers = await yard.prepared(lines(20, "a"))
+    his = await yard.prepared(lines(40, "b"), priority=1)
+    await with_deaths(yard, hers, 2)
+    plans_read = 0
+
+    class SecondPlanHangs(LocalStorage):
+        async def get(
+            self, key: str, *, start: int = 0, stop: int | None = None
+        ) -> AsyncIterator[bytes]:
+            nonlocal plans_read
+            if key == plan_key(his):
+                plans_read += 1
+                if plans_read == 2:
+                    await engine.began["a"].wait()
+            async for part in super().get(key, start=start, stop=stop):
+                yield part
+
+    storage = SecondPlanHangs(yard.services.settings.home_folder / "objects")
+    yard.services = replace(yard.services, storage=storage)
+    async with working(yard):
+        for batch_id, name, count in ((hers, "a", 20), (his, "b", 40)):
+            await check_whole(yard, await ended(yard, batch_id), name, count)
+    assert all(set(together) == {"a"} for together in engine.together)
+    assert plans_read > 1, "it was slow"
 
 
 async def test_suspects_run_in_small_company_until_all_have_and_then_like_any_other(

@@ -62,7 +62,7 @@ class Entrance:
         )
         lease = lease_of(name, token_estimate=tokens)
         self.door.enter(lease.key, standing)
-        admission = Admission(self.door, lease, standing, Counter(), may_return=lambda: True)
+        admission = Admission(self.door, lease, standing, set(), may_return=lambda: True)
         begins = [prompt.to_bytes() for prompt in prompts] or [b""] * count
         self._tasks.append(asyncio.create_task(self._admit(admission, name, begins)))
         return self._tasks[-1]
@@ -218,9 +218,7 @@ async def test_a_chunk_that_is_being_cancelled_is_no_error_of_the_window() -> No
 
 async def test_a_chunk_that_has_left_does_not_wait_for_turns(entrance: Entrance) -> None:
     standing = Standing(batch_id="B", tenant="b")
-    admission = Admission(
-        entrance.door, lease_of("B"), standing, Counter(), may_return=lambda: True
-    )
+    admission = Admission(entrance.door, lease_of("B"), standing, set(), may_return=lambda: True)
     entrance.chunk("A", 9)
     await asyncio.sleep(0)
     async with asyncio.timeout(SOON_SECONDS):
