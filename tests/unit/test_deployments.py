@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.errors import DispatchFailed
 from commands.deployments import Wanted, deploy_unmet, wanted_deployments
@@ -28,7 +29,9 @@ async def test_what_prefect_says_of_a_refused_deployment_is_in_the_error(
 ) -> None:
     """And nowhere else: what Prefect prints for people is not ours."""
     server: Any = EmptyServer()
-    with pytest.raises(DispatchFailed) as failure:
+    # Without an address, Prefect would start a server of its own, which it does not need for this.
+    nowhere = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
+    with nowhere, pytest.raises(DispatchFailed) as failure:
         await deploy_unmet(server, [wanted("flows.no_such_module")])
     message = str(failure.value)
     assert message.startswith("`prefect deploy` failed with exit code 1:\n")
