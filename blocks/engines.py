@@ -124,7 +124,7 @@ class RemoteEngineBlock(Block):
     exclusive: bool = Field(
         default=False,
         description="The server has no other users, so batches may use all of it. Otherwise they "
-        "use a quarter of its places, more while nobody else is there, and wait while its queue is "
+        "use a quarter of its places, more while nobody else uses it, and wait while its queue is "
         "not empty.",
     )
     ttft_ms: float | None = Field(

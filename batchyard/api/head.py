@@ -26,7 +26,7 @@ class HeadRequests:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Not for a link that logs in once: whoever only asks whether it is there must not use it.
+        # HEAD must not use up a link that logs in once.
         if scope["type"] != "http" or scope["method"] != "HEAD" or scope["path"] == LOGIN_PATH:
             await self._app(scope, receive, send)
             return

@@ -23,6 +23,7 @@ from batchyard.engine.middleware.cache_salt import spliced
 from batchyard.lines import is_deeper_than
 from batchyard.live_answers import asking_for_usage, hides_usage
 from batchyard.printable import printable
+from batchyard.services.cache_salt import cache_salt_of
 from batchyard.steps.create import default_quota
 
 if TYPE_CHECKING:
@@ -121,9 +122,9 @@ async def _checked(request: Request, caller: Caller) -> LiveRequest:
     model = _check_body(services, path, raw, body)
     hides = hides_usage(path, body)
     data = asking_for_usage(raw, body) if hides else raw
-    scope = settings.cache_scope(caller.tenant)
-    if scope is not None:
-        data = spliced(data, await services.store.cache_salts.get(scope))
+    cache_salt = await cache_salt_of(services, caller.tenant)
+    if cache_salt is not None:
+        data = spliced(data, cache_salt)
     return LiveRequest(
         path=path,
         model=model,

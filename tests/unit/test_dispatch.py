@@ -719,19 +719,19 @@ async def odd_answer(_: PrefectApi) -> list[OfferedModel]:
     raise KeyError("created")
 
 
-def ask_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_blocks, "_ASK_SECONDS", 0.0)
 
 
+@pytest.mark.usefixtures("always_asked")
 async def test_outside_of_its_hours_a_model_gets_no_runner_and_its_batches_say_why(
     api: PrefectApi,
     prefect: SmallPrefect,
     store: Store,
     settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An urgent batch is no exception. Another model has the place meanwhile."""
-    ask_at_every_look(monkeypatch)
     prefect.offered, prefect.hours = {MODEL, "llama"}, {MODEL: CLOSED}
     await begun_batch(store, window_seconds=60)
     await begun_batch(store, model="llama", window_seconds=90_000)
@@ -746,14 +746,13 @@ async def test_outside_of_its_hours_a_model_gets_no_runner_and_its_batches_say_w
     assert looking.waits == {}
 
 
+@pytest.mark.usefixtures("always_asked")
 async def test_when_the_hours_of_a_model_end_its_runners_are_drained(
     api: PrefectApi,
     prefect: SmallPrefect,
     store: Store,
     settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ask_at_every_look(monkeypatch)
     prefect.offered = {MODEL}
     await begun_batch(store)
     looking = scheduler_of(api, store, settings)
@@ -764,6 +763,7 @@ async def test_when_the_hours_of_a_model_end_its_runners_are_drained(
     assert await store.runners.heartbeat(row.id) is RunnerStatus.DRAINING
 
 
+@pytest.mark.usefixtures("always_asked")
 async def test_hours_stay_as_they_were_while_prefect_does_not_say(
     api: PrefectApi,
     prefect: SmallPrefect,
@@ -773,7 +773,6 @@ async def test_hours_stay_as_they_were_while_prefect_does_not_say(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nor do hours that mean nothing open an engine. Each is said once."""
-    ask_at_every_look(monkeypatch)
     prefect.offered, prefect.hours = {MODEL}, {MODEL: CLOSED}
     await begun_batch(store)
     looking = scheduler_of(api, store, settings)
@@ -791,11 +790,13 @@ async def test_hours_stay_as_they_were_while_prefect_does_not_say(
     assert caplog.text.count(f"The batch_hours of {MODEL} mean nothing") == 1
 
 
+@pytest.mark.usefixtures("always_asked")
 async def test_time_in_which_an_engine_is_closed_is_not_held_against_its_model(
-    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
 ) -> None:
     """A runner failed as the hours ended. The first failure after the night is not the last."""
-    ask_at_every_look(monkeypatch)
     prefect.offered = {MODEL}
     await begun_batch(store)
     looking = scheduler_of(api, store, Settings(give_up_seconds=1.0))
@@ -1142,11 +1143,6 @@ async def sealed_store(home_with_tables: Path) -> AsyncIterator[Store]:
     url = f"sqlite:///{home_with_tables}/batchyard.db"
     async with open_store(url, keys=[new_sealing_key()]) as opened:
         yield opened
-
-
-@pytest.fixture
-def always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_at_every_look(monkeypatch)
 
 
 async def test_a_live_model_has_one_runner_without_any_batch(
