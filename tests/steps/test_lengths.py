@@ -248,12 +248,14 @@ async def test_an_engine_with_a_small_cache_is_sent_what_it_has_room_for(yard: Y
 
     class Small(Writer):
         looks = 0
+        is_bounded = False
 
         async def cache_state(self) -> CacheState | None:
             self.looks += 1
-            if self.looks == 3:
-                # From now on there is a bound.
+            # From the third on there is a bound, and what was sent before it leaves.
+            if self.looks >= 3 and not self.is_bounded:
                 self.peak_running = 0
+                self.is_bounded = self.running < 8
             return CacheState(1000, used=0.9, preemptions=10.0 * min(self.looks, 2))
 
     engine = Small({"short": 100}, max_num_seqs=8, latency=0.002)
