@@ -21,6 +21,7 @@ import aiohttp
 from batchyard.errors import DispatchFailed
 from commands.closed_prefect import PRIVATE_UMASK, new_login, server_command, server_environment
 from commands.guarded_program import GuardedProgram
+from commands.lean_prefect import LEAN_SERVER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,10 @@ class OwnPrefect:
         try:
             self._program = GuardedProgram(
                 server_command(port, log_level="error"),
-                environment=os.environ | _ENVIRONMENT | server_environment(port, self._login),
+                environment=LEAN_SERVER
+                | dict(os.environ)
+                | _ENVIRONMENT
+                | server_environment(port, self._login),
                 log=log_fd,
                 umask=PRIVATE_UMASK,
             )

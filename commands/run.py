@@ -67,8 +67,8 @@ def run(
         typer.Option(
             min=1,
             help="How many requests the server at --engine-url runs at once, its max_num_seqs. "
-            "The batch uses a quarter of them, and more while nobody else uses the server. Default: "
-            "Batchyard asks the server.",
+            "The batch uses a quarter of them, and more while nobody else uses the server. "
+            "Default: Batchyard asks the server.",
         ),
     ] = None,
     engine_ttft_ms: Annotated[

@@ -47,6 +47,7 @@ from commands.closed_prefect import (
     server_environment,
 )
 from commands.guarded_program import GuardedProgram
+from commands.lean_prefect import LEAN_SERVER
 from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 from commands.prefect_worker import PREFECT_WORKER
 
@@ -132,19 +133,23 @@ class Everything:
         self._key_file: Path | None = None
         self._login_file = home / LOGIN_FILE
         self._programs: dict[str, GuardedProgram] = {}
-        self._environment = os.environ | {
-            "BATCHYARD_HOME": str(home),
-            **({CONFIG_VARIABLE: str(path)} if (path := config_file()) else {}),
-            "PREFECT_HOME": str(home / "prefect"),
-            "PREFECT_API_URL": self._prefect_url,
-            "PREFECT_CLI_PROMPT": "false",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASE_STORAGE,
-            "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-            "PREFECT_SERVER_UI_API_URL": self._prefect_url,
-            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-        }
+        self._environment = (
+            LEAN_SERVER
+            | dict(os.environ)
+            | {
+                "BATCHYARD_HOME": str(home),
+                **({CONFIG_VARIABLE: str(path)} if (path := config_file()) else {}),
+                "PREFECT_HOME": str(home / "prefect"),
+                "PREFECT_API_URL": self._prefect_url,
+                "PREFECT_CLI_PROMPT": "false",
+                "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": _LEASE_STORAGE,
+                "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+                "PREFECT_SERVER_UI_API_URL": self._prefect_url,
+                "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+                "PREFECT_WORKER_QUERY_SECONDS": "1",
+            }
+        )
         if read_settings().public_url is None:
             # Prefect's pages of batches link to ours.
             self._environment["BATCHYARD_PUBLIC_URL"] = f"http://127.0.0.1:{port}"

@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from prefect.settings import Settings
 
 from batchyard.cli.serve import _GRACE_SECONDS, _KEEP_ALIVE_SECONDS
+from commands.lean_prefect import LEAN_SERVER
 from commands.worker_process import _END_SECONDS
 from tests.deploy.test_chart import commands, known_variables
 from tests.deploy.tools import ROOT
@@ -180,3 +183,14 @@ def test_nginx_has_balanced_braces_and_ends_each_directive() -> None:
     lines = [line.partition("#")[0].strip() for line in NGINX.splitlines()]
     assert NGINX.count("{") == NGINX.count("}")
     assert all(line.endswith((";", "{", "}")) for line in lines if line)
+
+
+def test_prefects_server_has_what_makes_it_lean_in_the_unit_and_in_the_compose_file() -> None:
+    (unit,) = (path for path in UNITS if "prefect" in path.stem)
+    assert LEAN_SERVER.items() <= environment(unit).items()
+    compose = yaml.safe_load((ROOT / "infra" / "compose" / "compose.yaml").read_text())
+    assert LEAN_SERVER.items() <= compose["services"]["prefect"]["environment"].items()
+
+
+def test_what_makes_it_lean_are_settings_of_prefect() -> None:
+    assert LEAN_SERVER.keys() <= Settings().to_environment_variables().keys()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.lean_prefect import LEAN_SERVER
 from commands.prefect_worker import PREFECT_WORKER
 from tests.services.prefect_tables import put_tables
 
@@ -35,6 +36,7 @@ _COMMAND_TIMEOUT_SECONDS = 240.0
 _STOP_TIMEOUT_SECONDS = 20.0
 
 _QUICK_AND_QUIET = {
+    **LEAN_SERVER,
     "DO_NOT_TRACK": "1",
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
