@@ -31,7 +31,7 @@ def test_the_readmes_example_works_as_written(tmp_path: Path) -> None:
         env=inherited | homes,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 CHAT = "/v1/chat/completions"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_COMMAND_SECONDS = 60.0
+_COMMAND_SECONDS = 180.0
 _DRAIN_SECONDS = 10.0
 
 

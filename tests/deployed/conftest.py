@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 LEASE_SECONDS = 6
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 _DRAIN_SECONDS = 10.0
 OVER = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.machines.cluster import Cluster
     from tests.machines.machine import Machine
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 240.0
 
 
 def engine_of(machine: Machine, model: str) -> list[int]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import openai
 
-WAIT_SECONDS = 240.0
+WAIT_SECONDS = 600.0
 """The first batch waits for the engine, which takes its time where two cores do much else."""
 
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.vllm
 
-SECONDS = 240.0
+SECONDS = 600.0
+"""The engine starts meanwhile, beside other tests."""
 OVER = {"completed", "failed", "expired", "cancelled"}
 
 

@@ -47,7 +47,7 @@ SUBMIT, EMAIL = block(PAGE, "submit"), block(PAGE, "email")
 BODY, HEADERS = block(PAGE, "event"), block(PAGE, "headers")
 CLIENT = "from openai import OpenAI\nclient = OpenAI()\n"
 URL = "https://receiver.example:8443/batchyard"
-SECONDS = 240.0
+SECONDS = 600.0
 OVER = {"completed", "failed", "expired", "cancelled"}
 
 
