@@ -88,6 +88,7 @@ EVENTS: Final = {
     "live.broken_off": "An engine or its runner was lost in the middle of a live answer.",
     "live.lost": "The engine did not answer a live request to its end.",
     "live.not_counted": "What live requests used could not be recorded; it is tried again.",
+    "live.not_open": "A runner cannot listen for live requests; it runs batches only.",
     "live.not_withdrawn": "A runner that ends could not take back its address for live requests; "
     "it ends with its heartbeat.",
     "live.open": "An engine takes live requests.",

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.vllm import private_folder
-from batchyard.errors import EngineStartFailed, StoreError
+from batchyard.errors import StoreError
 from batchyard.live_answers import (
     HIDE_USAGE_HEADER,
     RETRY_AFTER_SECONDS,
@@ -73,7 +73,7 @@ class LiveRequests:
     """The server of one runner. Use as an async context manager, while its engine runs.
 
     The engine may be lost and start again meanwhile. ``on_answer`` gets the tokens of each request
-    that the engine has answered.
+    that the engine has answered. Entering it raises OSError if it cannot listen.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class LiveRequests:
                 last_error = error
                 continue
             return int(runner.addresses[0][1])
-        raise EngineStartFailed(
+        raise OSError(
             f"No port of BATCHYARD_LIVE_PORT is free on {settings.this_machine}, from {first} on, "
             f"one for each engine slot: {last_error}"
         )

@@ -149,7 +149,7 @@ class Runner:
                 )
             )
             if self._live is not None:
-                await stack.enter_async_context(self._live)
+                self._live = await self._opened(self._live, stack)
             self._cache = CacheWatch(self._engine)
             if self._registration is not None:
                 await stack.enter_async_context(self._cache.watching())
@@ -412,6 +412,16 @@ class Runner:
         await self._engine.start(self._show_start)
         if self._registration is not None:
             await self._registration.loaded(time.monotonic() - began)
+
+    async def _opened(
+        self, live: LiveRequests, stack: contextlib.AsyncExitStack
+    ) -> LiveRequests | None:
+        """None if this machine cannot take live requests: batches need only the engine."""
+        try:
+            return await stack.enter_async_context(live)
+        except OSError as error:
+            log.error("live.not_open", str(error), model=self.model, runner=self._owner)
+            return None
 
     # -- what it shows ----------------------------------------------------------------------
 

@@ -348,6 +348,23 @@ async def test_an_api_on_another_machine_reaches_the_engine_by_tcp(
             assert await client.chat.completions.create(model=MODEL, messages=HELLO)
 
 
+async def test_an_engine_whose_port_is_taken_runs_batches(
+    services: Services, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(chat_line("id", "question")) + "\n")
+    with socket.create_server(("", 0)) as taken:
+        slots = {"live_host": "127.0.0.1", "live_port": taken.getsockname()[1]}
+        async with serving(services, tmp_path / "engine", **slots) as live:
+            batch_id = await create_batch(
+                live.services, BatchRequest(input=parse_location(str(source)), tenant="one")
+            )
+            batch = await take_to_its_end(live.services, batch_id)
+            assert batch.counts.completed == 1
+            assert await services.store.live_engines.open(60) == []
+    assert "No port of BATCHYARD_LIVE_PORT is free" in caplog.text
+
+
 async def test_metrics_tell_of_outcomes_tokens_and_first_events(
     api: Api, live: Live, tmp_path: Path
 ) -> None:
