@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
 
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from batchyard.body_policy import BodyPolicy
 
 
+_MOST_REQUESTS: Final = 2**32 - 1
+"""A plan numbers its requests with 32 bits."""
+_MOST_BYTES: Final = 2**63 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one input file may hold. Defaults are the OpenAI Batch API's where it has one."""
@@ -39,6 +44,15 @@ class Limits:
     max_custom_id_chars: int = 512
     max_depth: int = 64
     max_reported_errors: int = 100
+
+    def of_any_size(self) -> Limits:
+        """The same for a file of the operator, which may be as large as there is room for."""
+        return replace(
+            self,
+            max_requests=_MOST_REQUESTS,
+            max_bytes=_MOST_BYTES,
+            max_embedding_inputs=_MOST_BYTES,
+        )
 
 
 @dataclass(frozen=True, slots=True)

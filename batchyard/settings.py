@@ -60,20 +60,25 @@ class _Part(BaseModel):
 
 
 class LimitSettings(_Part):
-    """The limits of one input file; see :class:`batchyard.lines.Limits`."""
+    """The limits of one input file; see :class:`batchyard.lines.Limits`.
+
+    Those on the size of a file hold for clients of the API. The operator's files, of ``batchyard
+    run``, ``submit`` and the deployments, may have any size.
+    """
 
     max_requests: int = Field(default=Limits().max_requests, ge=1)
-    """How many requests one input file may have."""
+    """How many requests one input file of a client may have."""
     max_bytes: int = Field(default=Limits().max_bytes, ge=1)
-    """How many bytes one input file may have."""
+    """How many bytes one input file of a client may have."""
     max_line_bytes: int = Field(default=Limits().max_line_bytes, ge=1)
     """How many bytes one line may have."""
     max_embedding_inputs: int = Field(default=Limits().max_embedding_inputs, ge=1)
-    """How many texts all embedding requests of one file may have together."""
+    """How many texts all embedding requests of one file of a client may have together."""
 
-    def to_limits(self) -> Limits:
-        """The limits as the validator takes them."""
-        return Limits(**self.model_dump())
+    def to_limits(self, *, of_client: bool) -> Limits:
+        """The limits as the validator takes them, for a client's file or the operator's own."""
+        limits = Limits(**self.model_dump())
+        return limits if of_client else limits.of_any_size()
 
 
 class BodySettings(_Part):
@@ -270,6 +275,8 @@ class Settings(BaseSettings):
     """``refuse``: refuse a batch if the forecast says that it cannot be done in its window."""
     background_days: int = Field(default=30, ge=1, le=365)
     """How long a batch with the completion window ``background`` may take before it expires."""
+    max_window_days: int = Field(default=30, ge=1, le=3650)
+    """The longest completion window that may be asked for."""
     tenant: str | None = Field(default=None, min_length=1)
     """The tenant of all batches that `submit-batch` creates here, set in the job variables of a
     deployment; unset: the flow's parameter decides."""

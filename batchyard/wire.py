@@ -79,10 +79,10 @@ def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
 
 
 class BatchErrors(msgspec.Struct, frozen=True):
-    """The ``errors`` of a failed batch."""
+    """The ``errors`` of a failed batch, with OpenAI's keys in OpenAI's order."""
 
-    data: tuple[BatchError, ...]
     object: Literal["list"] = "list"
+    data: tuple[BatchError, ...] = ()
 
 
 class RequestCounts(msgspec.Struct, frozen=True):

@@ -162,7 +162,7 @@ INPUT: Final = (
     ),
     Code(
         "too_many_tasks",
-        "The file has more requests than `BATCHYARD_LIMITS__MAX_REQUESTS`.",
+        "A client's file has more requests than `BATCHYARD_LIMITS__MAX_REQUESTS`.",
         "Split the file, or raise the setting.",
     ),
     Code("empty_file", "The file has no request.", "Check what was uploaded."),
@@ -224,7 +224,7 @@ BATCH: Final = (
     ),
     Code(
         "file_too_large",
-        "The input has more bytes than `BATCHYARD_LIMITS__MAX_BYTES`.",
+        "The input of a client has more bytes than `BATCHYARD_LIMITS__MAX_BYTES`.",
         "Split the file, or raise the setting.",
     ),
     Code(

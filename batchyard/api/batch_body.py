@@ -39,12 +39,12 @@ from batchyard.batch_options import OPTIONS, Value, as_fields
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.notify.email import MAX_ADDRESS_CHARS
+from batchyard.settings import Settings
 from batchyard.steps.create import (
     MAX_METADATA,
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
     MAX_PRIORITY,
-    MAX_WINDOW_DAYS,
     WINDOW_PATTERN,
     BatchRequest,
 )
@@ -58,12 +58,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from batchyard.delivery.redeliver import Kind
-    from batchyard.settings import Settings
     from batchyard.storage.access import Location
 
 M = TypeVar("M", bound=BaseModel)
 
 _MAX_ID_CHARS: Final = 256
+_MAX_WINDOW_DAYS: Final = Settings.model_fields["max_window_days"].default
 
 Metadata = Annotated[
     dict[str, Any],
@@ -134,7 +134,7 @@ class CreateBatch(RequestBody):
         Text, described(pattern=f"^({WINDOW_PATTERN}|{BACKGROUND_WINDOW})$")
     ] = Field(
         description="`24h`, or another number of minutes, hours or days, "
-        f"`{MAX_WINDOW_DAYS}d` at most. `{BACKGROUND_WINDOW}`: nothing is promised, and the batch "
+        f"`{_MAX_WINDOW_DAYS}d` at most, unless the operator says otherwise. `{BACKGROUND_WINDOW}`: nothing is promised, and the batch "
         "runs only when nothing else wants its engine."
     )
     metadata: Metadata | None = None

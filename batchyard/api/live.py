@@ -138,7 +138,7 @@ async def _checked(request: Request, caller: Caller) -> LiveRequest:
 
 def _check_body(services: Services, path: str, raw: bytes, body: dict[str, Any]) -> str:
     """The model. Raises 400."""
-    limits = services.settings.limits.to_limits()
+    limits = services.settings.limits.to_limits(of_client=True)
     braces, brackets = raw.count(b"{"), raw.count(b"[")
     if braces + brackets > limits.max_depth and is_deeper_than(body, limits.max_depth):
         raise ApiError(

@@ -40,8 +40,6 @@ MIXED_ENDPOINTS = "mixed"
 MAX_PRIORITY = 1_000_000
 WINDOW_PATTERN = "([1-9][0-9]{0,4})([mhd])"
 WINDOW_SECONDS = {"m": MINUTE_SECONDS, "h": HOUR_SECONDS, "d": DAY_SECONDS}
-MAX_WINDOW_DAYS = 30
-"""As long as files are kept by default."""
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
@@ -54,8 +52,8 @@ class BatchRequest:
     The input is at a location, or was uploaded as ``input_file_id``: one of the two, and whether
     it is there is found out when the batch runs. ``endpoint`` None: each line names its own.
     ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
-    file is kept in the object store alone. ``public_urls``: the URLs are a client's, and must
-    lead to public addresses unless the settings allow others. Who is told when the batch has
+    file is kept in the object store alone. ``public_urls``: a client asks. The URLs must lead to
+    public addresses unless the settings allow others, and the limits of one file apply. Who is told when the batch has
     ended: the ``receivers``, each a URL by its channel and
     always as a client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
@@ -238,9 +236,9 @@ def parse_window(text: str, settings: Settings) -> int:
     if text == BACKGROUND_WINDOW:
         return settings.background_days * DAY_SECONDS
     seconds = parse_duration(text, param="completion_window", other=BACKGROUND_WINDOW)
-    if seconds > MAX_WINDOW_DAYS * WINDOW_SECONDS["d"]:
+    if seconds > settings.max_window_days * DAY_SECONDS:
         raise RequestRefused(
-            f"completion_window may be {MAX_WINDOW_DAYS}d at most.",
+            f"completion_window may be {settings.max_window_days}d at most.",
             param="completion_window",
             code="invalid_value",
         )

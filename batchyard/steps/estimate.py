@@ -59,13 +59,15 @@ class Assumptions:
 
     ``model`` and ``endpoint``: what every line must name; None: one model, any endpoint.
     ``deduplicates``: identical deterministic requests run once. ``any_body``: the file is the
-    operator's own, and no field or URL in its bodies is refused.
+    operator's own, and no field or URL in its bodies is refused. ``of_client``: a client of the
+    API has sent it, so the limits on the size of a file apply.
     """
 
     model: str | None = None
     endpoint: str | None = None
     deduplicates: bool = False
     any_body: bool = False
+    of_client: bool = False
     bytes_per_token: float = float(BYTES_PER_TOKEN)
     shape: CacheShape = field(default_factory=lambda: CacheShape(blocks=6250))
 
@@ -122,7 +124,8 @@ async def estimate_file(
     """
     folder = Path(tempfile.mkdtemp(prefix="batchyard-estimate-"))
     try:
-        path = await _local_path(settings, location, folder)
+        limits = settings.limits.to_limits(of_client=assumptions.of_client)
+        path = await _local_path(settings, location, folder, limits.max_bytes)
         with os_errors_as_ours(str(location)):
             read = await in_thread(_read, settings, path, folder, assumptions)
             known = await find_lengths(read.model) if read.model else (LengthHistory(), b"")
@@ -207,8 +210,9 @@ async def _store_if_there(settings: Settings) -> AsyncIterator[Store | None]:
         yield store
 
 
-async def _local_path(settings: Settings, location: Location, folder: Path) -> Path:
-    limit_bytes = settings.limits.max_bytes
+async def _local_path(
+    settings: Settings, location: Location, folder: Path, limit_bytes: int
+) -> Path:
     if isinstance(location, LocalFile):
         with os_errors_as_ours(str(location)):
             if location.path.is_file() and location.path.stat().st_size <= limit_bytes:
@@ -228,7 +232,8 @@ class _Read:
 
 
 def _read(settings: Settings, path: Path, folder: Path, assumptions: Assumptions) -> _Read:
-    limits = replace(settings.limits.to_limits(), max_reported_errors=_REPORTED_ERRORS)
+    limits = settings.limits.to_limits(of_client=assumptions.of_client)
+    limits = replace(limits, max_reported_errors=_REPORTED_ERRORS)
     models = frozenset({assumptions.model}) if assumptions.model else None
     policy = None if assumptions.any_body else settings.bodies.to_policy()
     validator = Validator(

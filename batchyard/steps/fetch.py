@@ -48,11 +48,13 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         raise _no_file(batch)
     services.on_progress(Progress(batch_id, "fetching"))
 
+    limits = services.settings.limits.to_limits(of_client=batch.options.public_urls)
+
     async def parts() -> AsyncIterator[bytes]:
         done = 0
         source = read_location(
             location,
-            limit_bytes=services.settings.limits.max_bytes,
+            limit_bytes=limits.max_bytes,
             access=services.access_for(batch.options),
         )
         async for part in source:

@@ -171,7 +171,7 @@ class Preparation:
                 endpoint=None if options.mixed_endpoints else self._batch.endpoint,
                 models=frozenset(options.models) or None,
                 one_model=not options.mixed_models,
-                limits=settings.limits.to_limits(),
+                limits=settings.limits.to_limits(of_client=options.public_urls),
                 policy=None if options.any_body else settings.bodies.to_policy(),
             )
         )

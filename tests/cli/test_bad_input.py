@@ -141,15 +141,6 @@ def test_a_file_that_is_no_batch(
         assert "The input must be JSONL" in ended.stderr
 
 
-def test_a_file_over_the_limit(
-    run: Run, assert_failed: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Refused as soon as the limit is passed."""
-    monkeypatch.setenv("BATCHYARD_LIMITS__MAX_BYTES", "100")
-    ended = run("-i", "in.jsonl")
-    assert_failed(ended, "file_too_large", "is larger than 100 bytes")
-
-
 def test_lines_that_name_another_model(run: Run, assert_failed: Check) -> None:
     """Each line is named, and the option that helps."""
     ended = run("-i", "in.jsonl", "--model", "org/other")

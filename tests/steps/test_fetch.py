@@ -50,6 +50,6 @@ async def test_a_file_that_was_uploaded_for_something_else_is_refused(yard: Yard
 async def test_an_input_over_the_limit_is_refused(yard: Yard) -> None:
     limits = yard.services.settings.limits.model_copy(update={"max_bytes": 100})
     yard.set(limits=limits)
-    batch_id = await yard.create([chat_line("a"), chat_line("b")])
+    batch_id = await yard.create([chat_line("a"), chat_line("b")], public_urls=True)
     with pytest.raises(StorageError, match="larger than 100 bytes"):
         await fetch_input(yard.services, batch_id)

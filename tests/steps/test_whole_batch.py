@@ -177,12 +177,26 @@ async def test_a_missing_input_fails_the_batch_and_says_which_file(yard: Yard) -
     assert "nowhere.jsonl" in batch.errors[0].message
 
 
-async def test_a_file_over_the_limit_fails_the_batch(yard: Yard) -> None:
-    limits = yard.services.settings.limits.model_copy(update={"max_bytes": 500})
-    yard.set(limits=limits)
-    batch = await yard.run(lines(100))
-    assert batch.errors is not None
-    assert batch.errors[0].code == "file_too_large"
+@pytest.mark.parametrize(
+    ("limit", "code"),
+    [
+        ("max_bytes", "file_too_large"),
+        ("max_requests", "too_many_tasks"),
+        ("max_embedding_inputs", "too_many_embedding_inputs"),
+    ],
+)
+async def test_a_file_over_the_limit_fails_a_clients_batch_and_not_the_operators(
+    yard: Yard, limit: str, code: str
+) -> None:
+    embeds = [
+        {**line, "url": "/v1/embeddings", "body": {"model": "stub-model", "input": ["a", "b"]}}
+        for line in lines(2)
+    ]
+    yard.set(limits=yard.services.settings.limits.model_copy(update={limit: 1}))
+    of_client = await yard.run(embeds, public_urls=True)
+    assert of_client.errors is not None
+    assert of_client.errors[0].code == code
+    assert (await yard.run(embeds)).counts.completed == 2
 
 
 async def test_a_broken_input_fails_the_batch_with_every_error_and_runs_nothing(
@@ -245,6 +259,13 @@ async def test_a_completion_window_of_more_than_a_month_is_refused(yard: Yard, w
 async def test_a_completion_window_of_a_month_or_less_is_accepted(yard: Yard, window: str) -> None:
     batch_id = await yard.create(lines(1), completion_window=window)
     assert (await yard.services.store.batches.get(batch_id)).completion_window == window
+
+
+async def test_the_longest_completion_window_is_a_setting(yard: Yard) -> None:
+    yard.set(max_window_days=90)
+    await yard.create(lines(1), completion_window="90d")
+    with pytest.raises(RequestRefused, match="completion_window may be 90d at most"):
+        await yard.create(lines(1), completion_window="91d")
 
 
 async def test_the_completion_window_is_echoed_and_counts_from_creation(yard: Yard) -> None:

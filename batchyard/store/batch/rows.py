@@ -62,7 +62,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     models: tuple[str, ...] = ()
     """The only names that lines may carry; empty: any."""
     public_urls: bool = False
-    """Its URLs are a client's, not the operator's: they must lead to public addresses."""
+    """A client of the API created it: its URLs must lead to public addresses, and the limits of
+    one input file apply to it."""
     deduplicate: bool = False
     """Identical deterministic requests run once."""
     any_body: bool = False
@@ -272,7 +273,7 @@ class BatchRecord(_BatchColumns, ScheduleColumns, LeaseColumns, UsageColumns):
         # While the files of a batch that was stopped are made, it may still turn out complete.
         if self.errors is None or self.status is not BatchStatus.FAILED:
             return None
-        return BatchErrors(self.errors)
+        return BatchErrors(data=self.errors)
 
     def _usage_to_wire(self) -> BatchUsage:
         usage = self.usage

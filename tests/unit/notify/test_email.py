@@ -174,7 +174,7 @@ def test_a_batch_without_files_offers_none() -> None:
 
 def test_a_failed_batch_says_why_in_a_few_lines() -> None:
     errors = [BatchError("invalid_url", "url must be one of …", "url", line) for line in range(8)]
-    batch = ended_batch(BatchStatus.FAILED, errors=BatchErrors(tuple(errors)))
+    batch = ended_batch(BatchStatus.FAILED, errors=BatchErrors(data=tuple(errors)))
     text = part(email_of(batch), "plain")
 
     assert text.count("invalid_url") == 5
@@ -183,7 +183,7 @@ def test_a_failed_batch_says_why_in_a_few_lines() -> None:
 
 
 def test_an_error_of_the_whole_file_has_no_line() -> None:
-    errors = BatchErrors((BatchError("empty_file", "The file has no request lines."),))
+    errors = BatchErrors(data=(BatchError("empty_file", "The file has no request lines."),))
     text = part(email_of(ended_batch(BatchStatus.FAILED, errors=errors)), "plain")
 
     assert "\n- empty_file: The file has no request lines.\n" in text
@@ -204,7 +204,7 @@ HOSTILE = "<script>alert('1')</script>\r\nBcc: you@example.com\r\n\r\n\u202e" + 
 
 
 def test_hostile_text_is_one_escaped_line_of_limited_length() -> None:
-    errors = BatchErrors((BatchError("code", HOSTILE),))
+    errors = BatchErrors(data=(BatchError("code", HOSTILE),))
     batch = ended_batch(BatchStatus.FAILED, model=HOSTILE, endpoint=HOSTILE, errors=errors)
     message = email_of(batch)
     page = Elements(part(message, "html"))
