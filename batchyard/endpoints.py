@@ -1,14 +1,17 @@
 """Every endpoint that a line of a batch may name, and all that Batchyard knows about each.
 
-A new endpoint is a new row here, and a row of the table in ``docs/input-format.md``. Whether an
-engine serves an endpoint shows when the line is run.
+A new endpoint is a new row here, and a row of the table in ``docs/input-format.md``. Which of them
+an engine serves with its model shows when the line is run; what no vLLM serves is known before.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class Repeats(Enum):
@@ -47,6 +50,8 @@ class Endpoint:
     """The field of the form for the file that the body names as ``file_url``; None: no form."""
     limits_inputs: bool = False
     """The inputs of all lines together are limited, as OpenAI limits those of embeddings."""
+    in_vllm: bool = True
+    """vLLM serves it with some models. If not, only another server may."""
 
     @property
     def needs_file(self) -> bool:
@@ -66,7 +71,7 @@ _POOLING = Endpoint((("input",), ("messages",), ("data",)), Repeats.SAME)
 _SPEECH = Endpoint(
     (("file_url",),), Repeats.OWN, writes_tokens=True, reads_recording=True, file_field="file"
 )
-_PICTURE = Endpoint((("prompt",),), Repeats.OWN)
+_PICTURE = Endpoint((("prompt",),), Repeats.OWN, in_vllm=False)
 
 ENDPOINTS: Final[dict[str, Endpoint]] = {
     "/v1/chat/completions": Endpoint(
@@ -87,14 +92,17 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
         writes_tokens=True,
     ),
     "/v1/embeddings": _EMBEDDINGS,
-    "/v1/moderations": Endpoint((("input",),), Repeats.SAME),
+    "/v1/moderations": Endpoint((("input",),), Repeats.SAME, in_vllm=False),
     "/v1/score": _SCORE,
     "/v1/rerank": _RERANK,
     "/v1/audio/transcriptions": _SPEECH,
     "/v1/audio/translations": _SPEECH,
     "/v1/images/generations": _PICTURE,
     "/v1/images/edits": Endpoint(
-        (("prompt", "file_url"), ("prompt", "images")), Repeats.OWN, file_field="image"
+        (("prompt", "file_url"), ("prompt", "images")),
+        Repeats.OWN,
+        file_field="image",
+        in_vllm=False,
     ),
     "/v1/videos": _PICTURE,
     "/v1/classify": _POOLING,
@@ -106,6 +114,14 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     "/pooling": _POOLING,
 }
 """Path → endpoint, in the order in which they are listed to users."""
+IN_VLLM: Final = frozenset(path for path, endpoint in ENDPOINTS.items() if endpoint.in_vllm)
+"""What engines of ours may serve."""
+
+
+def not_served_words(path: str, served: Collection[str]) -> str:
+    """Why a batch for ``path`` is refused, and what it may ask for instead."""
+    offer = ", ".join(each for each in ENDPOINTS if each in served)
+    return f"No engine here serves {path}. They serve, depending on the model: {offer}."
 
 
 def takes_form(path: str) -> bool:

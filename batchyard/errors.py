@@ -270,9 +270,16 @@ class EngineStartFailed(EngineError):
 
 
 class ModelNotFound(EngineError):
-    """The requests name a model for which there is no engine."""
+    """The requests name a model for which there is no engine.
+
+    ``remedy`` is for operators only: it names what is theirs.
+    """
 
     code = "model_not_found"
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        self.remedy = remedy
+        super().__init__(message)
 
 
 class EngineLost(EngineError):

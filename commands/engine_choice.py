@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from batchyard.cli.engine_words import served_names
+from batchyard.endpoints import IN_VLLM
 from batchyard.engine.presets import with_presets
 from batchyard.engine.vllm_options import EngineOptions
 from batchyard.errors import ObjectNotFound
@@ -74,6 +75,11 @@ class EngineChoice:
     url: str | None
     use: ServerUse = ServerUse()
     client_rules: bool = False
+
+    @property
+    def endpoints(self) -> frozenset[str] | None:
+        """What it may serve, depending on its model; None: it is a server that we do not know."""
+        return IN_VLLM if self.url is None else None
 
     @classmethod
     def of(

@@ -216,12 +216,16 @@ async def _run(
     async def engine_for(model: str) -> Engine:
         return choice.make(settings, model)
 
+    async def endpoints_of(_: str | None) -> frozenset[str] | None:
+        return choice.endpoints
+
     batch_id = None
     try:
         with ProgressDisplay() as display:
             async with open_services(
                 settings,
                 engine_for=engine_for,
+                endpoints_of=endpoints_of,
                 credentials=credentials_from_block,
                 on_progress=display,
             ):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from httpx import HTTPError
 from prefect.exceptions import PrefectException
 
-from batchyard.dispatch import OfferedModels, block_name
+from batchyard.dispatch import OfferedModels, block_name, block_remedy
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
 from batchyard.services.connections import connections_line
@@ -56,11 +56,13 @@ async def worker_services() -> AsyncIterator[Services]:
     async def engine_for(model: str) -> Engine:
         return await engine_from_block(settings, model)
 
+    offered = OfferedModels()
     async with open_services(
         settings,
         engine_for=engine_for,
         credentials=credentials_from_block,
-        why_not_offered=OfferedModels().why_not,
+        why_not_offered=offered.why_not,
+        endpoints_of=offered.endpoints,
         hours_of=hours_from_block,
     ) as services:
         yield services
@@ -96,10 +98,9 @@ async def _engine_block(model: str) -> VllmEngineBlock | RemoteEngineBlock:
         if (block := await _load(kind, name)) is not None:
             _check_model(name, block.model, model)
             return block
-    raise ModelNotFound(
-        f"No engine is set up for the model {model}: create a block named {name} of the type "
-        f"{VllmEngineBlock.get_block_type_slug()} or {RemoteEngineBlock.get_block_type_slug()}."
-    )
+    remedy = block_remedy(model)
+    log.warning("model.not_offered", remedy, model=model)
+    raise ModelNotFound(f"No engine is set up for the model {model}.", remedy=remedy)
 
 
 def _check_model(name: str, served: str, wanted: str) -> None:

@@ -108,6 +108,12 @@ INPUT: Final = (
     ),
     Code("invalid_method", "`method` is not `POST`.", "Write `POST`."),
     Code(
+        "endpoint_not_served",
+        "No engine that is set up can serve the line's `url`; `line` is the first one.",
+        "The message lists the endpoints that engines here may serve. Use one of them, or have a "
+        "server set up that has this one.",
+    ),
+    Code(
         "invalid_url",
         "`url` is not the batch's endpoint, or no batch may name it.",
         "Use [an endpoint that batches may name](../input-format.md#endpoints), the same as that "

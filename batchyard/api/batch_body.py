@@ -134,8 +134,9 @@ class CreateBatch(RequestBody):
         Text, described(pattern=f"^({WINDOW_PATTERN}|{BACKGROUND_WINDOW})$")
     ] = Field(
         description="`24h`, or another number of minutes, hours or days, "
-        f"`{_MAX_WINDOW_DAYS}d` at most, unless the operator says otherwise. `{BACKGROUND_WINDOW}`: nothing is promised, and the batch "
-        "runs only when nothing else wants its engine."
+        f"`{_MAX_WINDOW_DAYS}d` at most unless the operator says otherwise. "
+        f"`{BACKGROUND_WINDOW}`: nothing is promised, and the batch runs only when nothing else "
+        "wants its engine."
     )
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

@@ -30,9 +30,11 @@ async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Service
 
     Raises :class:`~batchyard.errors.SettingsError` when the settings cannot be used.
     """
+    offered = OfferedModels()
     async with open_services(
         read_settings(),
-        why_not_offered=OfferedModels().why_not,
+        why_not_offered=offered.why_not,
+        endpoints_of=offered.endpoints,
         checks_keys=checks_keys,
     ) as services:
         with acting_as(_actor(services)):

@@ -38,8 +38,8 @@ ERRORS = typer.Option(
 )
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any endpoint.")
 COMPLETION_WINDOW = typer.Option(
-    help="Time limit: a number and m, h or d, at most BATCHYARD_MAX_WINDOW_DAYS (30). `background`: no "
-    "promise; it runs only when nothing else wants its engine."
+    help="Time limit: a number and m, h or d, at most 30d unless a setting says otherwise. "
+    "`background`: no promise; it runs only when nothing else wants its engine."
 )
 METADATA = typer.Option(help="key=value; you may repeat this option.")
 TENANT = typer.Option(help="The tenant's name.")

@@ -1,16 +1,22 @@
-"""Which models the engine blocks in Prefect offer, for those who are to refuse the others."""
+"""What the engine blocks in Prefect offer, for those who are to refuse the rest."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.prefect_api import ENGINE_BLOCKS, PrefectApi
-from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.endpoints import IN_VLLM
+from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
 from batchyard.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from batchyard.dispatch.prefect_answers import OfferedModel
 
 log = event_logger(__name__)
 
@@ -31,30 +37,49 @@ class OfferedModels:
     """What Prefect said last, for one process."""
 
     def __init__(self) -> None:
-        self._names: frozenset[str] = frozenset()
+        self._models: dict[str, OfferedModel] = {}
         self._asked_at = self._failed_at = -_KEPT_SECONDS
         self._asking = asyncio.Lock()
 
-    async def why_not(self, model: str) -> str | None:
+    async def why_not(self, model: str) -> ModelNotFound | None:
         """Why no engine serves the model, and what to do; None: one does, or it is not known."""
+        models = await self._known(lambda known: model in known)
+        return None if models is None or model in models else _missing(model)
+
+    async def endpoints(self, model: str | None) -> frozenset[str] | None:
+        """The endpoints that the engine of the model may serve, or any engine without a model.
+
+        None: it is not known.
+        """
+        # A server that is not ours may be added at any time: an old answer would refuse its batch.
+        models = await self._known(lambda _: False)
+        if models is None:
+            return None
+        asked = [each for each in models.values() if model in {None, each.name}]
+        return IN_VLLM if asked and all(each.is_ours for each in asked) else None
+
+    async def _known(
+        self, is_enough: Callable[[dict[str, OfferedModel]], bool]
+    ) -> dict[str, OfferedModel] | None:
+        """The models by name: those known already if that ``is_enough``; None: not known."""
         async with self._asking:
             now = time.monotonic()
-            if now - self._asked_at < _KEPT_SECONDS and model in self._names:
-                return None
+            if now - self._asked_at < _KEPT_SECONDS and is_enough(self._models):
+                return self._models
             if now - self._failed_at < _PAUSE_SECONDS:
                 return None
-            names = await _ask()
-            if names is None:
+            models = await _ask()
+            if models is None:
                 self._failed_at = time.monotonic()
                 return None
-            self._names, self._asked_at = names, time.monotonic()
-        return None if model in names else _missing(model)
+            self._models, self._asked_at = models, time.monotonic()
+            return models
 
 
-async def _ask() -> frozenset[str] | None:
+async def _ask() -> dict[str, OfferedModel] | None:
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS), PrefectApi.from_environment() as api:
-            return frozenset(model.name for model in await api.offered_models())
+            return {model.name: model for model in await api.offered_models()}
     except (TimeoutError, DispatchFailed, SettingsError) as error:
         reason = str(error) or "Prefect is too slow."
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -63,9 +88,18 @@ async def _ask() -> frozenset[str] | None:
     return None
 
 
-def _missing(model: str) -> str:
+def _missing(model: str) -> ModelNotFound:
     shown = printable(model[:_SHOWN_CHARS], "?")
+    return ModelNotFound(
+        f"The model {shown} is not offered here: correct the name, or ask for one of GET "
+        "/v1/models.",
+        remedy=block_remedy(shown),
+    )
+
+
+def block_remedy(model: str) -> str:
+    """What an operator does about a model without an engine."""
     return (
-        f"The model {shown} is not offered here: correct the name, or create a block named "
-        f"{block_name(shown)} of the type {' or '.join(ENGINE_BLOCKS)}."
+        f"To serve it, create a block named {block_name(model)} of the type "
+        f"{' or '.join(ENGINE_BLOCKS)}."
     )

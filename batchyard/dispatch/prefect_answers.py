@@ -63,9 +63,13 @@ class OfferedModel:
     """When batches may use its engine; None: what the block says of it means nothing."""
     is_live: bool = False
     """Its engine takes live requests beside those of batches."""
+    is_ours: bool = False
+    """Its engine is a vLLM that Batchyard starts; otherwise a server of which nothing is known."""
 
 
-def offered_model_from(documents: Sequence[Mapping[str, Any]]) -> OfferedModel:
+def offered_model_from(
+    documents: Sequence[Mapping[str, Any]], *, is_ours: bool = False
+) -> OfferedModel:
     """The model of these engine blocks, which all name it; the first of them is the one used."""
     created = min(datetime.fromisoformat(each["created"]) for each in documents)
     data = documents[0]["data"]
@@ -76,7 +80,7 @@ def offered_model_from(documents: Sequence[Mapping[str, Any]]) -> OfferedModel:
     else:
         hours = Hours(windows)
     is_live = data.get("live") is True
-    return OfferedModel(data["model"], int(created.timestamp()), hours, is_live)
+    return OfferedModel(data["model"], int(created.timestamp()), hours, is_live, is_ours)
 
 
 @dataclass(frozen=True, slots=True)

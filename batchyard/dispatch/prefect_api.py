@@ -245,7 +245,12 @@ class PrefectApi(PrefectHttp):
             name = (document.get("data") or {}).get("model")
             if isinstance(name, str) and name:
                 by_model.setdefault(name, []).append(document)
-        return [offered_model_from(by_model[name]) for name in sorted(by_model)]
+        return [
+            offered_model_from(
+                by_model[name], is_ours=_block_type(by_model[name][0]) == ENGINE_BLOCKS[0]
+            )
+            for name in sorted(by_model)
+        ]
 
     async def _filter(self, wanted: Mapping[str, Any]) -> list[FlowRun]:
         runs: list[FlowRun] = []

@@ -95,6 +95,7 @@ EVENTS: Final = {
     "login.failed": "A browser sent a key that is unknown, revoked or expired.",
     "metrics.not_published": "A process could not write its metrics for the exporter.",
     "metrics.not_read": "The figures for /metrics could not be read.",
+    "model.not_offered": "No engine serves the model. The message says how an operator adds it.",
     "model.not_offered_now": "Nothing serves the model at the moment, but something did before.",
     "models.not_known": "Prefect could not be asked which models are served.",
     "models.not_read": "Prefect could not be asked for the list of models.",

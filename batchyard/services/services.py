@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from batchyard.engine.base import Engine
+    from batchyard.errors import ModelNotFound
     from batchyard.hours import Hours
     from batchyard.services.held_batches import HeldBatches
     from batchyard.settings import Settings
@@ -56,9 +57,8 @@ async def no_engine(model: str) -> Engine:
     raise SettingsError(f"This process runs no engine, so none for {model}.")
 
 
-async def nothing_is_known(_: str) -> str | None:
+async def nothing_is_known(_: str | None) -> None:
     """For processes with an engine of their own, or without Prefect: None."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,11 @@ class Services:
     access: Access = field(default_factory=Access)
     """How the places that users name are reached, with their rights or our credentials."""
     on_progress: Callable[[Progress], None] = ignore_progress
-    why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known
+    why_not_offered: Callable[[str], Awaitable[ModelNotFound | None]] = nothing_is_known
     """Why no engine serves a model; None: one does, or it is not known."""
+    endpoints_of: Callable[[str | None], Awaitable[frozenset[str] | None]] = nothing_is_known
+    """The endpoints that a model's engine may serve, and without a model any engine; None: it is
+    not known."""
     hours_of: Callable[[str], Awaitable[Hours]] | None = None
     """When batches may use a model's engine, as its block says; None: the engines of this process
     have no blocks, and no hours."""
@@ -121,7 +124,8 @@ async def open_services(
     engine_for: Callable[[str], Awaitable[Engine]] = no_engine,
     credentials: FindCredentials = credentials_of_environment,
     on_progress: Callable[[Progress], None] = ignore_progress,
-    why_not_offered: Callable[[str], Awaitable[str | None]] = nothing_is_known,
+    why_not_offered: Callable[[str], Awaitable[ModelNotFound | None]] = nothing_is_known,
+    endpoints_of: Callable[[str | None], Awaitable[frozenset[str] | None]] = nothing_is_known,
     hours_of: Callable[[str], Awaitable[Hours]] | None = None,
     checks_keys: bool = True,
 ) -> AsyncIterator[Services]:
@@ -154,6 +158,7 @@ async def open_services(
                 access_with(settings, credentials),
                 on_progress,
                 why_not_offered,
+                endpoints_of,
                 hours_of,
             )
             with as_current(services):

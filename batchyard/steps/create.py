@@ -14,7 +14,7 @@ from batchyard.notify.email import check_address
 from batchyard.services.places import Places
 from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
-from batchyard.steps.offered import check_offered
+from batchyard.steps.offered import check_offered, endpoints_not_served
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import BatchOptions, NewBatch, Quota, UrlFacts
 from batchyard.threads import in_thread
@@ -53,9 +53,9 @@ class BatchRequest:
     it is there is found out when the batch runs. ``endpoint`` None: each line names its own.
     ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
     file is kept in the object store alone. ``public_urls``: a client asks. The URLs must lead to
-    public addresses unless the settings allow others, and the limits of one file apply. Who is told when the batch has
-    ended: the ``receivers``, each a URL by its channel and
-    always as a client's, and the address ``notify_email``.
+    public addresses unless the settings allow others, and the limits of one file apply. Who is
+    told when the batch has ended: the ``receivers``, each a URL by its channel and always as a
+    client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     ``traceparent``: the caller's span, whose trace the batch continues where tracing is on.
@@ -166,17 +166,28 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
     )
-    if len(request.models) == 1:
-        await _check_model(services, request.models[0])
-        await _check_backlog(services, batch, request.models[0])
+    model = request.models[0] if len(request.models) == 1 else None
+    if model is not None:
+        await _check_model(services, request, model)
+    await _check_endpoint(services, request.endpoint, model)
+    if model is not None:
+        await _check_backlog(services, batch, model)
     return batch
 
 
-async def _check_model(services: Services, model: str) -> None:
+async def _check_model(services: Services, request: BatchRequest, model: str) -> None:
     try:
         await check_offered(services, model)
     except ModelNotFound as error:
-        raise RequestRefused(str(error), param="model", code=error.code) from None
+        words = str(error) if request.public_urls else f"{error} {error.remedy}"
+        raise RequestRefused(words, param="model", code=error.code) from None
+
+
+async def _check_endpoint(services: Services, endpoint: str | None, model: str | None) -> None:
+    if endpoint is None:
+        return
+    for why in (await endpoints_not_served(services, [endpoint], model)).values():
+        raise RequestRefused(why, param="endpoint", code="invalid_value")
 
 
 async def _check_backlog(services: Services, batch: NewBatch, model: str) -> None:

@@ -1,13 +1,15 @@
-"""Refuse a batch whose model no engine serves, before an engine is moved for it."""
+"""Refuse a batch that no engine serves, before an engine is moved for it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.errors import ModelNotFound
+from batchyard.endpoints import IN_VLLM, not_served_words
 from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from batchyard.services.services import Services
 
 log = event_logger(__name__)
@@ -26,4 +28,20 @@ async def check_offered(services: Services, model: str) -> None:
     if await services.store.rates.knows(model):
         log.warning("model.not_offered_now", "It was served before: it may wait.", model=model)
         return
-    raise ModelNotFound(why_not)
+    log.warning("model.not_offered", why_not.remedy, model=model)
+    raise why_not
+
+
+async def endpoints_not_served(
+    services: Services, endpoints: Iterable[str], model: str | None
+) -> dict[str, str]:
+    """Of these endpoints, those that no engine of the model can serve, each with the reason.
+
+    Without a model: no engine at all. What vLLM serves passes: whether the model's vLLM does
+    shows when it runs.
+    """
+    doubtful = [endpoint for endpoint in endpoints if endpoint not in IN_VLLM]
+    served = await services.endpoints_of(model) if doubtful else None
+    if served is None:
+        return {}
+    return {each: not_served_words(each, served) for each in doubtful if each not in served}

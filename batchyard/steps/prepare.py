@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchyard.batch_error import BatchError
+from batchyard.errors import InputRefused, ModelNotFound
 from batchyard.forecast import OpenWork
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator
@@ -24,14 +26,14 @@ from batchyard.services.services import Progress
 from batchyard.steps.create import default_quota
 from batchyard.steps.forecast import check_window, late_hours
 from batchyard.steps.known_lengths import known_lengths
-from batchyard.steps.offered import check_offered
+from batchyard.steps.offered import check_offered, endpoints_not_served
 from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.store import NewChunk
 from batchyard.threads import in_executor, in_thread
 from batchyard.turns import BACKGROUND_WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from batchyard.lengths import LengthHistory
     from batchyard.services.services import Services
@@ -42,11 +44,17 @@ log = event_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """An input without an error. ``model`` is the one that its lines name."""
+    """An input without an error. ``model`` is the one that its lines name.
+
+    ``endpoints``: each that a line names, with the number of the first such line; ``first_line``
+    is the number of the first line of all.
+    """
 
     model: str
     requests: int
     size_bytes: int
+    first_line: int
+    endpoints: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class Preparation:
         """Check every line in one pass over the input, which also sorts the requests.
 
         Raises :class:`~batchyard.errors.InputRefused` with every (capped) error of the file, and
-        :class:`~batchyard.errors.ModelNotFound`.
+        for a model or an endpoint that no engine serves.
         """
         key = file_key(self._batch.input_file_id)
         path = await self._services.storage.local_path(key, self._folder)
@@ -108,8 +116,22 @@ class Preparation:
             stopping = threading.Event()
             reading = partial(self._read, path, stopping)
             self._validated = await in_executor(None, reading, interrupt=stopping.set)
-        await check_offered(self._services, self._validated.model)
+        await self._check_served(self._validated)
         return self._validated
+
+    async def _check_served(self, found: Validated) -> None:
+        try:
+            await check_offered(self._services, found.model)
+        except ModelNotFound as error:
+            entry = BatchError(error.code, str(error), "body.model", found.first_line)
+            raise InputRefused([entry]) from None
+        not_served = await endpoints_not_served(self._services, found.endpoints, found.model)
+        if not_served:
+            entries = [
+                BatchError("endpoint_not_served", why, "url", found.endpoints[url])
+                for url, why in not_served.items()
+            ]
+            raise InputRefused(entries)
 
     async def plan(self) -> Prepared:
         """Store the plan, move the batch to ``in_progress`` with its chunks.
@@ -182,6 +204,7 @@ class Preparation:
             deduplicates=options.deduplicate,
         )
         requests = 0
+        endpoints: dict[str, int] = {}
         with input_path.open("rb") as file:
             for line in validator.lines(file):
                 if stopping.is_set():
@@ -189,9 +212,13 @@ class Preparation:
                 if not validator.has_errors:
                     planner.add(line)
                 requests += 1
+                if line.url not in endpoints:
+                    endpoints[line.url] = line.number
             validator.finish(file)
         assert validator.model is not None  # noqa: S101 - every valid line names one
-        return Validated(validator.model, requests, input_path.stat().st_size)
+        size_bytes = input_path.stat().st_size
+        first_line = min(endpoints.values())
+        return Validated(validator.model, requests, size_bytes, first_line, endpoints)
 
     def _write(self, history: LengthHistory, secret: bytes, cache_salt: str) -> PlanSummary:
         with (self._folder / "plan").open("wb") as plan_file:

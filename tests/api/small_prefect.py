@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class SmallPrefect:
     """``models``: of the engine blocks that there are; ``live``: those of them that are.
 
-    ``status``: of every answer.
+    ``remote``: those whose blocks are of servers that run already. ``status``: of every answer.
     """
 
     def __init__(self) -> None:
@@ -24,6 +24,7 @@ class SmallPrefect:
         self.status = 200
         self.models: list[str] = []
         self.live: set[str] = set()
+        self.remote: list[str] = []
         self.asked: list[tuple[str, Any]] = []
 
     def paths(self) -> list[str]:
@@ -47,7 +48,10 @@ class SmallPrefect:
                 assert body["block_types"]["slug"] == wanted
                 first = body["offset"]
                 names = self.models[first : first + body["limit"]]
-                return [_document(name, live=name in self.live) for name in names]
+                return [
+                    _document(name, live=name in self.live, remote=name in self.remote)
+                    for name in names
+                ]
         return []
 
 
@@ -84,5 +88,7 @@ def serving() -> Iterator[SmallPrefect]:
         server.server_close()
 
 
-def _document(model: str, *, live: bool) -> dict[str, Any]:
-    return {"created": "2026-11-20T12:00:00.5Z", "data": {"model": model, "live": live}}
+def _document(model: str, *, live: bool, remote: bool) -> dict[str, Any]:
+    kind = "batchyard-remote-engine" if remote else "batchyard-vllm-engine"
+    data = {"model": model, "live": live}
+    return {"created": "2026-11-20T12:00:00.5Z", "data": data, "block_type": {"slug": kind}}

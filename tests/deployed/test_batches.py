@@ -69,7 +69,7 @@ async def test_a_model_without_an_engine_fails_with_what_to_do(deployment: Deplo
     source, output = deployment.input("unknown-model", 2)
     ended = await deployment.ended_flow(await deployment.start_flow(input=source, output=output))
     assert ended["state"]["type"] == "FAILED"
-    assert "create a block named unknown-model" in ended["state"]["message"]
+    assert "The model unknown-model is not offered here" in ended["state"]["message"]
     (batch,) = await deployment.services.store.batches.page(limit=1)
     assert [error.code for error in batch.errors or ()] == ["model_not_found"]
     assert not output.exists()

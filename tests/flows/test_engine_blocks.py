@@ -155,9 +155,10 @@ def test_hours_that_mean_nothing_are_refused_as_the_block_is_made(window: dict[s
         VllmEngineBlock(model="m", batch_hours=[window])
 
 
-async def test_without_a_block_the_message_says_which_to_make(settings: Settings) -> None:
-    with pytest.raises(ModelNotFound, match="create a block named org-none"):
+async def test_without_a_block_the_remedy_says_which_to_make(settings: Settings) -> None:
+    with pytest.raises(ModelNotFound, match="No engine is set up for the model") as caught:
         await engine_from_block(settings, "org/None")
+    assert "create a block named org-none" in caught.value.remedy
 
 
 async def test_a_block_for_another_model_of_the_same_slug_is_refused(settings: Settings) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.dispatch import OfferedModels, block_name
+from batchyard.endpoints import IN_VLLM
 from tests.api import small_prefect
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ async def test_the_reason_names_the_model_and_the_block_to_make(prefect: SmallPr
     prefect.models = ["a"]
     why = await OfferedModels().why_not("org/B.1")
     assert why is not None
-    assert "org/B.1 is not offered" in why
-    assert f"named {block_name('org/B.1')} " in why
+    assert "org/B.1 is not offered" in str(why)
+    assert "block" not in str(why)
+    assert f"named {block_name('org/B.1')} " in why.remedy
 
 
 async def test_prefect_is_asked_again_only_for_what_it_did_not_offer(
@@ -62,5 +64,20 @@ async def test_without_a_prefect_every_model_is_accepted(monkeypatch: pytest.Mon
 async def test_a_hostile_name_is_shown_short_and_printable(prefect: SmallPrefect) -> None:
     why = await OfferedModels().why_not("\x1b[2J\n" + "x" * 10_000_000)
     assert why is not None
-    assert why.isprintable()
-    assert len(why) < 500
+    for words in (str(why), why.remedy):
+        assert words.isprintable()
+        assert len(words) < 500
+
+
+async def test_engines_of_ours_serve_what_vllm_has_and_of_other_servers_nothing_is_known(
+    prefect: SmallPrefect,
+) -> None:
+    prefect.models, prefect.remote = ["ours", "theirs"], ["theirs"]
+    offered = OfferedModels()
+    assert await offered.endpoints("ours") == IN_VLLM
+    assert await offered.endpoints("theirs") is None
+    assert await offered.endpoints(None) is None
+    prefect.remote = []
+    assert await offered.endpoints(None) == IN_VLLM
+    prefect.models = []
+    assert await offered.endpoints(None) is None

@@ -165,6 +165,16 @@ def test_a_batch_by_prefects_command(yard: Yard, folder: Path) -> None:
     assert f"{yard.url.removesuffix('/v1')}/batches/{newest['id']}" in log
 
 
+def test_the_file_of_the_readme_runs_here_too(yard: Yard, folder: Path) -> None:
+    """README.md's first block without its engine: `batchyard submit` as the sentence has it."""
+    file, _, _ = block("README.md", "first-batch").partition(".venv/bin/batchyard run")
+    page = (ROOT / "README.md").read_text()
+    (submit,) = re.findall(r"`(batchyard submit -i requests\.jsonl)`", page)
+    said = bash(f"{file}{submit} -o out.jsonl --wait", folder, yard.operator_environment())
+    assert "completed" in said
+    assert custom_ids((folder / "out.jsonl").read_text()) == ["one", "two"]
+
+
 async def test_a_batch_of_presigned_urls_by_submit(
     yard: Yard, folder: Path, bucket: Bucket
 ) -> None:
