@@ -6,13 +6,11 @@ What holds for every way in (endpoint, window, metadata, priority, receivers) is
 
 from __future__ import annotations
 
-import hashlib
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -182,11 +180,6 @@ class CreateBatch(RequestBody):
             public_urls=True,
             **as_fields({name: getattr(self, name) for name in _OPTIONS}),
         )
-
-    def fingerprint(self) -> str:
-        """A hash of the body that is the same however its keys are ordered and spaced."""
-        sent = self.model_dump(exclude_unset=True)
-        return hashlib.sha256(msgspec.json.encode(sent, order="deterministic")).hexdigest()
 
     def _lifetime(self) -> int | None:
         if self.output_expires_after is None:

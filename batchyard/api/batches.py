@@ -1,7 +1,8 @@
-"""``/batches``: create, list, look at, cancel, deliver the results again."""
+"""``/batches``: create, list, look at, cancel, retry, deliver the results again."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
@@ -15,6 +16,7 @@ from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.json_body import AnyKeys, JsonBody
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
+from batchyard.api.retry_body import RetryBatch
 from batchyard.api.route import Route, may_refuse
 from batchyard.api.runner_starter import starting_runners
 from batchyard.delivery.redeliver import ask_for_delivery, redirect
@@ -28,6 +30,7 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import STOPPABLE
 from batchyard.steps.create import accept_batch
+from batchyard.steps.retry import Caller, accept_retry
 from batchyard.store import IdempotencyKey
 from batchyard.wire import Batch  # noqa: TC001 — FastAPI reads it at run time
 
@@ -39,7 +42,19 @@ router = APIRouter(prefix="/batches", lifespan=starting_runners, route_class=Rou
 MAX_KEY_CHARS: Final = 255
 
 _ROUTE = "POST /v1/batches"
+_ONE_AT_A_TIME: Final = asyncio.Semaphore(1)
+"""Retries that this process prepares: each reads whole files."""
 _PARAMS = {"input": "input_url", "output": "output_url", "error": "error_url"}
+
+
+IdempotencyHeader = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="For 24 hours, the same key and body give the same batch.",
+    ),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS}),
+]
 
 
 @router.post("", summary="Create a batch", responses=may_refuse(409, 429))
@@ -47,17 +62,10 @@ async def create_batch(
     request: Request,
     caller: Authenticated,
     asked: Annotated[CreateBatch, Depends(JsonBody(CreateBatch))],
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            alias="Idempotency-Key",
-            description="For 24 hours, the same key and body give the same batch.",
-        ),
-        WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS}),
-    ] = None,
+    idempotency_key: IdempotencyHeader = None,
 ) -> JsonResponse[Batch]:
     """Create a batch from an uploaded file or from `input_url`."""
-    key = _idempotency_key(idempotency_key, asked)
+    key = _idempotency_key(_ROUTE, idempotency_key, asked)
     services = caller.services
     with _as_batches_say():
         earlier = None
@@ -117,6 +125,50 @@ async def cancel_batch(
     return JsonResponse(batch.to_wire())
 
 
+@router.post(
+    "/{batch_id}/retry",
+    summary="Run lines of a batch again",
+    responses=may_refuse(409, 429),
+)
+async def retry_batch(
+    batch_id: str,
+    request: Request,
+    caller: Authenticated,
+    asked: Annotated[RetryBatch, Depends(JsonBody(RetryBatch, may_be_empty=True))],
+    idempotency_key: IdempotencyHeader = None,
+) -> JsonResponse[Batch]:
+    """Create a batch of lines of one that has ended: the failed ones, or those that you choose.
+
+    `set` and `unset` change their bodies. The first batch stays as it is. If it has not ended, or
+    no line is chosen, the answer is a 409.
+    """
+    services = caller.services
+    key = _idempotency_key(f"{_ROUTE}/{batch_id}/retry", idempotency_key, asked)
+    asking = Caller(
+        tenant=caller.tenant,
+        batches_per_hour=services.settings.quota.batches_per_hour,
+        idempotency=key,
+    )
+    with _as_batches_say(), _as_retries_say():
+        earlier = None
+        if key is not None:
+            earlier = await services.store.idempotency.find(caller.tenant, key)
+        if earlier is not None:
+            batch = await services.store.batches.get(earlier, caller.tenant)
+        else:
+            async with _ONE_AT_A_TIME:
+                batch = await accept_retry(
+                    services,
+                    batch_id,
+                    choice=asked.choice,
+                    patch=asked.patch(),
+                    completion_window=asked.completion_window,
+                    caller=asking,
+                )
+    request.app.state.request_runner()
+    return JsonResponse(batch.to_wire())
+
+
 # A deliverer sends it, and not this process: a file may have gigabytes.
 @router.post(
     "/{batch_id}/results",
@@ -154,7 +206,9 @@ async def deliver_results(
     )
 
 
-def _idempotency_key(key: str | None, asked: CreateBatch) -> IdempotencyKey | None:
+def _idempotency_key(
+    route: str, key: str | None, asked: CreateBatch | RetryBatch
+) -> IdempotencyKey | None:
     if key is None:
         return None
     if not key or len(key) > MAX_KEY_CHARS:
@@ -164,7 +218,18 @@ def _idempotency_key(key: str | None, asked: CreateBatch) -> IdempotencyKey | No
             param="Idempotency-Key",
             code="invalid_value",
         )
-    return IdempotencyKey(route=_ROUTE, key=key, fingerprint=asked.fingerprint())
+    return IdempotencyKey(route=route, key=key, fingerprint=asked.fingerprint())
+
+
+@contextmanager
+def _as_retries_say() -> Iterator[None]:
+    """What the state of the first batch does not allow is a conflict."""
+    try:
+        yield
+    except RequestRefused as error:
+        if error.param != "batch_id":
+            raise
+        raise ApiError(409, str(error), code=error.refusal_code) from None
 
 
 @contextmanager

@@ -7,9 +7,11 @@ checked, and depends on the content type. So a dependency reads the body, and
 
 # No postponed annotations: FastAPI cannot resolve those of a callable object.
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Generic, TypeVar
 
+import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
@@ -71,6 +73,11 @@ class RequestBody(BaseModel):
             if unknown is not None:
                 raise PydanticCustomError("extra_forbidden", "Unknown key.", {"key": unknown})
         return values
+
+    def fingerprint(self) -> str:
+        """A hash of the body that is the same however its keys are ordered and spaced."""
+        sent = self.model_dump(exclude_unset=True)
+        return hashlib.sha256(msgspec.json.encode(sent, order="deterministic")).hexdigest()
 
 
 class NoKeys(RequestBody):

@@ -1,12 +1,13 @@
-"""``batchyard retry``: a new batch from the lines of another one that did not succeed."""
+"""``batchyard retry``: a new batch from lines of another one, as they were or changed."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from batchyard.body_patch import BodyPatch, parse_assignment
 from batchyard.cli import options
 from batchyard.cli.as_json import OBJECT
 from batchyard.cli.ensure_runner import ensure_runner
@@ -16,6 +17,7 @@ from batchyard.dispatch import PrefectApi
 from batchyard.services.shared_database import check_shared_database
 from batchyard.steps.create import check_paths
 from batchyard.steps.retry import retry_batch
+from batchyard.steps.retry_lines import LineChoice
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
 
 
@@ -29,31 +31,79 @@ def retry(
             help="A number and m, h or d, or background. Default: the window of the old batch."
         ),
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Set this field of each body, for example max_tokens=4096; you may repeat this "
+            "option. Dots lead into objects. The value is JSON, or else a text.",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Remove this field; you may repeat this option."),
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="All failed lines. Default if no lines are chosen.")
+    ] = False,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODE,…",
+            help="Failed lines with one of these codes, error types or HTTP statuses.",
+        ),
+    ] = None,
+    finish_reason: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REASON,…",
+            help="Lines whose answers ended so; `length`: they were cut off.",
+        ),
+    ] = None,
+    invalid_json: Annotated[
+        bool,
+        typer.Option(
+            "--invalid-json",
+            help="Lines whose answers are not JSON, or not of the JSON schema that their request "
+            "has.",
+        ),
+    ] = False,
     as_json: Annotated[bool, OBJECT] = False,
 ) -> None:
-    """Make a new batch from the error file of a batch that has ended, and print its id.
+    """Make a new batch from lines of a batch that has ended, and print its id.
 
-    If the batch failed without result files, all its lines are submitted again.
+    By default these are the lines of its error file, as they were. If the batch failed without
+    result files, all its lines are submitted again.
     """
-    new_id = asyncio.run(_retry(batch_id, output_file, errors, completion_window, is_quiet=as_json))
+    choice = LineChoice(
+        failed=failed,
+        codes=_words(code),
+        finish_reasons=_words(finish_reason),
+        invalid_json=invalid_json,
+    )
+    asked = {
+        "choice": choice.or_failed(),
+        "patch": BodyPatch.of(dict(map(parse_assignment, set_ or ())), unset or ()),
+        "completion_window": completion_window,
+        "output": output_file,
+        "error": errors,
+    }
+    new_id = asyncio.run(_retry(batch_id, asked, is_quiet=as_json))
     if as_json:
         show(new_id, as_json=True)
 
 
-async def _retry(
-    batch_id: str,
-    output: Location | None,
-    error: Location | None,
-    completion_window: str | None,
-    *,
-    is_quiet: bool,
-) -> str:
+def _words(given: list[str] | None) -> frozenset[str]:
+    """Those of an option that may be repeated, or have several with commas between them."""
+    return frozenset(word for text in given or () for word in text.split(",") if word)
+
+
+async def _retry(batch_id: str, asked: dict[str, Any], *, is_quiet: bool) -> str:
     async with PrefectApi.from_environment() as api, offline_services() as services:
         check_shared_database(services.settings)
-        check_paths(services.settings, output=output, errors=error)
-        new_id = await retry_batch(
-            services, batch_id, completion_window=completion_window, output=output, error=error
-        )
+        check_paths(services.settings, output=asked["output"], errors=asked["error"])
+        new_id = await retry_batch(services, batch_id, **asked)
         typer.echo(new_id, err=is_quiet)
         await ensure_runner(api, services, new_id)
     return new_id

@@ -168,19 +168,23 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     )
     model = request.models[0] if len(request.models) == 1 else None
     if model is not None:
-        await _check_model(services, request, model)
+        await check_model(services, model, is_client=request.public_urls, param="model")
     await _check_endpoint(services, request.endpoint, model)
     if model is not None:
         await _check_backlog(services, batch, model)
     return batch
 
 
-async def _check_model(services: Services, request: BatchRequest, model: str) -> None:
+async def check_model(services: Services, model: str, *, is_client: bool, param: str) -> None:
+    """Raise :class:`~batchyard.errors.RequestRefused` for a model that no engine serves.
+
+    Only an operator reads how to add it.
+    """
     try:
         await check_offered(services, model)
     except ModelNotFound as error:
-        words = str(error) if request.public_urls else f"{error} {error.remedy}"
-        raise RequestRefused(words, param="model", code=error.code) from None
+        words = str(error) if is_client else f"{error} {error.remedy}"
+        raise RequestRefused(words, param=param, code=error.code) from None
 
 
 async def _check_endpoint(services: Services, endpoint: str | None, model: str | None) -> None:

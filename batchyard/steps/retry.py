@@ -1,65 +1,92 @@
-"""Retry: a new batch of those lines of a finished one that have no answer, or a bad one."""
+"""Retry: a new batch of lines of one that has ended, as they were or with other parameters."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused, StorageError
-from batchyard.framing import custom_id_of, joined, read_lines
+from batchyard.body_patch import NO_PATCH
+from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused
+from batchyard.framing import joined
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.keys import file_key
 from batchyard.services.places import Places, places_of
-from batchyard.steps.create import check_destinations, default_quota, parse_window, url_facts
+from batchyard.steps.create import (
+    check_destinations,
+    check_model,
+    default_quota,
+    parse_window,
+    url_facts,
+)
+from batchyard.steps.retry_lines import ALL_FAILED, chosen_lines, lines_of
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewBatch, NewFile
 from batchyard.threads import from_thread, in_thread
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from batchyard.body_patch import BodyPatch
     from batchyard.services.services import Services
+    from batchyard.steps.retry_lines import LineChoice
     from batchyard.storage.access import Location
-    from batchyard.store import BatchRecord, FileRecord
+    from batchyard.store import BatchOptions, BatchRecord, FileRecord, IdempotencyKey
 
 
-class _ErrorLine(msgspec.Struct, frozen=True):
-    custom_id: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks for a retry: a client of the API, or, without a ``tenant``, an operator.
+
+    A client's new batch is a client's, whoever created the first one.
+    """
+
+    tenant: str | None = None
+    batches_per_hour: int | None = None
+    idempotency: IdempotencyKey | None = None
 
 
-_parse_error_line = msgspec.json.Decoder(_ErrorLine).decode
+_OPERATOR = Caller()
 
 
-async def retry_batch(
+async def retry_batch(services: Services, batch_id: str, **asked: Any) -> str:
+    """The id of the new batch: :func:`accept_retry`, for those who need no more."""
+    return (await accept_retry(services, batch_id, **asked)).id
+
+
+async def accept_retry(
     services: Services,
     batch_id: str,
     *,
+    choice: LineChoice = ALL_FAILED,
+    patch: BodyPatch = NO_PATCH,
     completion_window: str | None = None,
     output: Location | None = None,
     error: Location | None = None,
-) -> str:
-    """Create a batch of the lines in ``batch_id``'s error file; the new batch's id.
+    caller: Caller = _OPERATOR,
+) -> BatchRecord:
+    """Create a batch of the chosen lines of ``batch_id``; returns the new batch.
 
-    If the batch failed after validation, the new batch has all its lines. The lines keep their
-    bytes and their order. Everything else is as before, except for the completion window, if one
-    is given, and the locations: results are written to ``output`` and ``error`` only.
+    A line keeps its bytes, but for what the ``patch`` changes in its body, and all keep their
+    order. If the batch failed without a result, the new batch has all its lines. Everything else
+    is as before, except for the completion window, if one is given, and the locations: results are
+    written to ``output`` and ``error`` only.
 
     Raises :class:`~batchyard.errors.RequestRefused` where there is nothing to retry,
     :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.StorageError` for a
     location that can never work.
     """
-    batch = await services.store.batches.get(batch_id)
+    batch = await services.store.batches.get(batch_id, caller.tenant)
     window = completion_window or batch.completion_window
     window_seconds = parse_window(window, services.settings)
     places = await _destinations(services, batch, output, error)
+    options = await _options(services, batch, patch, is_client=caller.tenant is not None)
     receivers = (await services.store.batches.locations(batch.id)).receivers
-    source, errors = await _files_of(services, batch)
-    file = await _copy_lines(services, batch, source, errors)
+    files = await _files_of(services, batch, choice)
+    file = await _copy_lines(services, batch, files, choice, patch)
     await services.store.files.create(file)
     new = NewBatch(
         endpoint=batch.endpoint,
@@ -67,7 +94,7 @@ async def retry_batch(
         window_seconds=window_seconds,
         input_file_id=file.id,
         metadata=batch.metadata,
-        options=msgspec.structs.replace(batch.options, urls=url_facts(places.output, places.error)),
+        options=msgspec.structs.replace(options, urls=url_facts(places.output, places.error)),
         locations=places.to_text(receivers),
         priority=batch.priority,
         tenant=batch.tenant,
@@ -75,17 +102,61 @@ async def retry_batch(
         notify_email=batch.notify_email,
         retry_of=batch.id,
     )
+    made = None
     try:
-        return (await services.store.batches.create(new, quota=default_quota(services))).id
-    except RequestRefused:
-        # No batch has this file, and the caller does not get its id.
-        await services.store.files.delete(file.id)
-        await services.storage.delete(file.storage_key)
-        raise
+        made = await services.store.batches.create(
+            new,
+            quota=default_quota(services),
+            batches_per_hour=caller.batches_per_hour,
+            idempotency=caller.idempotency,
+        )
+        return made
+    finally:
+        if made is None or made.id != new.id:
+            # No batch has this file, and the caller does not get its id.
+            await services.store.files.delete(file.id)
+            await services.storage.delete(file.storage_key)
 
 
-async def _files_of(services: Services, batch: BatchRecord) -> tuple[FileRecord, FileRecord | None]:
-    """The input file, and the error file that names the lines; None: all lines."""
+async def _options(
+    services: Services, batch: BatchRecord, patch: BodyPatch, *, is_client: bool
+) -> BatchOptions:
+    """Those of the first batch. A client may not send what only the operator's files may have."""
+    options = batch.options
+    if is_client:
+        options = msgspec.structs.replace(options, public_urls=True, any_body=False)
+    if (model := patch.model) is None:
+        return options
+    await check_model(services, model, is_client=options.public_urls, param="set")
+    return msgspec.structs.replace(options, models=(model,) if options.models else ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The input, and the result files that say which lines are chosen; neither: all lines."""
+
+    source: FileRecord
+    errors: FileRecord | None = None
+    output: FileRecord | None = None
+
+
+async def _files_of(services: Services, batch: BatchRecord, choice: LineChoice) -> _Files:
+    _check_ended(batch)
+    source = await _file(services, batch, "input", batch.input_file_id)
+    has_results = batch.output_file_id or batch.error_file_id
+    if batch.status is BatchStatus.FAILED and not has_results and choice.failed:
+        return _Files(source)
+    errors, output = None, None
+    if choice.looks_at_errors and batch.error_file_id is not None:
+        errors = await _file(services, batch, "error", batch.error_file_id)
+    if choice.looks_at_answers and batch.output_file_id is not None:
+        output = await _file(services, batch, "output", batch.output_file_id)
+    if errors is None and output is None:
+        raise _nothing_chosen(batch, choice)
+    return _Files(source, errors, output)
+
+
+def _check_ended(batch: BatchRecord) -> None:
     if batch.status not in TERMINAL:
         raise _refused(
             f"{batch.id} is {batch.status.value}: wait until it has ended, or cancel it, "
@@ -103,17 +174,15 @@ async def _files_of(services: Services, batch: BatchRecord) -> tuple[FileRecord,
             "new batch.",
             "batch_not_validated",
         )
-    if batch.status is BatchStatus.FAILED and not (batch.output_file_id or batch.error_file_id):
-        return await _file(services, batch, "input", batch.input_file_id), None
-    if batch.error_file_id is None:
-        raise _refused(
-            f"Every request of {batch.id} was answered: there is nothing to retry.",
-            "nothing_to_retry",
-        )
-    return (
-        await _file(services, batch, "input", batch.input_file_id),
-        await _file(services, batch, "error", batch.error_file_id),
+
+
+def _nothing_chosen(batch: BatchRecord, choice: LineChoice) -> RequestRefused:
+    why = (
+        f"Every request of {batch.id} was answered"
+        if choice == ALL_FAILED
+        else f"No request of {batch.id} is chosen"
     )
+    return _refused(f"{why}: there is nothing to retry.", "nothing_to_retry")
 
 
 async def _file(services: Services, batch: BatchRecord, kind: str, file_id: str) -> FileRecord:
@@ -124,21 +193,30 @@ async def _file(services: Services, batch: BatchRecord, kind: str, file_id: str)
 
 
 async def _copy_lines(
-    services: Services, batch: BatchRecord, source: FileRecord, errors: FileRecord | None
+    services: Services, batch: BatchRecord, files: _Files, choice: LineChoice, patch: BodyPatch
 ) -> NewFile:
     """Store the lines to retry as a file, durable but not yet recorded."""
     with os_errors_as_ours(str(services.spool)):
         folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="retry-"))
     try:
-        source_path = await _local_path(services, batch, "input", source, folder)
-        errors_path = (
-            None if errors is None else await _local_path(services, batch, "error", errors, folder)
-        )
+        source = await _local_path(services, batch, "input", files.source, folder)
+        errors, output = None, None
+        if files.errors is not None:
+            errors = await _local_path(services, batch, "error", files.errors, folder)
+        if files.output is not None:
+            output = await _local_path(services, batch, "output", files.output, folder)
+        if errors is None and output is None:
+            lines = lines_of(source)
+        else:
+            lines = chosen_lines(batch.id, source, errors, output, choice)
+        parts = joined(patch.applied(line) + b"\n" for line in lines)
         file_id = new_file_id()
-        parts = _parts(batch, source_path, errors_path)
         stored = await services.storage.put(file_key(file_id), from_thread(parts))
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
+    if not stored.size_bytes:
+        await services.storage.delete(stored.key)
+        raise _nothing_chosen(batch, choice)
     return NewFile(
         id=file_id,
         purpose="batch",
@@ -157,38 +235,6 @@ async def _local_path(
         return await services.storage.local_path(file.storage_key, folder)
     except ObjectNotFound:
         raise _file_gone(batch, kind) from None
-
-
-def _parts(batch: BatchRecord, source: Path, errors: Path | None) -> Iterator[bytes]:
-    lines = _lines(source) if errors is None else _lines_in_error(batch, source, errors)
-    return joined(line + b"\n" for line in lines)
-
-
-def _lines_in_error(batch: BatchRecord, source: Path, errors: Path) -> Iterator[bytes]:
-    """The input's lines that the error file names.
-
-    Both are in the order of the input, so one walk over the two needs no memory of either.
-    """
-    wanted = (_parse_error_line(line).custom_id for line in _lines(errors))
-    custom_id = next(wanted, None)
-    for line in _lines(source):
-        if custom_id is None:
-            return
-        if custom_id_of(line) == custom_id:
-            yield line
-            custom_id = next(wanted, None)
-    if custom_id is not None:
-        raise StorageError(
-            f"The error file of {batch.id} names a request that its input file lacks, or in "
-            "another order: one of the two was changed in the object store."
-        )
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for physical in read_lines(file, path.stat().st_size):
-            if physical.data:
-                yield physical.data
 
 
 async def _destinations(

@@ -196,6 +196,55 @@ async def test_a_batch_with_a_bad_line_fails(
     assert batch.errors is not None
     assert batch.errors.object == "list"
     assert {entry.line for entry in batch.errors.data or []} == {1}
+    raw = await client.batches.with_raw_response.retrieve(batch.id)
+    assert '"errors":{"object":"list","data":[{"code":' in raw.text
+
+
+async def test_answers_that_were_cut_off_run_again_with_more_tokens(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    """By `client.post`, as it is no call of the SDK; a key makes a second call harmless."""
+    first = await created(client, "good", "bad", "good", fields={"max_tokens": 2})
+    async with runners(services, REFUSED):
+        await seen(client, first.id, "completed")
+        bodies = [{"finish_reasons": ["length"], "set": {"max_tokens": 500}, "unset": ["stop"]}]
+        posted = [
+            await client.post(
+                f"/batches/{first.id}/retry",
+                body=body,
+                cast_to=dict[str, Any],
+                options={"headers": {"Idempotency-Key": "once"}},
+            )
+            for body in 2 * bodies
+        ]
+        assert posted[0]["id"] == posted[1]["id"] != first.id
+        second = await seen(client, posted[0]["id"], "completed")
+    assert counts(second) == (2, 2, 0)
+    lines = await lines_of(client, second.output_file_id)
+    assert [line["custom_id"] for line in lines] == ["id-0", "id-2"]
+    reasons = {line["response"]["body"]["choices"][0]["finish_reason"] for line in lines}
+    assert reasons == {"stop"}
+    with pytest.raises(openai.ConflictError) as nothing:
+        await client.post(
+            f"/batches/{second.id}/retry", body={"codes": ["x"]}, cast_to=dict[str, Any]
+        )
+    assert nothing.value.code == "nothing_to_retry"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.post(
+            f"/batches/{first.id}/retry", body={"set": {"a..b": 1}}, cast_to=dict[str, Any]
+        )
+    assert (refused.value.param, refused.value.code) == ("set", "invalid_value")
+
+
+async def test_a_batch_of_another_tenant_cannot_be_retried(
+    client: openai.AsyncOpenAI, api: Api
+) -> None:
+    batch = await created(client, "good")
+    with api.http(api.other_key) as other:
+        assert other.post(f"/batches/{batch.id}/retry").status_code == 404
+    with pytest.raises(openai.ConflictError) as running:
+        await client.post(f"/batches/{batch.id}/retry", cast_to=dict[str, Any])
+    assert running.value.code == "batch_not_finished"
 
 
 async def test_what_reaches_into_the_engine_is_refused_before_anything_runs(
