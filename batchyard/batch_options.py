@@ -81,6 +81,15 @@ OPTIONS: Final = (
         body="Identical deterministic requests run once, for all their lines.",
         form="Whether identical deterministic requests run only once.",
     ),
+    BatchOption(
+        name="error_threshold",
+        value=Value.TEXT,
+        command="Stop the batch when so many lines have failed: 200, or 5% of the finished ones.",
+        body="The batch is stopped when so many of its lines have failed: a number of lines, "
+        '`"200"`, or a share of the finished ones, `"5%"`, judged from the 100th on, or from a '
+        "tenth of a smaller batch. It ends as `failed`, with what is finished.",
+        form="Stop the batch when so many lines have failed: 200, or 5% of the finished ones.",
+    ),
 )
 
 

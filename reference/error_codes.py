@@ -229,6 +229,12 @@ BATCH: Final = (
         "Submit it again when it is complete.",
     ),
     Code(
+        "error_threshold_reached",
+        "So many requests had failed that the batch was stopped, as its `error_threshold` asks.",
+        "The error file says why they failed. Correct that, then `batchyard retry BATCH`, which "
+        "also runs the lines that were not run.",
+    ),
+    Code(
         "file_too_large",
         "The input of a client has more bytes than `BATCHYARD_LIMITS__MAX_BYTES`.",
         "Split the file, or raise the setting.",

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from batchyard.control.error_watch import stopped_by_errors
 from batchyard.errors import (
     BatchyardError,
     LeaseLost,
@@ -146,7 +147,10 @@ class LeasedBatch:
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
         self._held.pause(self.id)
-        async with batch_span(self._services, "batch.run", self.id):
+        async with (
+            batch_span(self._services, "batch.run", self.id),
+            stopped_by_errors(self._services, self.id, self.epoch),
+        ):
             yield
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_options import RECEIVER_OPTIONS
 from batchyard.endpoints import ENDPOINTS
+from batchyard.error_threshold import ErrorThreshold
 from batchyard.errors import ModelNotFound, RequestRefused
 from batchyard.forecast import OpenWork
 from batchyard.notify.email import check_address
@@ -58,6 +59,7 @@ class BatchRequest:
     client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
+    ``error_threshold``: when the batch is stopped, for :class:`.ErrorThreshold`.
     ``traceparent``: the caller's span, whose trace the batch continues where tracing is on.
     """
 
@@ -78,6 +80,7 @@ class BatchRequest:
     public_urls: bool = False
     deduplicate: bool = False
     any_body: bool = False
+    error_threshold: str | None = None
     traceparent: str | None = None
 
 
@@ -137,6 +140,8 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
         )
     _check_metadata(request.metadata)
     check_priority(request.priority)
+    if request.error_threshold is not None:
+        ErrorThreshold.parse(request.error_threshold)
     await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
@@ -157,6 +162,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             public_urls=request.public_urls,
             deduplicate=request.deduplicate,
             any_body=request.any_body,
+            error_threshold=request.error_threshold,
             traceparent=traceparent,
             urls=url_facts(output, error),
         ),

@@ -288,12 +288,46 @@ def test_a_retry_is_a_new_batch_of_the_lines_that_failed(
     assert woken(prefect) == 1
 
 
+def test_a_retry_may_have_other_lines_with_other_parameters(
+    here: Run, prefect: SmallPrefect, tmp_path: Path
+) -> None:
+    """The stub's short answers are cut off; the two failed ones are chosen by their status."""
+    old = ended_with_failures(tmp_path)
+    command = block("docs/how-to/operate-batches.md", "retry-changed")
+    words = words_of(replaced(command, {"BATCH": old}).strip())
+    new_id = here(*words).stdout.strip()
+    cut = with_store(lambda store: store.batches.get(new_id))
+    assert custom_ids(cut.input_file_id) == ["id-0", "id-2", "id-4"]
+    bodies = [line["body"] for line in lines_in(cut.input_file_id)]
+    assert [body["max_tokens"] for body in bodies] == [4096] * 3
+    chosen = here("retry", old, "--code", "409,400", "--set", 'stop=["END"]', "--json")
+    failed = json.loads(chosen.stdout)
+    assert [line["body"]["stop"] for line in lines_in(failed["input_file_id"])] == [["END"]] * 2
+    none = here("retry", old, "--invalid-json", "--finish-reason", "stop", "--set", "a")
+    assert (none.status, none.stdout) == (3, "")
+    assert "'a' sets nothing" in none.stderr
+
+
+def test_a_batch_is_submitted_with_a_threshold_of_errors(
+    here: Run, prefect: SmallPrefect, tmp_path: Path
+) -> None:
+    (tmp_path / "requests.jsonl").touch()
+    command = block("docs/how-to/operate-batches.md", "threshold")
+    assert here(*words_of(command.strip())).status == 0
+    (batch,) = all_batches()
+    assert batch.options.error_threshold == "5%"
+
+
 def custom_ids(file_id: str) -> list[Any]:
+    return [line["custom_id"] for line in lines_in(file_id)]
+
+
+def lines_in(file_id: str) -> list[Any]:
     async def read(services: Services) -> bytes:
         file = await services.store.files.get(file_id)
         return b"".join([part async for part in services.storage.get(file.storage_key)])
 
-    return [json.loads(line)["custom_id"] for line in with_services(read).splitlines()]
+    return [json.loads(line) for line in with_services(read).splitlines()]
 
 
 def test_what_still_runs_cannot_be_retried(here: Run, prefect: SmallPrefect) -> None:

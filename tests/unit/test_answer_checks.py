@@ -102,6 +102,12 @@ def test_a_schema_that_would_take_forever_is_given_up(monkeypatch: pytest.Monkey
         OutputCheck().is_good(asking(schema), chat("1"))
 
 
+def test_a_schema_cannot_bring_another_validator() -> None:
+    """One that knows ``pattern`` would find a fault here."""
+    other = {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^x$"}
+    assert OutputCheck().is_good(asking({"items": other}), chat('["y"]'))
+
+
 def test_a_regular_expression_of_a_client_is_never_run() -> None:
     """Not even behind the name of another dialect."""
     slow = {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^(a+)+$"}

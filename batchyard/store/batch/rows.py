@@ -68,6 +68,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """Identical deterministic requests run once."""
     any_body: bool = False
     """Its bodies are the operator's own: no field and no URL in them are refused."""
+    error_threshold: str | None = None
+    """When it is stopped because too many requests fail, for :class:`.ErrorThreshold`."""
     traceparent: str | None = None
     """The span that created it; see :mod:`batchyard.tracing`."""
     urls: dict[str, UrlFacts] = {}
