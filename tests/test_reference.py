@@ -21,6 +21,8 @@ WITH_A_CODE_AT = {
     ("batchyard/lines.py", "BatchError"): 0,
     ("batchyard/steps/fetch.py", "BatchError"): 0,
     ("batchyard/steps/collect.py", "BatchError"): 0,
+    ("batchyard/steps/prepare.py", "BatchError"): 0,
+    ("batchyard/control/error_watch.py", "BatchError"): 0,
     ("batchyard/steps/retry.py", "_refused"): 1,
     ("batchyard/files/upload.py", "_lifetime_refused"): 1,
 }

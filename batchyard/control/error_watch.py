@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-CODE = "error_threshold_reached"
-
 
 @asynccontextmanager
 async def stopped_by_errors(services: Services, batch_id: str, epoch: int) -> AsyncIterator[None]:
@@ -69,8 +67,7 @@ async def _is_stopped(services: Services, batch: BatchRecord, epoch: int) -> boo
         f"{so_far.failed:,} of {finished:,} finished requests have failed, and the error_threshold "
         f"is {threshold}: the others were not run."
     )
-    log.warning("batch.stopped", why, batch=batch.id, error_code=CODE)
-    await services.store.batches.stop_early(
-        batch.id, [BatchError(CODE, why, "error_threshold")], epoch=epoch
-    )
+    error = BatchError("error_threshold_reached", why, "error_threshold")
+    log.warning("batch.stopped", why, batch=batch.id, error_code=error.code)
+    await services.store.batches.stop_early(batch.id, [error], epoch=epoch)
     return True
