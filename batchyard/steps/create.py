@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
-    from batchyard.store import BatchRecord, IdempotencyKey
+    from batchyard.store import BatchRecord, IdempotencyKey, NewFile
 
 DEFAULT_TENANT = "default"
 """Whose batches are that name no tenant."""
@@ -106,14 +106,16 @@ async def accept_batch(
     services: Services,
     request: BatchRequest,
     *,
+    input_file: NewFile | None = None,
     owner: str | None = None,
     batches_per_hour: int | None = None,
     idempotency: IdempotencyKey | None = None,
 ) -> BatchRecord:
     """Write the batch's row. Nothing has been read or run yet.
 
-    With an ``owner`` the batch is leased to it; ``batches_per_hour`` and ``idempotency`` are
-    those of :meth:`~batchyard.store.Batches.create`, and it raises what that does. Raises
+    With an ``owner`` the batch is leased to it; ``input_file``, ``batches_per_hour`` and
+    ``idempotency`` are those of :meth:`~batchyard.store.Batches.create`, and it raises what that
+    does. Raises
     :class:`~batchyard.errors.RequestRefused`, :class:`~batchyard.errors.WindowUnattainable`, and
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
@@ -121,6 +123,7 @@ async def accept_batch(
         new = await _checked(services, request, made.traceparent)
         batch = await services.store.batches.create(
             new,
+            input_file=input_file,
             quota=default_quota(services),
             batches_per_hour=batches_per_hour,
             owner=owner,

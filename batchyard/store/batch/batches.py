@@ -89,6 +89,7 @@ class Batches(Aggregate):
         connection: AsyncConnection,
         new: NewBatch,
         *,
+        input_file: NewFile | None = None,
         quota: Quota = NO_LIMIT,
         batches_per_hour: int | None = None,
         owner: str | None = None,
@@ -97,10 +98,12 @@ class Batches(Aggregate):
     ) -> BatchRecord:
         """Record a new batch, ``validating``; on return it is durable.
 
-        ``quota`` is for a tenant that has none of its own, ``batches_per_hour`` for all; None:
-        no limit. With an ``owner``, the batch is leased to it from the start. With an
-        ``idempotency`` key that the tenant has used before, nothing is created: the earlier batch
-        is returned, as it is now. Raises :class:`~batchyard.errors.TransitionConflict` for a
+        ``input_file``: its input, of which there is no row yet, and whose bytes are durable; it is
+        recorded with the batch or not at all. ``quota`` is for a tenant that has none of its own,
+        ``batches_per_hour`` for all; None: no limit. With an ``owner``, the batch is leased to it
+        from the start. With an ``idempotency`` key that the tenant has used before, nothing is
+        created: the earlier batch is returned, as it is now. Raises
+        :class:`~batchyard.errors.TransitionConflict` for a
         taken id, :class:`~batchyard.errors.QuotaExceeded`,
         :class:`~batchyard.errors.BatchRateExceeded` and
         :class:`~batchyard.errors.IdempotencyConflict`.
@@ -126,6 +129,8 @@ class Batches(Aggregate):
                 **lease,
             )
         )
+        if input_file is not None:
+            await insert_file(connection, input_file)
         await insert_receivers(connection, new.id, new.locations.receivers)
         await note_change(connection, new.id, BatchStatus.VALIDATING)
         return await load_batch(connection, new.id)

@@ -55,6 +55,17 @@ async def test_a_batch_is_read_back_as_it_was_created(store: Store) -> None:
     assert created.input_file_id == new.input_file_id
 
 
+async def test_an_input_file_is_recorded_with_its_batch_or_not_at_all(store: Store) -> None:
+    file = new_file(purpose="batch")
+    new = new_batch(input_file_id=file.id)
+    with pytest.raises(BatchLimitExceeded):
+        await store.batches.create(new, input_file=file, quota=Quota(max_active_batches=0))
+    with pytest.raises(RecordNotFound):
+        await store.files.get(file.id)
+    batch = await store.batches.create(new, input_file=file)
+    assert (await store.files.get(batch.input_file_id, tenant=batch.tenant)).id == file.id
+
+
 async def test_a_batch_expires_one_window_after_its_creation(store: Store) -> None:
     batch = await store.batches.create(new_batch(window_seconds=3600))
     assert batch.expires_at == batch.created_at + 3600
