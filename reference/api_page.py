@@ -19,7 +19,15 @@ _OURS: Final = (
 """Routes that OpenAI's API does not have."""
 OUR_FIELDS: Final = {
     "CreateBatch": {
-        *("input_url", "output_url", "error_url", "output_upload", "error_upload", "priority"),
+        *(
+            "requests",
+            "input_url",
+            "output_url",
+            "error_url",
+            "output_upload",
+            "error_upload",
+            "priority",
+        ),
         *("webhook_url", "notify_email", "deduplicate"),
     }
 }

@@ -363,6 +363,13 @@ API: Final = (
         "Leave some out.",
         "400",
     ),
+    Code("empty_array", "`requests` has no request.", "Check what is sent.", "400"),
+    Code(
+        "array_above_max_length",
+        "`requests` has more requests than a batch may have.",
+        "Split them into several batches; the message has the limit.",
+        "400",
+    ),
     Code("empty_file", "The uploaded file has no request.", "Check what is uploaded.", "400"),
     Code(
         "invalid_json_line",

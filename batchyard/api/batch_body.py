@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -16,9 +16,9 @@ from pydantic import (
     ConfigDict,
     Field,
     Strict,
-    ValidationInfo,
+    WithJsonSchema,
     create_model,
-    field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -33,6 +33,7 @@ from batchyard.api.json_body import (
     Url,
     described,
 )
+from batchyard.api.request_lines import KEY, MAX_BODY_BYTES, RequestLines
 from batchyard.batch_options import OPTIONS, Value, as_fields
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
@@ -82,11 +83,34 @@ class UploadUrls(RequestBody):
     complete_url: Url = Field(description="A presigned URL of `CompleteMultipartUpload`.")
 
 
+_LINE_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "custom_id": {"type": "string"},
+        "method": {"const": "POST"},
+        "url": {"type": "string"},
+        "body": {"type": "object"},
+    },
+    "required": ["custom_id", "method", "url", "body"],
+}
+"""A line of an input. It is checked when the batch is validated, as in a file."""
+
+_RequestLines = Annotated[
+    RequestLines | None,
+    WithJsonSchema(
+        {"anyOf": [{"type": "array", "minItems": 1, "items": _LINE_SCHEMA}, {"type": "null"}]}
+    ),
+]
 _Upload = Annotated[UploadUrls | None, Field(description="Instead of the URL: a multipart upload.")]
 
 
-def _only(key: str, other: str) -> dict[str, Any]:
-    return {"required": [key], "properties": {key: {"type": "string"}, other: {"type": "null"}}}
+_SOURCES: Final = {"input_file_id": "string", "input_url": "string", KEY: "array"}
+"""Where the lines may come from, with the types of these parameters."""
+
+
+def _only(key: str) -> dict[str, Any]:
+    others: dict[str, Any] = {other: {"type": "null"} for other in _SOURCES if other != key}
+    return {"required": [key], "properties": {key: {"type": _SOURCES[key]}, **others}}
 
 
 _VALUES: Final[dict[Value, Any]] = {
@@ -114,18 +138,20 @@ class CreateBatch(RequestBody):
     """A batch that is to run. What OpenAI does not have is sent by the SDKs with ``extra_body``."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [_only("input_file_id", "input_url"), _only("input_url", "input_file_id")]
-        }
+        arbitrary_types_allowed=True,
+        json_schema_extra={"oneOf": [_only(key) for key in _SOURCES]},
     )
 
     input_file_id: Annotated[str, Strict(), Field(max_length=_MAX_ID_CHARS), WITHOUT_NUL] | None = (
         Field(default=None, description="A file that was uploaded for batches.")
     )
     input_url: Url | None = Field(
+        default=None, description="Instead of `input_file_id`: where the input is fetched from."
+    )
+    requests: _RequestLines = Field(
         default=None,
-        validate_default=True,
-        description="Instead of `input_file_id`: where the input is fetched from.",
+        description="Instead of `input_file_id`: the lines themselves. A body with them may have "
+        f"{MAX_BODY_BYTES // 1024**2} MiB.",
     )
     endpoint: Annotated[Text, described(enum=list(ENDPOINTS))]
     completion_window: Annotated[
@@ -151,18 +177,18 @@ class CreateBatch(RequestBody):
         )
     )
 
-    @field_validator("input_url")
-    @classmethod
-    def _has_input(cls, url: str | None, info: ValidationInfo) -> str | None:
-        if url is None and info.data.get("input_file_id") is None:
+    @model_validator(mode="after")
+    def _has_input(self) -> Self:
+        if all(getattr(self, key) is None for key in _SOURCES):
             raise PydanticCustomError("missing", "No input.", {"key": "input_file_id"})
-        return url
+        return self
 
     async def to_request(self, tenant: str, settings: Settings) -> BatchRequest:
         """What the client asks for. Raises 400, and ``RequestRefused`` for its lifetime."""
         source = await _place("input_url", self.input_url, settings)
-        if self.input_file_id is not None and self.input_url is not None:
-            raise _invalid("input_url", "Give 'input_file_id' or 'input_url', not both.")
+        first, *others = (key for key in _SOURCES if getattr(self, key) is not None)
+        if others:
+            raise _invalid(others[0], f"Give '{first}' or '{others[0]}', not both.")
         lifetime = self._lifetime()
         output = await _destination("output", self.output_url, self.output_upload, settings)
         error = await _destination("error", self.error_url, self.error_upload, settings)
@@ -180,6 +206,12 @@ class CreateBatch(RequestBody):
             public_urls=True,
             **as_fields({name: getattr(self, name) for name in _OPTIONS}),
         )
+
+    async def fingerprint(self) -> str:
+        """As for every body; with lines it is the same only if they are."""
+        if self.requests is None:
+            return await super().fingerprint()
+        return self._fingerprint(**{KEY: await self.requests.fingerprint()})
 
     def _lifetime(self) -> int | None:
         if self.output_expires_after is None:

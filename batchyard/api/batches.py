@@ -12,10 +12,12 @@ from pydantic import WithJsonSchema
 
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
 from batchyard.api.batch_body import CreateBatch, DeliverResults
+from batchyard.api.batch_of_lines import accept_batch_of
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.json_body import AnyKeys, JsonBody
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.pages import AskedPage, ListPage, known_cursor, to_list_page
+from batchyard.api.request_lines import KEY
 from batchyard.api.retry_body import RetryBatch
 from batchyard.api.route import Route, may_refuse
 from batchyard.api.runner_starter import starting_runners
@@ -24,6 +26,7 @@ from batchyard.delivery.webhooks import Delivery, delivery_object
 from batchyard.errors import (
     BatchRateExceeded,
     IdempotencyConflict,
+    ObjectTooLarge,
     RequestRefused,
     TransitionConflict,
     WindowUnattainable,
@@ -37,6 +40,10 @@ from batchyard.wire import Batch  # noqa: TC001 — FastAPI reads it at run time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from batchyard.services.services import Services
+    from batchyard.steps.create import BatchRequest
+    from batchyard.store import BatchRecord
+
 router = APIRouter(prefix="/batches", lifespan=starting_runners, route_class=Route)
 
 MAX_KEY_CHARS: Final = 255
@@ -44,7 +51,7 @@ MAX_KEY_CHARS: Final = 255
 _ROUTE = "POST /v1/batches"
 _ONE_AT_A_TIME: Final = asyncio.Semaphore(1)
 """Retries that this process prepares: each reads whole files."""
-_PARAMS = {"input": "input_url", "output": "output_url", "error": "error_url"}
+_PARAMS = {"input": "input_url", "output": "output_url", "error": "error_url", "file": KEY}
 
 
 IdempotencyHeader = Annotated[
@@ -61,11 +68,11 @@ IdempotencyHeader = Annotated[
 async def create_batch(
     request: Request,
     caller: Authenticated,
-    asked: Annotated[CreateBatch, Depends(JsonBody(CreateBatch))],
+    asked: Annotated[CreateBatch, Depends(JsonBody(CreateBatch, has_lines=True))],
     idempotency_key: IdempotencyHeader = None,
 ) -> JsonResponse[Batch]:
-    """Create a batch from an uploaded file or from `input_url`."""
-    key = _idempotency_key(_ROUTE, idempotency_key, asked)
+    """Create a batch from an uploaded file, from `input_url`, or from the lines in `requests`."""
+    key = await _idempotency_key(_ROUTE, idempotency_key, asked)
     services = caller.services
     with _as_batches_say():
         earlier = None
@@ -75,15 +82,11 @@ async def create_batch(
         if earlier is not None:
             batch = await services.store.batches.get(earlier, caller.tenant)
         else:
-            batch = await accept_batch(
-                services,
-                replace(
-                    await asked.to_request(caller.tenant, services.settings),
-                    traceparent=request.headers.get("traceparent"),
-                ),
-                batches_per_hour=services.settings.quota.batches_per_hour,
-                idempotency=key,
+            wanted = replace(
+                await asked.to_request(caller.tenant, services.settings),
+                traceparent=request.headers.get("traceparent"),
             )
+            batch = await _accept(services, asked, wanted, key)
     request.app.state.request_runner()
     return JsonResponse(batch.to_wire())
 
@@ -143,7 +146,7 @@ async def retry_batch(
     no line is chosen, the answer is a 409.
     """
     services = caller.services
-    key = _idempotency_key(f"{_ROUTE}/{batch_id}/retry", idempotency_key, asked)
+    key = await _idempotency_key(f"{_ROUTE}/{batch_id}/retry", idempotency_key, asked)
     asking = Caller(
         tenant=caller.tenant,
         batches_per_hour=services.settings.quota.batches_per_hour,
@@ -206,7 +209,21 @@ async def deliver_results(
     )
 
 
-def _idempotency_key(
+async def _accept(
+    services: Services, asked: CreateBatch, wanted: BatchRequest, key: IdempotencyKey | None
+) -> BatchRecord:
+    pace = services.settings.quota.batches_per_hour
+    if asked.requests is None:
+        return await accept_batch(services, wanted, batches_per_hour=pace, idempotency=key)
+    try:
+        return await accept_batch_of(
+            services, asked.requests.parts(), wanted, batches_per_hour=pace, idempotency=key
+        )
+    except ObjectTooLarge as error:
+        raise ApiError(413, str(error), param=KEY, code=error.code) from None
+
+
+async def _idempotency_key(
     route: str, key: str | None, asked: CreateBatch | RetryBatch
 ) -> IdempotencyKey | None:
     if key is None:
@@ -218,7 +235,7 @@ def _idempotency_key(
             param="Idempotency-Key",
             code="invalid_value",
         )
-    return IdempotencyKey(route=route, key=key, fingerprint=asked.fingerprint())
+    return IdempotencyKey(route=route, key=key, fingerprint=await asked.fingerprint())
 
 
 @contextmanager

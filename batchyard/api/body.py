@@ -82,15 +82,20 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str
     return {} if not data and may_be_empty else parse_object(data)
 
 
-async def read_within(request: Request, most_bytes: int) -> bytes:
-    """The whole body. Raises 408, 413 and 415."""
+async def read_within(
+    request: Request, most_bytes: int, most_seconds: float | None = None
+) -> bytes:
+    """The whole body, within a minute unless it may take longer. Raises 408, 413 and 415."""
     data = bytearray()
     try:
-        async with asyncio.timeout(JSON_SECONDS), contextlib.aclosing(body_stream(request)) as body:
+        async with (
+            asyncio.timeout(most_seconds or JSON_SECONDS),
+            contextlib.aclosing(body_stream(request)) as body,
+        ):
             async for chunk in body:
                 data += chunk
                 if len(data) > most_bytes:
-                    raise ApiError(413, f"A JSON body may have {most_bytes} bytes.")
+                    raise json_too_large(most_bytes)
     except TimeoutError:
         raise _too_slow() from None
     return bytes(data)
@@ -101,12 +106,22 @@ def parse_object(data: bytes) -> dict[str, Any]:
     try:
         values = msgspec.json.decode(data)
     except (ValueError, RecursionError):
-        raise ApiError(
-            400, "We could not parse the JSON body of your request: is it valid JSON in UTF-8?"
-        ) from None
+        raise not_json() from None
     if not isinstance(values, dict):
         raise ApiError(400, "The body of your request must be a JSON object.")
     return values
+
+
+def not_json() -> ApiError:
+    """The answer to a body that cannot be parsed."""
+    return ApiError(
+        400, "We could not parse the JSON body of your request: is it valid JSON in UTF-8?"
+    )
+
+
+def json_too_large(most_bytes: int) -> ApiError:
+    """The answer to a body of more bytes."""
+    return ApiError(413, f"A JSON body may have {most_bytes} bytes.")
 
 
 class LingeringClose:

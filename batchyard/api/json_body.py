@@ -28,6 +28,7 @@ from pydantic_core import PydanticCustomError
 
 from batchyard.api.auth import Authenticated
 from batchyard.api.body import read_json
+from batchyard.api.request_lines import read_json_with_lines
 from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS, checked_lifetime
 from batchyard.services.webhook_checks import MAX_URL_CHARS
 
@@ -74,9 +75,12 @@ class RequestBody(BaseModel):
                 raise PydanticCustomError("extra_forbidden", "Unknown key.", {"key": unknown})
         return values
 
-    def fingerprint(self) -> str:
+    async def fingerprint(self) -> str:
         """A hash of the body that is the same however its keys are ordered and spaced."""
-        sent = self.model_dump(exclude_unset=True)
+        return self._fingerprint()
+
+    def _fingerprint(self, **more: str) -> str:
+        sent = self.model_dump(exclude_unset=True) | more
         return hashlib.sha256(msgspec.json.encode(sent, order="deterministic")).hexdigest()
 
 
@@ -116,14 +120,22 @@ class ExpiresAfter(RequestBody):
 
 @dataclass(frozen=True)
 class JsonBody(Generic[M]):
-    """A dependency: the body as ``model``. ``may_be_empty``: no body at all is an empty object."""
+    """A dependency: the body as ``model``. ``may_be_empty``: no body at all is an empty object.
+
+    ``has_lines``: it may have the lines of a batch, see :mod:`~batchyard.api.request_lines`.
+    """
 
     model: type[M]
     may_be_empty: bool = False
+    has_lines: bool = False
 
-    async def __call__(self, request: Request, _: Authenticated) -> M:
+    async def __call__(self, request: Request, caller: Authenticated) -> M:
         """Raises 400, 408, 413 and 415, and 401 before any of the body is read."""
-        values = await read_json(request, may_be_empty=self.may_be_empty)
+        if self.has_lines:
+            limits = caller.services.settings.limits
+            values = await read_json_with_lines(request, limits.max_requests)
+        else:
+            values = await read_json(request, may_be_empty=self.may_be_empty)
         try:
             return self.model.model_validate(values)
         except ValidationError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.services.services import Services
+    from tests.api.conftest import Api
 
 REQUEST = BatchRequest(tenant="one", endpoint="/v1/completions")
 KEY = IdempotencyKey(route="POST /v1/x", key="k", fingerprint="f")
@@ -57,3 +59,61 @@ async def test_a_request_that_is_repeated_leaves_one_file(services: Services) ->
         first.input_file_id
     ]
     assert len(await stored(services)) == 1
+
+
+def body(*lines: bytes, **more: Any) -> bytes:
+    wanted = {"endpoint": "/v1/completions", "completion_window": "24h", **more}
+    return json.dumps(wanted).encode()[:-1] + b', "requests": [' + b", ".join(lines) + b"]}"
+
+
+def post(api: Api, content: bytes, key: str | None = None) -> tuple[int, dict[str, Any]]:
+    with api.http() as http:
+        headers = {"Idempotency-Key": key} if key else {}
+        answer = http.post("/batches", content=content, headers=headers)
+    return answer.status_code, answer.json()
+
+
+def input_of(api: Api, batch: dict[str, Any]) -> bytes:
+    with api.http() as http:
+        return http.get(f"/files/{batch['input_file_id']}/content").content
+
+
+def test_each_line_stays_as_it_was_written_and_becomes_one_line(api: Api) -> None:
+    one, two = b'{"n": 1E5, "n":-0.0 , "t":"a\\nb"}', b'{\r\n "a" :\n[ 1,\t2 ]\n}'
+    status, batch = post(api, body(one, two))
+    assert (status, input_of(api, batch)) == (200, one + b'\n{"a":[1,2]}\n')
+
+
+def test_what_is_no_utf8_is_refused_and_leaves_no_file(api: Api) -> None:
+    assert post(api, body(b'{"a": "\xff"}'))[0] == 400
+    assert api.objects() == []
+
+
+def test_more_than_a_mebibyte_is_for_lines_only(api: Api) -> None:
+    line, large = b'{"a": "%b"}', b"x" * 700_000
+    assert post(api, body(line % large))[0] == 200
+    assert post(api, body(line % large, line % large)) == (
+        413,
+        {
+            "error": {
+                "message": "The input of a batch may have 1048576 bytes.",
+                "type": "invalid_request_error",
+                "param": "requests",
+                "code": "file_too_large",
+            }
+        },
+    )
+    status, refused = post(api, body(line % b"", metadata={"k": "x" * 2**20}))
+    assert (status, refused["error"]["message"]) == (413, "A JSON body may have 1048576 bytes.")
+    assert len(api.objects()) == 1
+
+
+def test_a_body_over_20_mib_is_refused(api: Api) -> None:
+    status, refused = post(api, body(b'{"a": "%b"}' % (b"x" * 20 * 2**20)))
+    assert (status, refused["error"]["message"]) == (413, "A JSON body may have 20971520 bytes.")
+
+
+def test_an_idempotency_key_covers_the_lines(api: Api) -> None:
+    first = post(api, body(b'{"a": 1}'), "k")
+    assert post(api, body(b'{"a": 1}'), "k") == first
+    assert post(api, body(b'{"a": 2}'), "k")[0] == 409

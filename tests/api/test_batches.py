@@ -123,6 +123,21 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"notify_email": "a@example.com\r\nBcc: b@example.com"}, "notify_email", "invalid_value"),
     ({"notify_email": "nobody"}, "notify_email", "invalid_value"),
     ({"input_url": "https://example.com/in"}, "input_url", "invalid_value"),
+    ({"requests": [{}]}, "requests", "invalid_value"),
+    ({"input_file_id": ..., "requests": []}, "requests", "empty_array"),
+    ({"input_file_id": ..., "requests": {"a": {}}}, "requests", "invalid_type"),
+    ({"input_file_id": ..., "requests": [{}, "x"]}, "requests", "invalid_type"),
+    ({"input_file_id": ..., "requests": None}, "input_file_id", "missing_required_parameter"),
+    (
+        {"input_file_id": ..., "requests": [{}] * 50_001},
+        "requests",
+        "array_above_max_length",
+    ),
+    (
+        {"input_file_id": ..., "input_url": "https://example.com/x", "requests": [{}]},
+        "requests",
+        "invalid_value",
+    ),
     (
         {"input_file_id": ..., "input_url": SIGNED_LONG_AGO},
         "input_url",

@@ -163,6 +163,20 @@ async def test_a_batch_whose_lines_all_succeed(
     assert file.expires_at == file.created_at + 2_592_000
 
 
+async def test_a_batch_whose_lines_come_with_the_request(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    lines = [chat_line(f"id-{n}", "good\n") for n in range(3)]
+    asked = {"endpoint": CHAT, "completion_window": "24h", "extra_body": {"requests": lines}}
+    batch = await client.batches.create(input_file_id=openai.omit, **asked)  # type: ignore[call-overload]
+    async with runners(services):
+        batch = await seen(client, batch.id, "completed")
+    assert counts(batch) == (3, 3, 0)
+    assert await lines_of(client, batch.input_file_id) == lines
+    results = await lines_of(client, batch.output_file_id)
+    assert [line["custom_id"] for line in results] == ["id-0", "id-1", "id-2"]
+
+
 async def test_a_batch_of_which_some_fail(client: openai.AsyncOpenAI, services: Services) -> None:
     batch = await created(client, "good", "bad", "good")
     async with runners(services, REFUSED):

@@ -242,7 +242,7 @@ def test_a_body_that_is_wrong_in_many_places_is_refused_for_one(body: dict[str, 
     assert raised.value.error_count() <= 2
 
 
-def test_the_fingerprint_of_a_body_is_that_of_the_keys_that_were_sent() -> None:
+async def test_the_fingerprint_of_a_body_is_that_of_the_keys_that_were_sent() -> None:
     """It is in the database for a day: it must not change with the software."""
     sent = {
         "completion_window": "24h",
@@ -252,6 +252,6 @@ def test_the_fingerprint_of_a_body_is_that_of_the_keys_that_were_sent() -> None:
         "priority": None,
         "output_expires_after": {"seconds": 3600, "anchor": "created_at"},
     }
-    assert CreateBatch.model_validate(sent).fingerprint() == (
+    assert await CreateBatch.model_validate(sent).fingerprint() == (
         "6c4579e15e396804398211b52757854e309949d90164480db88a041b3dc0d6d2"
     )

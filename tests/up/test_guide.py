@@ -41,7 +41,7 @@ UPLOAD, CREATE, RETRIEVE, CONTENT, CANCEL, LIST, DELIVER = (
     block(PAGE, name)
     for name in ("upload", "create", "retrieve", "content", "cancel", "list", "deliver")
 )
-PROGRAMS = ("python-run", "python-cancel", "python-bad-lines", "python-urls")
+PROGRAMS = ("python-run", "python-cancel", "python-bad-lines", "python-urls", "python-requests")
 
 
 @dataclass
@@ -72,7 +72,7 @@ async def test_the_python_programs(yard: Yard, folder: Path, bucket: Bucket) -> 
     program = f"\nprint({CUT!r})\n".join(block(PAGE, name) for name in PROGRAMS)
     program = replaced(program, {BUCKET: bucket.url})
     said = await asyncio.to_thread(run_python, program, folder, yard.client_environment())
-    ran, cancelled, refused, _ = said.split(f"{CUT}\n")
+    ran, cancelled, refused, *_ = said.split(f"{CUT}\n")
 
     assert ran.startswith("completed BatchRequestCounts(completed=2, failed=0, total=2)\n")
     assert custom_ids(ran) == ["request-1", "request-2"]
