@@ -63,6 +63,10 @@ M = TypeVar("M", bound=BaseModel)
 
 _MAX_ID_CHARS: Final = 256
 _MAX_WINDOW_DAYS: Final = Settings.model_fields["max_window_days"].default
+_MOST_FILES: Final = 100
+"""Their ids are kept in the batch's row, which is read often."""
+
+_FileId = Annotated[str, Strict(), Field(max_length=_MAX_ID_CHARS), WITHOUT_NUL]
 
 Metadata = Annotated[
     dict[str, Any],
@@ -104,7 +108,12 @@ _RequestLines = Annotated[
 _Upload = Annotated[UploadUrls | None, Field(description="Instead of the URL: a multipart upload.")]
 
 
-_SOURCES: Final = {"input_file_id": "string", "input_url": "string", KEY: "array"}
+_SOURCES: Final = {
+    "input_file_id": "string",
+    "input_url": "string",
+    "input_file_ids": "array",
+    KEY: "array",
+}
 """Where the lines may come from, with the types of these parameters."""
 
 
@@ -142,11 +151,18 @@ class CreateBatch(RequestBody):
         json_schema_extra={"oneOf": [_only(key) for key in _SOURCES]},
     )
 
-    input_file_id: Annotated[str, Strict(), Field(max_length=_MAX_ID_CHARS), WITHOUT_NUL] | None = (
-        Field(default=None, description="A file that was uploaded for batches.")
+    input_file_id: _FileId | None = Field(
+        default=None, description="A file that was uploaded for batches."
     )
     input_url: Url | None = Field(
         default=None, description="Instead of `input_file_id`: where the input is fetched from."
+    )
+    input_file_ids: (
+        Annotated[list[_FileId], Field(min_length=1, max_length=_MOST_FILES, fail_fast=True)] | None
+    ) = Field(
+        default=None,
+        description="Instead of `input_file_id`: several files, whose lines are one batch, in this "
+        "order.",
     )
     requests: _RequestLines = Field(
         default=None,
@@ -195,6 +211,7 @@ class CreateBatch(RequestBody):
         return BatchRequest(
             tenant=tenant,
             input_file_id=self.input_file_id,
+            input_file_ids=tuple(self.input_file_ids or ()),
             input=source,
             endpoint=self.endpoint,
             completion_window=self.completion_window,

@@ -221,6 +221,11 @@ def as_openai_says(error: Mapping[str, Any]) -> ApiError:
         case "string_too_long":
             message = f"'{param}' may have {limits['max_length']} characters."
             code = "string_above_max_length"
+        case "too_short":
+            message, code = f"'{param}' must not be empty.", "empty_array"
+        case "too_long":
+            message = f"'{param}' may have {limits['max_length']} elements."
+            code = "array_above_max_length"
         case "greater_than_equal":
             message = f"'{param}' must be at least {limits['ge']}."
             code = "integer_below_min_value"

@@ -98,7 +98,7 @@ def _lines_in(array: bytes, most_lines: int) -> RequestLines:
     try:
         count = _count_objects(array, most_lines)
         if not count:
-            raise _refused(f"'{KEY}' must have at least one request.", code="empty_array")
+            raise _refused(f"'{KEY}' must not be empty.", code="empty_array")
         lines = _decode_array(array)
         for line in lines:
             str(line, "utf-8")

@@ -17,7 +17,7 @@ from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered, endpoints_not_served
 from batchyard.storage.local_file import LocalFile
-from batchyard.store import BatchOptions, NewBatch, Quota, UrlFacts
+from batchyard.store import BatchOptions, InputPart, NewBatch, Quota, UrlFacts
 from batchyard.threads import in_thread
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.tracing import span
@@ -50,8 +50,9 @@ MAX_METADATA_VALUE = 512
 class BatchRequest:
     """What somebody asks for.
 
-    The input is at a location, or was uploaded as ``input_file_id``: one of the two, and whether
-    it is there is found out when the batch runs. ``endpoint`` None: each line names its own.
+    The input is at a location, was uploaded as ``input_file_id``, or is joined from
+    ``input_file_ids``: one of these, and whether it is there is found out when the batch runs.
+    ``endpoint`` None: each line names its own.
     ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
     file is kept in the object store alone. ``public_urls``: a client asks. The URLs must lead to
     public addresses unless the settings allow others, and the limits of one file apply. Who is
@@ -65,6 +66,7 @@ class BatchRequest:
 
     input: Location | None = None
     input_file_id: str | None = None
+    input_file_ids: tuple[str, ...] = ()
     output: Location | None = None
     error: Location | None = None
     endpoint: str | None = None
@@ -168,6 +170,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             error_threshold=request.error_threshold,
             traceparent=traceparent,
             urls=url_facts(output, error),
+            parts=tuple(InputPart(file_id) for file_id in request.input_file_ids),
         ),
         locations=Places(input=_absolute(request.input), output=output, error=error).to_text(
             request.receivers

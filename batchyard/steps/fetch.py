@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.batch_error import BatchError
-from batchyard.errors import InputRefused, ObjectNotFound, RecordNotFound
+from batchyard.errors import ObjectNotFound, RecordNotFound
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key
 from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.steps.check_urls import check_urls
+from batchyard.steps.input_file import check_input_file, no_input_file
+from batchyard.steps.join import join_files
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
 from batchyard.store import NewFile
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from batchyard.services.services import Services
     from batchyard.storage.access import Location
-    from batchyard.store import BatchRecord, FileRecord
 
 
 @traced("batch.fetch")
@@ -41,11 +41,13 @@ async def fetch_input(services: Services, batch_id: str) -> int:
     except RecordNotFound:
         pass
     else:
-        _check_file(batch, file)
+        check_input_file(batch, file)
         return file.size_bytes
+    if batch.options.parts:
+        return await join_files(services, batch)
     location = (await places_of(services, batch_id)).input
     if location is None:
-        raise _no_file(batch)
+        raise no_input_file(batch.input_file_id)
     services.on_progress(Progress(batch_id, "fetching"))
 
     limits = services.settings.limits.to_limits(of_client=batch.options.public_urls)
@@ -99,27 +101,3 @@ async def _check_here(services: Services, location: Location) -> None:
             f"{location} does not exist{where}, where this batch is run: give s3://bucket/key, a "
             "URL, or a path that is the same file on every machine"
         )
-
-
-def _check_file(batch: BatchRecord, file: FileRecord) -> None:
-    """Refuse a file of another tenant, and one that has expired, as if it did not exist."""
-    if file.tenant != batch.tenant or (
-        file.expires_at is not None and file.expires_at <= batch.created_at
-    ):
-        raise _no_file(batch)
-    if file.purpose != "batch":
-        raise _refused(
-            f"File {file.id} was uploaded with purpose '{file.purpose}': upload it with purpose "
-            "'batch'."
-        )
-
-
-def _no_file(batch: BatchRecord) -> InputRefused:
-    return _refused(
-        f"Cannot find file {batch.input_file_id}, or you do not have access to it: upload it, "
-        "and create the batch again."
-    )
-
-
-def _refused(message: str) -> InputRefused:
-    return InputRefused([BatchError("invalid_request", message, param="file_id")])

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused, ModelNotFound
@@ -25,6 +25,7 @@ from batchyard.services.keys import file_key, plan_key
 from batchyard.services.services import Progress
 from batchyard.steps.create import default_quota
 from batchyard.steps.forecast import check_window, late_hours
+from batchyard.steps.join import with_its_file
 from batchyard.steps.known_lengths import known_lengths
 from batchyard.steps.offered import check_offered, endpoints_not_served
 from batchyard.storage.file import os_errors_as_ours, read_file
@@ -214,11 +215,18 @@ class Preparation:
                 requests += 1
                 if line.url not in endpoints:
                     endpoints[line.url] = line.number
-            validator.finish(file)
+            self._finish(validator, file)
         assert validator.model is not None  # noqa: S101 - every valid line names one
         size_bytes = input_path.stat().st_size
         first_line = min(endpoints.values())
         return Validated(validator.model, requests, size_bytes, first_line, endpoints)
+
+    def _finish(self, validator: Validator, file: BinaryIO) -> None:
+        try:
+            validator.finish(file)
+        except InputRefused as refused:
+            parts = self._batch.options.parts
+            raise InputRefused([with_its_file(each, parts) for each in refused.entries]) from None
 
     def _write(self, history: LengthHistory, secret: bytes, cache_salt: str) -> PlanSummary:
         with (self._folder / "plan").open("wb") as plan_file:

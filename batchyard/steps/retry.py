@@ -94,7 +94,9 @@ async def accept_retry(
         window_seconds=window_seconds,
         input_file_id=file.id,
         metadata=batch.metadata,
-        options=msgspec.structs.replace(options, urls=url_facts(places.output, places.error)),
+        options=msgspec.structs.replace(
+            options, urls=url_facts(places.output, places.error), parts=()
+        ),
         locations=places.to_text(receivers),
         priority=batch.priority,
         tenant=batch.tenant,

@@ -15,6 +15,7 @@ from batchyard.store.batch.rows import (
     BatchLocations,
     BatchOptions,
     BatchRecord,
+    InputPart,
     NewBatch,
     UrlFacts,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "Host",
     "Idempotency",
     "IdempotencyKey",
+    "InputPart",
     "LearnedLengths",
     "LeaseKey",
     "Leases",

@@ -177,6 +177,21 @@ async def test_a_batch_whose_lines_come_with_the_request(
     assert [line["custom_id"] for line in results] == ["id-0", "id-1", "id-2"]
 
 
+async def test_a_batch_of_several_files(client: openai.AsyncOpenAI, services: Services) -> None:
+    lines = [json.dumps(chat_line(f"id-{n}", "good")).encode() for n in range(3)]
+    files = [await client.files.create(file=line, purpose="batch") for line in lines]
+    asked = {"endpoint": CHAT, "completion_window": "24h"}
+    batch = await client.batches.create(
+        input_file_id=None,  # type: ignore[call-overload]
+        extra_body={"input_file_ids": [file.id for file in reversed(files)]},
+        **asked,
+    )
+    async with runners(services):
+        batch = await seen(client, batch.id, "completed")
+    results = await lines_of(client, batch.output_file_id)
+    assert [line["custom_id"] for line in results] == ["id-2", "id-1", "id-0"]
+
+
 async def test_a_batch_of_which_some_fail(client: openai.AsyncOpenAI, services: Services) -> None:
     batch = await created(client, "good", "bad", "good")
     async with runners(services, REFUSED):

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from batchyard.lengths import LengthClass
     from batchyard.prices import Prices
     from batchyard.roots import Roots
-    from batchyard.store.batch.rows import NewBatch
+    from batchyard.store.batch.rows import InputPart, NewBatch
     from batchyard.store.chunk.rows import NewChunk
     from batchyard.store.database import Database
     from batchyard.store.file.files import NewFile
@@ -207,6 +207,18 @@ class Batches(Aggregate):
                 .where(BATCHES.c.id == batch_id)
                 .values(options=replace(batch.options, urls=urls))
             )
+
+    @writes
+    async def note_parts(
+        self, connection: AsyncConnection, batch_id: str, parts: Sequence[InputPart]
+    ) -> None:
+        """Record how many lines each file has of which the input consists."""
+        batch = await self._locked(connection, batch_id)
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id)
+            .values(options=replace(batch.options, parts=tuple(parts)))
+        )
 
     async def _locked(self, connection: AsyncConnection, batch_id: str) -> BatchRecord:
         lock = select(BATCHES.c.id).where(BATCHES.c.id == batch_id).with_for_update()

@@ -54,6 +54,14 @@ class UrlFacts(msgspec.Struct, frozen=True):
     """Why it could not be asked whether it takes the file."""
 
 
+class InputPart(msgspec.Struct, frozen=True):
+    """A file of which the input of a batch consists, among others."""
+
+    file_id: str
+    lines: int = 0
+    """As the input has them; 0 until it is made."""
+
+
 class BatchOptions(msgspec.Struct, frozen=True):
     """What a batch may contain beyond OpenAI's rules."""
 
@@ -74,6 +82,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """The span that created it; see :mod:`batchyard.tracing`."""
     urls: dict[str, UrlFacts] = {}
     """Of its destinations, by ``output`` and ``error``."""
+    parts: tuple[InputPart, ...] = ()
+    """The files that are joined to its input, in this order; empty: it is not joined."""
 
 
 @dataclass(frozen=True, slots=True)

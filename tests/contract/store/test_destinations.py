@@ -8,7 +8,7 @@ import pytest
 
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import BatchLocations, BatchOptions, NewFile, UrlFacts
+from batchyard.store import BatchLocations, BatchOptions, InputPart, NewFile, UrlFacts
 from batchyard.wire import BatchUsage
 from tests.contract.store.outbox_samples import raw_rows
 from tests.contract.store.samples import batch_in, begun_batch, new_batch
@@ -55,6 +55,14 @@ async def test_doubts_are_noted_and_taken_back(store: Store) -> None:
     assert (await store.batches.get(batch.id)).options.urls["output"] == UrlFacts(99)
     with pytest.raises(RecordNotFound):
         await store.batches.note_doubts("batch_unknown", {})
+
+
+async def test_the_lines_of_each_file_of_an_input_are_noted(store: Store) -> None:
+    options = BatchOptions(deduplicate=True, parts=(InputPart("a"), InputPart("b")))
+    batch = await store.batches.create(new_batch(options=options))
+    await store.batches.note_parts(batch.id, [InputPart("a", 2), InputPart("b", 3)])
+    noted = (await store.batches.get(batch.id)).options
+    assert noted == BatchOptions(deduplicate=True, parts=(InputPart("a", 2), InputPart("b", 3)))
 
 
 async def test_a_file_that_is_to_be_tried_again_is_in_the_outbox_as_the_batch_ends(
