@@ -27,6 +27,15 @@ class DeliveryKind(StrEnum):
     """A result file that is PUT to a URL once more."""
 
 
+class OnInvalid(StrEnum):
+    """What becomes of a batch of which some lines are bad."""
+
+    FAIL = "fail"
+    """It fails at validation, and nothing of it runs."""
+    ERROR_FILE = "error_file"
+    """The bad lines are in its error file, and the others run."""
+
+
 class Value(Enum):
     """What is given for an option."""
 
@@ -53,6 +62,8 @@ class BatchOption:
     form: str | None = None
     """The help in Prefect's form. None: it is not there. Prefect records parameters, so the form
     takes no URL with a query or a password."""
+    choices: tuple[str, ...] = ()
+    """What a text may be, the default first; empty: anything."""
     told_by: DeliveryKind | None = None
     """The channel over which it names a receiver, by a URL."""
 
@@ -89,6 +100,17 @@ OPTIONS: Final = (
         '`"200"`, or a share of the finished ones, `"5%"`, judged from the 100th on, or from a '
         "tenth of a smaller batch. It ends as `failed`, with what is finished.",
         form="Stop the batch when so many lines have failed: 200, or 5% of the finished ones.",
+    ),
+    BatchOption(
+        name="on_invalid",
+        value=Value.TEXT,
+        command="What bad lines do: `fail` (the default) refuses the whole file, `error_file` "
+        "reports them in the error file and runs the others.",
+        body="What bad lines do. `fail`: the batch fails at validation. `error_file`: they are in "
+        "the error file, and the others run.",
+        form="What bad lines do. `fail`: the batch fails at validation. `error_file`: they are in "
+        "the error file, and the others run.",
+        choices=tuple(OnInvalid),
     ),
 )
 

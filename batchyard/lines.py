@@ -23,7 +23,7 @@ from batchyard.forms import is_file_url
 from batchyard.framing import PhysicalLine, read_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from batchyard.body_policy import BodyPolicy
 
@@ -76,12 +76,23 @@ class RequestLine(msgspec.Struct, frozen=True):
     """A valid request line, parsed."""
 
     number: int
+    """Of the line in the file, from 1."""
+    ordinal: int
+    """Of the request, from 0: blank lines are none."""
     offset: int
     length: int
     custom_id: str
     url: str
     model: str
     body: dict[str, Any]
+
+
+class BadLine(msgspec.Struct, frozen=True):
+    """A line that is left out, for all of ``errors``. ``custom_id`` None: it has none to use."""
+
+    ordinal: int
+    custom_id: str | None
+    errors: tuple[BatchError, ...]
 
 
 _parse_json = msgspec.json.Decoder().decode
@@ -98,19 +109,41 @@ class Validator:
         validator.finish(file)      # raises InputRefused with every error, capped
 
     Memory: 8 bytes per line, for the check that every ``custom_id`` is unique.
+
+    With ``leave_out``, a bad line is given to that, and only what is wrong with the file as a
+    whole is raised. Which lines repeat a ``custom_id`` must be known before then:
+    ``duplicates`` are their numbers, as :func:`duplicate_lines` finds them.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        leave_out: Callable[[BadLine], None] | None = None,
+        duplicates: Collection[int] = (),
+    ) -> None:
         self.rules = rules
+        self._leave_out = leave_out
+        self._duplicates = duplicates
+        self._of_line: list[BatchError] = []
+        """What is wrong with the line at hand, if it may be left out."""
+        self._custom_id: str | None = None
         self._policy = rules.policy
         self.requests = 0
         """Good and bad request lines seen; blank lines are not requests."""
         self.model: str | None = None
-        """The model of the first line that names one."""
+        """The model of the first line that names one; of the first good one, if bad ones are left
+        out."""
         self._errors: list[BatchError] = []
         self._error_count = 0
         self._embedding_inputs = 0
         self._id_hashes = array("Q")
+        self._bad_numbers = array("Q")
+
+    @property
+    def bad_lines(self) -> int:
+        """How many lines are bad, however many errors each has; known once it has finished."""
+        return len(set(self._bad_numbers))
 
     @property
     def has_errors(self) -> bool:
@@ -128,15 +161,25 @@ class Validator:
                     f"The file has more than {limits.max_requests} requests; split it.",
                 )
                 return
+            self._of_line.clear()
+            self._custom_id = None
             line = self._check(physical)
             if line is not None:
+                if self.model is None:
+                    self.model = line.model
                 yield line
+                continue
+            self._bad_numbers.append(physical.number)
+            if self._of_line and self._leave_out is not None:
+                bad = BadLine(self.requests - 1, self._custom_id, tuple(self._of_line))
+                self._leave_out(bad)
 
     def finish(self, file: BinaryIO) -> None:
         """Raise :class:`InputRefused` if anything was wrong with the file as a whole."""
         if self.requests == 0:
             self._refuse("empty_file", "The file has no request lines.")
-        self._find_duplicate_ids(file)
+        if self._leave_out is None:
+            self._refuse_duplicates(file)
         if not self._error_count:
             return
         cap = self.rules.limits.max_reported_errors
@@ -181,11 +224,20 @@ class Validator:
         if body is not None and self._policy is not None:
             for refusal in self._policy.refusals(url, body, len(data), braces, brackets):
                 self._refuse(*refusal, number)
-        if self._error_count != before or body is None:
+        if self._error_count != before or self._of_line or body is None:
             return None
         assert custom_id is not None  # noqa: S101 - no error was counted, so all four are there
         assert url is not None  # noqa: S101
-        return RequestLine(number, physical.offset, len(data), custom_id, url, body["model"], body)
+        return RequestLine(
+            number,
+            self.requests - 1,
+            physical.offset,
+            len(data),
+            custom_id,
+            url,
+            body["model"],
+            body,
+        )
 
     def _check_custom_id(self, line: dict[str, Any], number: int) -> str | None:
         if "custom_id" not in line:
@@ -201,7 +253,11 @@ class Validator:
             message = f"custom_id must have at most {limit} characters, none of them NUL."
             self._refuse("invalid_custom_id", message, "custom_id", number)
             return None
-        self._id_hashes.append(_hash64(custom_id))
+        self._custom_id = custom_id
+        if self._leave_out is None:
+            self._id_hashes.append(_hash64(custom_id))
+        elif number in self._duplicates:
+            self._refuse(*_DUPLICATE, number)
         return custom_id
 
     def _check_method(self, line: dict[str, Any], number: int) -> None:
@@ -275,7 +331,8 @@ class Validator:
             self._refuse("model_not_found", message, "body.model", number)
             return
         if self.model is None:
-            self.model = model
+            if self._leave_out is None:
+                self.model = model
         elif self.rules.one_model and model != self.model:
             message = f"All lines of a file must name one model; the first is {_shown(self.model)}."
             self._refuse("mismatched_model", message, "body.model", number)
@@ -286,7 +343,7 @@ class Validator:
         self._embedding_inputs += embedding_inputs(body.get("input"))
         if within_before and self._embedding_inputs > limit:
             message = f"From this line on, the file has more than {limit} embedding inputs."
-            self._refuse("too_many_embedding_inputs", message, "body.input", number)
+            self._refuse_file("too_many_embedding_inputs", message, "body.input", number)
 
     # -- bookkeeping ------------------------------------------------------------------------
 
@@ -297,37 +354,66 @@ class Validator:
     def _refuse(
         self, code: str, message: str, param: str | None = None, line: int | None = None
     ) -> None:
+        if line is not None and self._leave_out is not None:
+            self._of_line.append(BatchError(code, message, param, line))
+        else:
+            self._refuse_file(code, message, param, line)
+
+    def _refuse_file(
+        self, code: str, message: str, param: str | None = None, line: int | None = None
+    ) -> None:
         self._error_count += 1
         # Lines come in order, so whatever lies past the cap can never be among the first.
         # File-level entries are few and always kept.
         if line is None or len(self._errors) < self.rules.limits.max_reported_errors:
             self._errors.append(BatchError(code, message, param, line))
 
-    def _find_duplicate_ids(self, file: BinaryIO) -> None:
-        """Compare 64-bit hashes; only where two are equal is the file read once more."""
-        import numpy as np  # noqa: PLC0415 - most processes validate nothing
+    def _refuse_duplicates(self, file: BinaryIO) -> None:
+        for number in _repeated(file, self._id_hashes, self.rules.limits):
+            self._refuse(*_DUPLICATE, number)
+            self._bad_numbers.append(number)
 
-        hashes = np.sort(np.frombuffer(self._id_hashes, dtype=np.uint64))
-        suspects = {int(h) for h in hashes[1:][hashes[1:] == hashes[:-1]]}
-        if not suspects:
-            return
-        file.seek(0)
-        seen: set[str] = set()
-        errors_by_line = []
-        limits = self.rules.limits
-        # No more than was read before: a file may have any number of lines behind its limit.
-        for physical in islice(read_lines(file, limits.max_line_bytes), limits.max_requests):
-            custom_id = _custom_id_of(physical.data)
-            if custom_id is None or _hash64(custom_id) not in suspects:
-                continue
-            if custom_id in seen:
-                message = "This custom_id was used on an earlier line."
-                errors_by_line.append(
-                    BatchError("duplicate_custom_id", message, "custom_id", physical.number)
-                )
-            seen.add(custom_id)
-        self._error_count += len(errors_by_line)
-        self._errors += errors_by_line[: self.rules.limits.max_reported_errors]
+
+_DUPLICATE = ("duplicate_custom_id", "This custom_id was used on an earlier line.", "custom_id")
+
+
+def duplicate_lines(
+    file: BinaryIO, limits: Limits, go_on: Callable[[], object] = lambda: None
+) -> list[int]:
+    """The numbers of lines with a ``custom_id`` of an earlier line, in their order.
+
+    Earlier lines count whatever else is wrong with them. ``go_on`` is called for each line, and
+    may raise. ``file`` is at its start before and afterwards.
+    """
+    hashes = array("Q")
+    for physical in islice(read_lines(file, limits.max_line_bytes), limits.max_requests):
+        go_on()
+        custom_id = _custom_id_of(physical.data)
+        if custom_id is not None:
+            hashes.append(_hash64(custom_id))
+    numbers = list(_repeated(file, hashes, limits))
+    file.seek(0)
+    return numbers
+
+
+def _repeated(file: BinaryIO, id_hashes: array[int], limits: Limits) -> Iterator[int]:
+    """Compare 64-bit hashes; only where two are equal is the file read once more."""
+    import numpy as np  # noqa: PLC0415 - most processes validate nothing
+
+    hashes = np.sort(np.frombuffer(id_hashes, dtype=np.uint64))
+    suspects = {int(h) for h in hashes[1:][hashes[1:] == hashes[:-1]]}
+    if not suspects:
+        return
+    file.seek(0)
+    seen: set[str] = set()
+    # No more than was read before: a file may have any number of lines behind its limit.
+    for physical in islice(read_lines(file, limits.max_line_bytes), limits.max_requests):
+        custom_id = _custom_id_of(physical.data)
+        if custom_id is None or _hash64(custom_id) not in suspects:
+            continue
+        if custom_id in seen:
+            yield physical.number
+        seen.add(custom_id)
 
 
 def embedding_inputs(value: Any) -> int:

@@ -168,7 +168,7 @@ class Planner:
         prompt_tokens = prompt_bytes // BYTES_PER_TOKEN + 1
         output_tokens = expected_output_tokens(line.url, line.body)
         record = _RECORD.pack(
-            line.offset, line.length, self._count, prompt_tokens, output_tokens, 0, length_class, 0
+            line.offset, line.length, line.ordinal, prompt_tokens, output_tokens, 0, length_class, 0
         )
         self._sorter.add(key, record)
         self._count += 1

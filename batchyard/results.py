@@ -7,11 +7,12 @@ never got an answer has ``response`` null and ``error`` ``{code, message}``.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -107,6 +108,41 @@ def unprocessed(custom_id: str, message: str) -> ResultLine:
     return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", _line_safe(error)))
 
 
+def refused(batch_id: str, ordinal: int, custom_id: str | None, code: str, why: str) -> ResultLine:
+    """The line of an input line that was left out because it is bad.
+
+    Its ``id`` goes by its ``ordinal``, so that it has the same bytes each time that it is made.
+    """
+    mark = hashlib.blake2b(batch_id.encode(), digest_size=10).hexdigest()
+    head = _line_head(custom_id, f"{_REFUSED}{ordinal:08x}{mark}")
+    error = _line_safe(msgspec.json.encode({"code": code, "message": why}))
+    return ResultLine(Outcome.ERROR, b'%s"response":null,"error":%s}\n' % (head, error))
+
+
+class LineHead(NamedTuple):
+    """What a result line is of."""
+
+    name: str
+    """Its ``custom_id``. A bad line without one, or with that of an earlier line, has a name that
+    no ``custom_id`` can be."""
+    refused: int | None
+    """The ordinal of the input line, if it is one that was left out because it is bad."""
+
+
+def head_of(line: bytes) -> LineHead:
+    """Raises ``ValueError`` for what is no result line."""
+    head = _decode_head(line)
+    if not head.id.startswith(_REFUSED_ID):
+        if head.custom_id is None:
+            raise ValueError("The line has no custom_id.")
+        return LineHead(head.custom_id, None)
+    ordinal = int(head.id[len(_REFUSED_ID) :][:8], 16)
+    is_duplicate = head.error is not None and head.error.code == "duplicate_custom_id"
+    if head.custom_id is None or is_duplicate:
+        return LineHead(f"\0{ordinal}", ordinal)
+    return LineHead(head.custom_id, ordinal)
+
+
 def copied(result: ResultLine, source_id: str, custom_id: str) -> ResultLine:
     """The line of a request that takes the ``result`` of ``source_id``, which asked the same.
 
@@ -137,10 +173,10 @@ def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
     return b'%s"response":%s,"error":%s}\n' % (_line_head(custom_id), response, error)
 
 
-def _line_head(custom_id: str) -> bytes:
+def _line_head(custom_id: str | None, line_id: str | None = None) -> bytes:
     """What comes before the answer: with one ``custom_id`` always of the same length."""
     return b'{"id":"batch_req_%s","custom_id":%s,' % (
-        next(_RANDOM.ids).encode(),
+        (line_id or next(_RANDOM.ids)).encode(),
         _line_safe(msgspec.json.encode(custom_id)),
     )
 
@@ -162,6 +198,22 @@ class _Random(threading.local):
 
 
 _RANDOM = _Random()
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _Head(msgspec.Struct):
+    id: str = ""
+    custom_id: str | None = None
+    error: _Error | None = None
+
+
+_REFUSED: Final = "line"
+"""What the ``id`` of a refused line has, where others have hexadecimal digits."""
+_REFUSED_ID: Final = f"batch_req_{_REFUSED}"
+_decode_head = msgspec.json.Decoder(_Head).decode
 
 
 def _line_safe(json: bytes) -> bytes:

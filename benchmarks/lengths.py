@@ -287,7 +287,9 @@ def _planned(
             if limits or each.max_tokens:
                 body["max_tokens"] = each.tokens if limits else each.max_tokens
             size = len(json.dumps(body))
-            planner.add(RequestLine(number + 1, number * size, size, str(number), URL, MODEL, body))
+            planner.add(
+                RequestLine(number + 1, number, number * size, size, str(number), URL, MODEL, body)
+            )
         summary = planner.write(file, history, SECRET)
     return summary, read_records(file.getvalue())
 

@@ -30,6 +30,7 @@ from flows.run_page import name_run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from batchyard.batch_options import BatchOption
     from batchyard.settings import Settings
     from batchyard.storage.access import Location
 
@@ -79,8 +80,16 @@ def _with_options(function: F) -> F:
     function.__doc__ = (function.__doc__ or "").replace("{of_batch}", described)
     return with_parameters(
         function,
-        [parameter(option, *_FIELDS.get(option.value, (str, ""))) for option in offered],
+        [parameter(option, *_field(option)) for option in offered],
     )
+
+
+def _field(option: BatchOption) -> tuple[Any, Any]:
+    """The option's annotation and its default."""
+    if not option.choices:
+        return _FIELDS.get(option.value, (str, ""))
+    chosen = Field(json_schema_extra={"enum": list(option.choices)})
+    return Annotated[str, chosen], str(option.choices[0])
 
 
 @flow(

@@ -28,7 +28,7 @@ OUR_FIELDS: Final = {
             "error_upload",
             "priority",
         ),
-        *("webhook_url", "notify_email", "deduplicate"),
+        *("webhook_url", "notify_email", "deduplicate", "on_invalid"),
     }
 }
 

@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 async def validate(run: RecordedTask, batch_id: str, preparation: Preparation) -> None:
     """Check every line."""
     found = await preparation.validate()
-    run.message = f"{found.requests:,} lines, for the model {found.model}"
-    story.validated(batch_id, found.requests, found.size_bytes, found.model)
+    run.message = story.validated_words(found.requests, found.model, found.refused)
+    story.validated(batch_id, found.requests, found.size_bytes, found.model, found.refused)

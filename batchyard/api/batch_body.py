@@ -56,6 +56,7 @@ from batchyard.web.resolve import check_address
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from batchyard.batch_options import BatchOption
     from batchyard.delivery.redeliver import Kind
     from batchyard.storage.access import Location
 
@@ -128,11 +129,15 @@ _VALUES: Final[dict[Value, Any]] = {
     Value.URL: Url,
     Value.ADDRESS: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)],
 }
+
+
+def _annotation(option: BatchOption) -> Any:
+    value = _VALUES[option.value]
+    return Annotated[value, described(enum=list(option.choices))] if option.choices else value
+
+
 _OPTIONS: Final[dict[str, Any]] = {
-    option.name: (
-        _VALUES[option.value] | None,
-        Field(default=None, description=option.body),
-    )
+    option.name: (_annotation(option) | None, Field(default=None, description=option.body))
     for option in OPTIONS
 }
 

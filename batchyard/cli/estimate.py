@@ -190,6 +190,9 @@ def _errors(found: Estimate) -> list[str]:
     if not found.errors:
         return []
     lines = ["", "The file would be refused; the figures are for its good lines."]
+    if found.bad_lines:
+        noun = "line is" if found.bad_lines == 1 else "lines are"
+        lines.append(f"{found.bad_lines:,} {noun} bad. To run the others: --on-invalid error_file")
     for error in found.errors:
         where = f"line {error.line}: " if error.line is not None else ""
         lines.append(f"  {where}{error.code}: {error.message}")
@@ -214,5 +217,6 @@ def _object(found: Estimate, known: Known) -> dict[str, Any]:
         "done_in_seconds": known.done_in(found.planned_tokens),
         "opens_at": known.hours.opening(known.now) if known.hours.windows else None,
         "tokens_per_second": None if rate is None else rate.tokens_per_second,
+        "bad_lines": found.bad_lines,
         "errors": found.errors,
     }

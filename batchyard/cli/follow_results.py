@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, Self
 
-import msgspec
 import typer
 
 from batchyard.cli.exit_status import ExitStatus
@@ -18,7 +17,7 @@ from batchyard.cli.say import say, unbroken
 from batchyard.errors import LocationRefused, StorageUnavailable, StoreUnavailable
 from batchyard.files.cursor import parse_cursor
 from batchyard.lifecycle import BatchStatus
-from batchyard.results import Outcome
+from batchyard.results import Outcome, head_of
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location
@@ -60,7 +59,7 @@ async def _follow(batch_id: str, files: list[_Lines], order: Order | None) -> Ba
     from batchyard.files.found_lines import id_of  # noqa: PLC0415
     from batchyard.files.read_results import ResultsReader  # noqa: PLC0415
 
-    written = {id_of(custom_id) for file in files for custom_id in file.had}
+    written = {id_of(name) for file in files for name in file.had}
     outcomes = {file.outcome for file in files}
     async with offline_services() as services:
         reader = ResultsReader(services)
@@ -113,10 +112,6 @@ async def _write(page: ResultsPage, files: list[_Lines], written: set[int]) -> N
         raise
 
 
-class _Line(msgspec.Struct):
-    custom_id: str
-
-
 @dataclass(slots=True)
 class _Lines:
     """Standard output or a file, and which lines it takes. Use it as a context manager."""
@@ -125,7 +120,7 @@ class _Lines:
     stream: BinaryIO
     name: str = "standard output"
     had: tuple[str, ...] = ()
-    """The ids of the lines that the file has from an earlier command."""
+    """The names of the lines that the file has from an earlier command."""
 
     @classmethod
     def to(cls, place: str, outcome: Outcome) -> _Lines:
@@ -179,18 +174,18 @@ def write_to(stream: BinaryIO, data: bytes, name: str = "standard output") -> No
 
 
 def _had(stream: BinaryIO, path: Path) -> tuple[str, ...]:
-    """The ids of a file's whole lines. What a killed process has left of a line is cut off."""
-    custom_ids, end = [], 0
+    """The names of a file's whole lines. What a killed process has left of a line is cut off."""
+    names, end = [], 0
     stream.seek(0)
     for line in stream:
         if not line.endswith(b"\n"):
             break
         try:
-            custom_ids.append(msgspec.json.decode(line, type=_Line).custom_id)
-        except msgspec.MsgspecError:
+            names.append(head_of(line).name)
+        except ValueError:
             raise LocationRefused(
                 f"{path} has a line that is no result line: name another file"
             ) from None
         end += len(line)
     stream.truncate(end)
-    return tuple(custom_ids)
+    return tuple(names)

@@ -9,11 +9,11 @@ import hashlib
 import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 
 from batchyard.framing import custom_id_of
 from batchyard.logs import event_logger
+from batchyard.results import head_of
 from batchyard.services.segments import decode_entries
 
 if TYPE_CHECKING:
@@ -30,30 +30,18 @@ log = event_logger(__name__)
 ROW: Final = np.dtype(
     [("id", "<u8"), ("position", "<u8"), ("length", "<u4"), ("ordinal", "<u4"), ("outcome", "u1")]
 )
-"""A line: the hash of its ``custom_id``, where its bytes are in its object, the number of its
-request in the input, and which file it belongs in."""
+"""A line: the hash of its name, which is its ``custom_id`` (see :func:`.head_of`), where its bytes
+are in its object, the number of its request in the input, and which file it belongs in."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
-class _Line(msgspec.Struct):
-    custom_id: str
-
-
-_parse = msgspec.json.Decoder(_Line).decode
-
-
-def id_of(custom_id: str) -> int:
-    """Eight bytes in place of a ``custom_id``.
+def id_of(name: str) -> int:
+    """Eight bytes in place of a line's name.
 
     Two of a million have the same once in forty million batches; one of their two lines would be
     left out.
     """
-    return int.from_bytes(hashlib.blake2b(custom_id.encode(), digest_size=8).digest(), "little")
-
-
-def custom_id_in(line: bytes) -> str:
-    """The ``custom_id`` of a result line. Raises ``ValueError``."""
-    return _parse(line).custom_id
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 class Found(NamedTuple):
@@ -82,7 +70,7 @@ def rows_of_segment(key: str, segment: bytes) -> Rows:
             line = segment[each.position : each.position + each.length]
             if len(line) < each.length:
                 break
-            number = id_of(custom_id_in(line))
+            number = id_of(head_of(line).name)
             rows.append((number, each.position, each.length, each.ordinal, each.outcome))
     except (struct.error, ValueError):
         # What comes after the damage is an error line of the batch's file.
@@ -91,10 +79,15 @@ def rows_of_segment(key: str, segment: bytes) -> Rows:
 
 
 def rows_of_lines(lines: list[bytes], position: int, outcome: Outcome) -> Rows:
-    """Lines of a result file, the first of which is at ``position``; their ordinals are 0."""
+    """Lines of a result file, the first of which is at ``position``.
+
+    Their ordinals are not known, and 0; those of lines that were left out are one more than theirs.
+    """
     rows = []
     for line in lines:
-        rows.append((id_of(custom_id_in(line)), position, len(line), 0, outcome))
+        name, refused = head_of(line)
+        ordinal = 0 if refused is None else refused + 1
+        rows.append((id_of(name), position, len(line), ordinal, outcome))
         position += len(line)
     return np.array(rows, dtype=ROW)
 

@@ -218,9 +218,12 @@ class KnownLines:
                 param="order",
                 code="input_gone",
             )
-        order = np.argsort(requests)
+        # Of equal ids the first counts: the other lines were left out, and know their number.
+        order = np.argsort(requests, kind="stable")
         places = np.searchsorted(requests, files.rows["id"], sorter=order)
-        ordinals: npt.NDArray[np.int64] = order[np.minimum(places, len(order) - 1)]
+        found = order[np.minimum(places, len(order) - 1)]
+        own = files.rows["ordinal"].astype(np.int64)
+        ordinals: npt.NDArray[np.int64] = np.where(own > 0, own - 1, found)
         return ordinals
 
     # -- its input ----------------------------------------------------------------------------

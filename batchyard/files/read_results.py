@@ -16,10 +16,10 @@ import numpy as np
 
 from batchyard.errors import ObjectChanged, RequestRefused
 from batchyard.files.cursor import CompletionCursor, Cursor, InputCursor
-from batchyard.files.found_lines import Found, custom_id_in, id_of
+from batchyard.files.found_lines import Found, id_of
 from batchyard.files.known_lines import KnownLines
 from batchyard.lifecycle import TERMINAL
-from batchyard.results import Outcome
+from batchyard.results import Outcome, head_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Collection
@@ -37,7 +37,7 @@ _HEADER_BYTES: Final = 64
 
 
 class FinishedLine(NamedTuple):
-    """A line, newline included, the hash of its ``custom_id``, and the file that it belongs in."""
+    """A line, newline included, the hash of its name, and the file that it belongs in."""
 
     outcome: Outcome
     id: int
@@ -120,7 +120,7 @@ class ResultsReader:
             is_known = has_ended or await known.may_have_request(batch, number)
         page = ResultsPage(matches, CompletionCursor(), has_more=False, _storage=known.storage)
         async for each in page.lines():
-            if custom_id_in(each.line) == custom_id:
+            if head_of(each.line).name == custom_id:
                 return each
         if is_known and not has_ended:
             raise RequestRefused(

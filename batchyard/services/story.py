@@ -39,10 +39,22 @@ def fetched(batch_id: str, size_bytes: int) -> None:
     log.info("batch.fetched", decimal(size_bytes), batch=batch_id)
 
 
-def validated(batch_id: str, requests: int, size_bytes: int, model: str) -> None:
-    """Every line is a request."""
-    text = f"{requests:,} lines, {decimal(size_bytes)}"
-    log.info("batch.validated", text, batch=batch_id, model=model)
+def validated(
+    batch_id: str, requests: int, size_bytes: int, model: str | None, refused: int = 0
+) -> None:
+    """Every line is a request, or was left out because it is bad."""
+    text = f"{requests:,} lines{_bad_words(refused)}, {decimal(size_bytes)}"
+    log.info("batch.validated", text, batch=batch_id, model=model or "")
+
+
+def validated_words(requests: int, model: str | None, refused: int) -> str:
+    """``12 lines, 2 of them bad and left out, for the model m``."""
+    of_model = f", for the model {model}" if model else ""
+    return f"{requests:,} lines{_bad_words(refused)}{of_model}"
+
+
+def _bad_words(refused: int) -> str:
+    return f", {refused:,} of them bad and left out" if refused else ""
 
 
 def planned(batch_id: str, plan: PlanSummary) -> None:

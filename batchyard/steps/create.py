@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from batchyard.batch_options import RECEIVER_OPTIONS
+from batchyard.batch_options import RECEIVER_OPTIONS, OnInvalid
 from batchyard.endpoints import ENDPOINTS
 from batchyard.error_threshold import ErrorThreshold
 from batchyard.errors import ModelNotFound, RequestRefused
@@ -59,6 +59,7 @@ class BatchRequest:
     told when the batch has ended: the ``receivers``, each a URL by its channel and always as a
     client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
+    ``on_invalid``: what bad lines do, an :class:`~batchyard.batch_options.OnInvalid`.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     ``error_threshold``: when the batch is stopped, for :class:`.ErrorThreshold`.
     ``traceparent``: the caller's span, whose trace the batch continues where tracing is on.
@@ -81,6 +82,7 @@ class BatchRequest:
     notify_email: str | None = None
     public_urls: bool = False
     deduplicate: bool = False
+    on_invalid: str = OnInvalid.FAIL
     any_body: bool = False
     error_threshold: str | None = None
     traceparent: str | None = None
@@ -143,6 +145,12 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             param="endpoint",
             code="invalid_value",
         )
+    if request.on_invalid not in list(OnInvalid):
+        raise RequestRefused(
+            f"on_invalid must be one of {', '.join(OnInvalid)}.",
+            param="on_invalid",
+            code="invalid_value",
+        )
     _check_metadata(request.metadata)
     check_priority(request.priority)
     if request.error_threshold is not None:
@@ -166,6 +174,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             models=request.models,
             public_urls=request.public_urls,
             deduplicate=request.deduplicate,
+            on_invalid=OnInvalid(request.on_invalid),
             any_body=request.any_body,
             error_threshold=request.error_threshold,
             traceparent=traceparent,

@@ -105,6 +105,8 @@ class Estimate:
     planned_tokens: int
     order: OrderEstimate | None
     errors: tuple[BatchError, ...]
+    """Of the file, the first thousand."""
+    bad_lines: int = 0
 
 
 async def nothing_learned(model: str) -> KnownLengths:  # noqa: ARG001 - the signature of others
@@ -229,6 +231,7 @@ class _Read:
     planner: Planner
     model: str | None
     errors: tuple[BatchError, ...]
+    bad_lines: int
 
 
 def _read(settings: Settings, path: Path, folder: Path, assumptions: Assumptions) -> _Read:
@@ -253,22 +256,20 @@ def _read(settings: Settings, path: Path, folder: Path, assumptions: Assumptions
             validator.finish(file)
         except InputRefused as refused:
             errors = refused.entries
-    return _Read(planner, validator.model, errors)
+    return _Read(planner, validator.model, errors, validator.bad_lines)
 
 
 def _estimate(read: _Read, folder: Path, known: KnownLengths, assumptions: Assumptions) -> Estimate:
     with (folder / "plan").open("wb") as plan_file:
         summary = read.planner.write(plan_file, *known)
-    return _estimate_plan(
-        read_records((folder / "plan").read_bytes()), summary, read.model, read.errors, assumptions
-    )
+    records = read_records((folder / "plan").read_bytes())
+    return _estimate_plan(records, summary, read, assumptions)
 
 
 def _estimate_plan(
     records: npt.NDArray[Any],
     summary: PlanSummary,
-    model: str | None,
-    errors: tuple[BatchError, ...],
+    read: _Read,
     assumptions: Assumptions,
 ) -> Estimate:
     # Chunks are cut from the records in their order, so that this is the order of execution.
@@ -289,7 +290,7 @@ def _estimate_plan(
             assumptions.shape,
         )
     return Estimate(
-        model=model,
+        model=read.model,
         requests=summary.requests,
         copies=summary.copies,
         prompt_tokens=int(prompt_tokens.sum()),
@@ -297,7 +298,8 @@ def _estimate_plan(
         learned_requests=summary.learned_requests,
         planned_tokens=summary.prompt_tokens + summary.output_tokens,
         order=order,
-        errors=errors,
+        errors=read.errors,
+        bad_lines=read.bad_lines,
     )
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from batchyard.batch_error import BatchError
+from batchyard.batch_options import OnInvalid
 from batchyard.errors import InputRefused, ModelNotFound
 from batchyard.forecast import OpenWork
+from batchyard.lengths import LengthHistory
 from batchyard.lifecycle import BatchStatus
-from batchyard.lines import Rules, Validator
+from batchyard.lines import Rules, Validator, duplicate_lines
 from batchyard.logs import event_logger
 from batchyard.plan import Planner, PlanSummary
 from batchyard.services.batch_span import traced
@@ -28,15 +30,15 @@ from batchyard.steps.forecast import check_window, late_hours
 from batchyard.steps.join import with_its_file
 from batchyard.steps.known_lengths import known_lengths
 from batchyard.steps.offered import check_offered, endpoints_not_served
+from batchyard.steps.refused_lines import RefusedLines
 from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.store import NewChunk
 from batchyard.threads import in_executor, in_thread
 from batchyard.turns import BACKGROUND_WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
-    from batchyard.lengths import LengthHistory
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -45,24 +47,25 @@ log = event_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """An input without an error. ``model`` is the one that its lines name.
+    """An input whose batch runs. ``model`` is the one that its good lines name; None: it has none.
 
-    ``endpoints``: each that a line names, with the number of the first such line; ``first_line``
-    is the number of the first line of all.
+    ``endpoints``: each that a good line names, with the number of the first such line.
+
+    ``requests`` are all lines, ``refused`` those of them that are left out because they are bad.
     """
 
-    model: str
+    model: str | None
     requests: int
     size_bytes: int
-    first_line: int
     endpoints: Mapping[str, int]
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """The result. ``model`` is the one that the lines name."""
 
-    model: str
+    model: str | None
     plan: PlanSummary
 
 
@@ -102,14 +105,17 @@ class Preparation:
         self._batch = batch
         self._folder = folder
         self._planner: Planner
+        self._refused: RefusedLines | None = None
+        """None: a bad line refuses the file."""
         self._validated: Validated
         self._prepared: Prepared | None = None
 
     async def validate(self) -> Validated:
         """Check every line in one pass over the input, which also sorts the requests.
 
-        Raises :class:`~batchyard.errors.InputRefused` with every (capped) error of the file, and
-        for a model or an endpoint that no engine serves.
+        Bad lines are left out where the batch asks for it. Raises
+        :class:`~batchyard.errors.InputRefused` with every (capped) error of the file otherwise,
+        and for a model or an endpoint that no engine serves.
         """
         key = file_key(self._batch.input_file_id)
         path = await self._services.storage.local_path(key, self._folder)
@@ -117,19 +123,21 @@ class Preparation:
             stopping = threading.Event()
             reading = partial(self._read, path, stopping)
             self._validated = await in_executor(None, reading, interrupt=stopping.set)
-        await self._check_served(self._validated)
+        if self._validated.model is not None:
+            await self._check_served(self._validated.model, self._validated.endpoints)
         return self._validated
 
-    async def _check_served(self, found: Validated) -> None:
+    async def _check_served(self, model: str, endpoints: Mapping[str, int]) -> None:
         try:
-            await check_offered(self._services, found.model)
+            await check_offered(self._services, model)
         except ModelNotFound as error:
-            entry = BatchError(error.code, str(error), "body.model", found.first_line)
+            first_line = min(endpoints.values())
+            entry = BatchError(error.code, str(error), "body.model", first_line)
             raise InputRefused([entry]) from None
-        not_served = await endpoints_not_served(self._services, found.endpoints, found.model)
+        not_served = await endpoints_not_served(self._services, endpoints, model)
         if not_served:
             entries = [
-                BatchError("endpoint_not_served", why, "url", found.endpoints[url])
+                BatchError("endpoint_not_served", why, "url", endpoints[url])
                 for url, why in not_served.items()
             ]
             raise InputRefused(entries)
@@ -141,42 +149,44 @@ class Preparation:
         :class:`~batchyard.errors.WindowUnattainable`.
         """
         services, batch = self._services, self._batch
+        validated = self._validated
         if self._prepared is None:
-            model = self._validated.model
-            history, secret = await known_lengths(services, batch.tenant, model)
-            cache_salt = await cache_salt_of(services, batch.tenant) or ""
-            with self._errors_explained():
-                write = partial(self._write, history, secret, cache_salt)
-                summary = await in_executor(None, write)
-            self._prepared = Prepared(self._validated.model, summary)
+            self._prepared = Prepared(validated.model, await self._write_plan(validated.model))
         prepared = self._prepared
-        work = _open_work(batch, prepared)
-        await check_window(services, work, batch.completion_window)
-        if late := await late_hours(services, work.model, work.deadline):
-            log.warning("batch.late_hours", late, batch=batch.id)
+        if validated.model is not None:
+            await self._check_window(validated.model, prepared.plan)
         await services.storage.put(plan_key(batch.id), read_file(self._folder / "plan"))
+        if self._refused is not None:
+            await self._refused.store(services)
         await services.store.batches.begin(
             batch.id,
             model=prepared.model,
-            total=prepared.plan.requests,
+            total=validated.requests,
             plan_key=plan_key(batch.id),
-            chunks=[
-                NewChunk(
-                    model=prepared.model,
-                    first_record=chunk.first_record,
-                    request_count=chunk.request_count,
-                    token_estimate=chunk.token_estimate,
-                    prompt_tokens=chunk.prompt_tokens,
-                    prompt_work=chunk.prompt_work,
-                    outputs={**chunk.outputs},
-                )
-                for chunk in prepared.plan.chunks
-            ],
+            chunks=_new_chunks(prepared),
             length_classes=prepared.plan.classes.table,
             roots=prepared.plan.roots,
+            refused=validated.refused,
             quota=default_quota(services),
         )
         return prepared
+
+    async def _write_plan(self, model: str | None) -> PlanSummary:
+        if model is None:
+            history, secret = LengthHistory(), b""
+        else:
+            history, secret = await known_lengths(self._services, self._batch.tenant, model)
+        cache_salt = await cache_salt_of(self._services, self._batch.tenant) or ""
+        with self._errors_explained():
+            write = partial(self._write, history, secret, cache_salt)
+            return await in_executor(None, write)
+
+    async def _check_window(self, model: str, plan: PlanSummary) -> None:
+        services, batch = self._services, self._batch
+        work = _open_work(batch, model, plan)
+        await check_window(services, work, batch.completion_window)
+        if late := await late_hours(services, work.model, work.deadline):
+            log.warning("batch.late_hours", late, batch=batch.id)
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
@@ -189,37 +199,47 @@ class Preparation:
     def _read(self, input_path: Path, stopping: threading.Event) -> Validated:
         """Raises :class:`InterruptedError` once it is ``stopping``."""
         options, settings = self._batch.options, self._services.settings
-        validator = Validator(
-            Rules(
-                endpoint=None if options.mixed_endpoints else self._batch.endpoint,
-                models=frozenset(options.models) or None,
-                one_model=not options.mixed_models,
-                limits=settings.limits.to_limits(of_client=options.public_urls),
-                policy=None if options.any_body else settings.bodies.to_policy(),
-            )
-        )
-        self._planner = planner = Planner(
+        self._planner = Planner(
             order=settings.order,
             spool=self._folder,
             chunk_requests=settings.chunk_requests,
             deduplicates=options.deduplicate,
         )
-        requests = 0
+
+        def go_on() -> None:
+            if stopping.is_set():
+                raise InterruptedError
+
         endpoints: dict[str, int] = {}
-        with input_path.open("rb") as file:
+        with input_path.open("rb") as file, ExitStack() as opened:
+            validator = self._validator(file, opened, go_on)
             for line in validator.lines(file):
-                if stopping.is_set():
-                    raise InterruptedError
+                go_on()
                 if not validator.has_errors:
-                    planner.add(line)
-                requests += 1
+                    self._planner.add(line)
                 if line.url not in endpoints:
                     endpoints[line.url] = line.number
             self._finish(validator, file)
-        assert validator.model is not None  # noqa: S101 - every valid line names one
         size_bytes = input_path.stat().st_size
-        first_line = min(endpoints.values())
-        return Validated(validator.model, requests, size_bytes, first_line, endpoints)
+        refused = 0 if self._refused is None else self._refused.count
+        return Validated(validator.model, validator.requests, size_bytes, endpoints, refused)
+
+    def _validator(
+        self, file: BinaryIO, opened: ExitStack, go_on: Callable[[], object]
+    ) -> Validator:
+        options, settings = self._batch.options, self._services.settings
+        rules = Rules(
+            endpoint=None if options.mixed_endpoints else self._batch.endpoint,
+            models=frozenset(options.models) or None,
+            one_model=not options.mixed_models,
+            limits=settings.limits.to_limits(of_client=options.public_urls),
+            policy=None if options.any_body else settings.bodies.to_policy(),
+        )
+        if options.on_invalid is OnInvalid.FAIL:
+            return Validator(rules)
+        self._refused = opened.enter_context(RefusedLines(self._batch, self._folder))
+        duplicates = frozenset(duplicate_lines(file, rules.limits, go_on))
+        return Validator(rules, leave_out=self._refused.add, duplicates=duplicates)
 
     def _finish(self, validator: Validator, file: BinaryIO) -> None:
         try:
@@ -233,16 +253,30 @@ class Preparation:
             return self._planner.write(plan_file, history, secret, cache_salt=cache_salt)
 
 
-def _open_work(batch: BatchRecord, prepared: Prepared) -> OpenWork:
-    chunks = prepared.plan.chunks
+def _new_chunks(prepared: Prepared) -> list[NewChunk]:
+    return [
+        NewChunk(
+            model=str(prepared.model),
+            first_record=chunk.first_record,
+            request_count=chunk.request_count,
+            token_estimate=chunk.token_estimate,
+            prompt_tokens=chunk.prompt_tokens,
+            prompt_work=chunk.prompt_work,
+            outputs={**chunk.outputs},
+        )
+        for chunk in prepared.plan.chunks
+    ]
+
+
+def _open_work(batch: BatchRecord, model: str, plan: PlanSummary) -> OpenWork:
     return OpenWork(
         batch.id,
-        prepared.model,
+        model,
         batch.tenant,
         batch.expires_at,
         batch.priority,
         batch.created_at,
-        remaining_tokens=sum(chunk.token_estimate for chunk in chunks),
-        remaining_work=prepared.plan.output_tokens + sum(chunk.prompt_work for chunk in chunks),
+        remaining_tokens=sum(chunk.token_estimate for chunk in plan.chunks),
+        remaining_work=plan.output_tokens + sum(chunk.prompt_work for chunk in plan.chunks),
         is_background=batch.completion_window == BACKGROUND_WINDOW,
     )

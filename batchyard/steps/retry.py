@@ -71,9 +71,10 @@ async def accept_retry(
     """Create a batch of the chosen lines of ``batch_id``; returns the new batch.
 
     A line keeps its bytes, but for what the ``patch`` changes in its body, and all keep their
-    order. If the batch failed without a result, the new batch has all its lines. Everything else
-    is as before, except for the completion window, if one is given, and the locations: results are
-    written to ``output`` and ``error`` only.
+    order. Lines that were left out because they are bad stay left out: they would be again. If the
+    batch failed without a result, the new batch has all its lines. Everything else is as before,
+    except for the completion window, if one is given, and the locations: results are written to
+    ``output`` and ``error`` only.
 
     Raises :class:`~batchyard.errors.RequestRefused` where there is nothing to retry,
     :class:`~batchyard.errors.QuotaExceeded`, and :class:`~batchyard.errors.StorageError` for a
@@ -179,12 +180,15 @@ def _check_ended(batch: BatchRecord) -> None:
 
 
 def _nothing_chosen(batch: BatchRecord, choice: LineChoice) -> RequestRefused:
-    why = (
-        f"Every request of {batch.id} was answered"
-        if choice == ALL_FAILED
-        else f"No request of {batch.id} is chosen"
-    )
-    return _refused(f"{why}: there is nothing to retry.", "nothing_to_retry")
+    why = f"No request of {batch.id} is chosen: there is nothing to retry."
+    if choice == ALL_FAILED and batch.error_file_id is None:
+        why = f"Every request of {batch.id} was answered: there is nothing to retry."
+    elif choice == ALL_FAILED:
+        why = (
+            f"Every line in the error file of {batch.id} is a bad one: correct these lines and "
+            "submit them as a new batch."
+        )
+    return _refused(why, "nothing_to_retry")
 
 
 async def _file(services: Services, batch: BatchRecord, kind: str, file_id: str) -> FileRecord:

@@ -10,6 +10,7 @@ import msgspec
 from batchyard.answer_checks import OutputCheck, TooMuchToCheck, finish_reasons
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.framing import custom_id_of, parse_envelope, read_lines
+from batchyard.results import head_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,7 +87,8 @@ def chosen_lines(
 ) -> Iterator[bytes]:
     """The input's lines that are chosen for what the two result files say of them.
 
-    All files are in the order of the input, so one walk over them needs no memory of any. Raises
+    Lines that were left out because they are bad stay left out: they would be again. All files are
+    in the order of the input, so one walk over them needs no memory of any. Raises
     :class:`~batchyard.errors.StorageError` where that is not so, and
     :class:`~batchyard.errors.RequestRefused` for schemas that take too long to check.
     """
@@ -120,7 +122,8 @@ class _Cursor:
 
     def __init__(self, path: Path, wants: Callable[[bytes, _Result], bool]) -> None:
         self.wants = wants
-        self._results = (_decode_result(line) for line in lines_of(path))
+        good = (line for line in lines_of(path) if head_of(line).refused is None)
+        self._results = (_decode_result(line) for line in good)
         self.result: _Result | None = None
         self.advance()
 

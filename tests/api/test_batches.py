@@ -124,6 +124,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"notify_email": "nobody"}, "notify_email", "invalid_value"),
     ({"input_url": "https://example.com/in"}, "input_url", "invalid_value"),
     ({"requests": [{}]}, "requests", "invalid_value"),
+    ({"on_invalid": "skip"}, "on_invalid", "invalid_value"),
+    ({"on_invalid": True}, "on_invalid", "invalid_type"),
     ({"input_file_ids": ["a", "b"]}, "input_file_ids", "invalid_value"),
     ({"input_file_id": ..., "input_file_ids": []}, "input_file_ids", "empty_array"),
     ({"input_file_id": ..., "input_file_ids": "a"}, "input_file_ids", "invalid_type"),

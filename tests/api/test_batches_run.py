@@ -192,6 +192,25 @@ async def test_a_batch_of_several_files(client: openai.AsyncOpenAI, services: Se
     assert [line["custom_id"] for line in results] == ["id-2", "id-1", "id-0"]
 
 
+async def test_a_batch_whose_bad_lines_are_left_out(
+    client: openai.AsyncOpenAI, services: Services
+) -> None:
+    lines = [chat_line("id-0", "good"), {"custom_id": "id-1"}, {}]
+    asked = {"endpoint": CHAT, "completion_window": "24h"}
+    batch = await client.batches.create(
+        input_file_id=None,  # type: ignore[call-overload]
+        extra_body={"requests": lines, "on_invalid": "error_file"},
+        **asked,
+    )
+    async with runners(services):
+        batch = await seen(client, batch.id, "completed")
+    assert (counts(batch), batch.errors) == ((3, 1, 2), None)
+    refused = await lines_of(client, batch.error_file_id)
+    assert [line["custom_id"] for line in refused] == ["id-1", None]
+    assert refused[1]["response"] is None
+    assert refused[1]["error"]["code"] == "missing_required_parameter"
+
+
 async def test_a_batch_of_which_some_fail(client: openai.AsyncOpenAI, services: Services) -> None:
     batch = await created(client, "good", "bad", "good")
     async with runners(services, REFUSED):

@@ -31,7 +31,7 @@ CHAT = "/v1/chat/completions"
 
 
 def line(number: int, body: dict[str, Any], url: str = CHAT) -> RequestLine:
-    return RequestLine(number + 1, number * 1000, 900, f"id-{number}", url, "m", body)
+    return RequestLine(number + 1, number, number * 1000, 900, f"id-{number}", url, "m", body)
 
 
 def chat(*texts: str, **fields: Any) -> dict[str, Any]:

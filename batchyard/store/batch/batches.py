@@ -385,13 +385,15 @@ class Batches(Aggregate):
         chunks: Sequence[NewChunk],
         length_classes: Sequence[LengthClass] = (),
         roots: Roots = NO_ROOTS,
+        refused: int = 0,
         quota: Quota = NO_LIMIT,
     ) -> BatchRecord:
         """From ``validating`` to ``in_progress`` with its plan: all of it or none.
 
         ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are,
         ``length_classes`` those of its requests by the numbers that they have there, ``roots``
-        what its prompts begin with, ``quota`` for a tenant that has none of its own. Raises
+        what its prompts begin with, ``refused`` how many lines of ``total`` are bad, with their
+        error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own. Raises
         :class:`~batchyard.errors.QuotaExceeded`.
         """
         tokens = sum(chunk.token_estimate for chunk in chunks)
@@ -408,8 +410,8 @@ class Batches(Aggregate):
         )
         record = await load_batch(connection, batch_id)
         # After the move: to begin a second time is a conflict, whatever the quota says.
-        await hold_quota(connection, record.tenant, quota, requests=total, tokens=tokens)
-        await insert_chunks(connection, batch_id, record.expires_at, chunks)
+        await hold_quota(connection, record.tenant, quota, requests=total - refused, tokens=tokens)
+        await insert_chunks(connection, batch_id, record.expires_at, chunks, refused=refused)
         await insert_roots(connection, batch_id, roots)
         return record
 

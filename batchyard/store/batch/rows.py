@@ -22,7 +22,10 @@ from sqlalchemy import (
 from sqlmodel import Field, SQLModel
 
 from batchyard.batch_error import BatchError
-from batchyard.batch_options import DeliveryKind  # noqa: TC001 - SQLModel reads it at run time
+from batchyard.batch_options import (
+    DeliveryKind,
+    OnInvalid,
+)
 from batchyard.lengths import LengthClass
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.prices import BILLION
@@ -82,6 +85,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
     """The span that created it; see :mod:`batchyard.tracing`."""
     urls: dict[str, UrlFacts] = {}
     """Of its destinations, by ``output`` and ``error``."""
+    on_invalid: OnInvalid = OnInvalid.FAIL
     parts: tuple[InputPart, ...] = ()
     """The files that are joined to its input, in this order; empty: it is not joined."""
 

@@ -211,11 +211,27 @@ class ChunkSummary:
 
 
 async def insert_chunks(
-    connection: AsyncConnection, batch_id: str, deadline: int, chunks: Sequence[NewChunk]
+    connection: AsyncConnection,
+    batch_id: str,
+    deadline: int,
+    chunks: Sequence[NewChunk],
+    *,
+    refused: int = 0,
 ) -> None:
-    """Plan ``chunks``, numbered from 0 in their order."""
-    common = {"batch_id": batch_id, "deadline": deadline, "status": ChunkStatus.PENDING}
-    rows = [{"index": index, **common, **chunk.model_dump()} for index, chunk in enumerate(chunks)]
+    """Plan ``chunks``, numbered from 0 in their order.
+
+    ``refused`` lines that never run are chunk 0, which is done and of no model, so that whoever
+    sums up chunks counts them; the others are numbered from 1 then.
+    """
+    states = [(chunk, ChunkStatus.PENDING, 0) for chunk in chunks]
+    if refused:
+        none_of_plan = NewChunk(model="", first_record=0, request_count=refused, token_estimate=0)
+        states.insert(0, (none_of_plan, ChunkStatus.DONE, refused))
+    common = {"batch_id": batch_id, "deadline": deadline}
+    rows = [
+        {"index": index, "status": status, "failed": failed, **common, **chunk.model_dump()}
+        for index, (chunk, status, failed) in enumerate(states)
+    ]
     if rows:
         await connection.execute(insert(CHUNKS), rows)
 

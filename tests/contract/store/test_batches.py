@@ -66,6 +66,31 @@ async def test_an_input_file_is_recorded_with_its_batch_or_not_at_all(store: Sto
     assert (await store.files.get(batch.input_file_id, tenant=batch.tenant)).id == file.id
 
 
+async def test_lines_that_are_refused_count_as_failed_and_are_nothing_to_run(store: Store) -> None:
+    batch = await store.batches.create(new_batch())
+    begun = await store.batches.begin(
+        batch.id,
+        model=MODEL,
+        total=12,
+        plan_key="p",
+        chunks=chunks_of(1),
+        refused=2,
+        quota=Quota(max_enqueued_requests=10),
+    )
+    assert begun.counts.total == 12
+    assert (await store.batches.get(batch.id)).counts == RequestCounts(12, 0, 2)
+    assert [(chunk.index, chunk.status) for chunk in await chunks_in(store, batch.id)] == [
+        (0, "done"),
+        (1, "pending"),
+    ]
+    alone = await store.batches.create(new_batch())
+    await store.batches.begin(alone.id, model=None, total=2, plan_key="p", chunks=[], refused=2)
+    snapshot = (await store.batch_leases.snapshots([alone.id]))[alone.id]
+    assert not snapshot.has_open_chunks
+    failed = await store.batches.fail(alone.id, [])
+    assert failed.counts == RequestCounts(2, 0, 2)
+
+
 async def test_a_batch_expires_one_window_after_its_creation(store: Store) -> None:
     batch = await store.batches.create(new_batch(window_seconds=3600))
     assert batch.expires_at == batch.created_at + 3600
