@@ -257,7 +257,7 @@ class Validator:
         if self._leave_out is None:
             self._id_hashes.append(_hash64(custom_id))
         elif number in self._duplicates:
-            self._refuse(*_DUPLICATE, number)
+            self._refuse_duplicate(number)
         return custom_id
 
     def _check_method(self, line: dict[str, Any], number: int) -> None:
@@ -370,11 +370,12 @@ class Validator:
 
     def _refuse_duplicates(self, file: BinaryIO) -> None:
         for number in _repeated(file, self._id_hashes, self.rules.limits):
-            self._refuse(*_DUPLICATE, number)
+            self._refuse_duplicate(number)
             self._bad_numbers.append(number)
 
-
-_DUPLICATE = ("duplicate_custom_id", "This custom_id was used on an earlier line.", "custom_id")
+    def _refuse_duplicate(self, number: int) -> None:
+        message = "This custom_id was used on an earlier line."
+        self._refuse("duplicate_custom_id", message, "custom_id", number)
 
 
 def duplicate_lines(

@@ -114,7 +114,7 @@ def refused(batch_id: str, ordinal: int, custom_id: str | None, code: str, why: 
     Its ``id`` goes by its ``ordinal``, so that it has the same bytes each time that it is made.
     """
     mark = hashlib.blake2b(batch_id.encode(), digest_size=10).hexdigest()
-    head = _line_head(custom_id, f"{_REFUSED}{ordinal:08x}{mark}")
+    head = _line_head(custom_id, f"{_REFUSED}{ordinal:08x}{mark}".encode())
     error = _line_safe(msgspec.json.encode({"code": code, "message": why}))
     return ResultLine(Outcome.ERROR, b'%s"response":null,"error":%s}\n' % (head, error))
 
@@ -173,10 +173,10 @@ def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
     return b'%s"response":%s,"error":%s}\n' % (_line_head(custom_id), response, error)
 
 
-def _line_head(custom_id: str | None, line_id: str | None = None) -> bytes:
+def _line_head(custom_id: str | None, line_id: bytes | None = None) -> bytes:
     """What comes before the answer: with one ``custom_id`` always of the same length."""
     return b'{"id":"batch_req_%s","custom_id":%s,' % (
-        (line_id or next(_RANDOM.ids)).encode(),
+        next(_RANDOM.ids).encode() if line_id is None else line_id,
         _line_safe(msgspec.json.encode(custom_id)),
     )
 

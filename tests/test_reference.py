@@ -19,12 +19,13 @@ WITH_A_CODE_AT = {
     ("batchyard/lines.py", "_refuse"): 0,
     ("batchyard/body_policy.py", "Refusal"): 0,
     ("batchyard/lines.py", "BatchError"): 0,
-    ("batchyard/steps/fetch.py", "BatchError"): 0,
+    ("batchyard/steps/input_file.py", "BatchError"): 0,
     ("batchyard/steps/collect.py", "BatchError"): 0,
     ("batchyard/steps/prepare.py", "BatchError"): 0,
     ("batchyard/control/error_watch.py", "BatchError"): 0,
     ("batchyard/steps/retry.py", "_refused"): 1,
     ("batchyard/files/upload.py", "_lifetime_refused"): 1,
+    ("batchyard/lines.py", "_refuse_file"): 0,
 }
 """Calls that take a code, and as which of their arguments."""
 LISTS = ("LINES", "INPUT", "WARNINGS", "BATCH", "API", "COMMANDS")
