@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -16,9 +16,10 @@ from pydantic import (
     ConfigDict,
     Field,
     Strict,
+    ValidationInfo,
     WithJsonSchema,
     create_model,
-    model_validator,
+    field_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -171,6 +172,7 @@ class CreateBatch(RequestBody):
     )
     requests: _RequestLines = Field(
         default=None,
+        validate_default=True,
         description="Instead of `input_file_id`: the lines themselves. A body with them may have "
         f"{MAX_BODY_BYTES // 1024**2} MiB.",
     )
@@ -198,11 +200,13 @@ class CreateBatch(RequestBody):
         )
     )
 
-    @model_validator(mode="after")
-    def _has_input(self) -> Self:
-        if all(getattr(self, key) is None for key in _SOURCES):
+    @field_validator(KEY)
+    @classmethod
+    def _has_input(cls, lines: RequestLines | None, info: ValidationInfo) -> RequestLines | None:
+        # The last of the sources, so that no input is found before anything else is missing.
+        if lines is None and all(info.data.get(key) is None for key in _SOURCES):
             raise PydanticCustomError("missing", "No input.", {"key": "input_file_id"})
-        return self
+        return lines
 
     async def to_request(self, tenant: str, settings: Settings) -> BatchRequest:
         """What the client asks for. Raises 400, and ``RequestRefused`` for its lifetime."""

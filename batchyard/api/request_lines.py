@@ -88,7 +88,7 @@ def parse_with_lines(data: bytes, most_lines: int) -> dict[str, Any]:
         values = _decode_raw(data)
         del values[KEY]
         found = {key: msgspec.json.decode(value) for key, value in values.items()}
-    except ValueError:
+    except (ValueError, RecursionError):
         raise not_json() from None
     return {**found, KEY: None if array == b"null" else _lines_in(array, most_lines)}
 

@@ -67,6 +67,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input_file_id": None}, "input_file_id", "missing_required_parameter"),
     ({"input_file_id": 7}, "input_file_id", "invalid_type"),
     ({"input_file_id": "x" * 257}, "input_file_id", "string_above_max_length"),
+    (dict.fromkeys(WANTED, ...), "input_file_id", "missing_required_parameter"),
     ({"endpoint": ...}, "endpoint", "missing_required_parameter"),
     ({"endpoint": "/v1/nothing"}, "endpoint", "invalid_value"),
     ({"endpoint": ["/v1/completions"]}, "endpoint", "invalid_type"),
