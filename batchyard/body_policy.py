@@ -53,8 +53,8 @@ _LISTS: Final = frozenset(
 )
 _SCHEMAS: Final = frozenset(
     {
-        *("functions", "guided_choice", "guided_json", "response_format", "structured_outputs"),
-        *("text", "tools"),
+        *("functions", "guided_choice", "guided_json", "output_config", "response_format"),
+        *("structured_outputs", "text", "tools"),
     }
 )
 _CHAT: Final = "/v1/chat/completions"
@@ -67,7 +67,9 @@ _MEDIA: Final = frozenset({"images", "image", "audio", "video", "videos"})
 
 _URL_KEYS: Final = frozenset({"audio_url", "file_url", "image_url", "video_url"})
 """Where vLLM looks for media, as the URL itself or an object with ``url``."""
-_PART_KEYS: Final = _URL_KEYS | REFUSED_PARTS
+_SOURCE: Final = "source"
+"""Where a block of Anthropic's messages has its media: inside, or as the type ``url``."""
+_PART_KEYS: Final = _URL_KEYS | REFUSED_PARTS | {_SOURCE}
 _NO_MEDIA: Final = _SIZED | {"metadata", "tool_choice"}
 """Fields of a body whose keys are the client's own words."""
 _HTTP_URL: Final = re.compile(
@@ -225,6 +227,10 @@ class BodyPolicy:
                 if isinstance(url, str) and not self._may_fetch(url):
                     return self._url_refused(path)
             return None
+        if key == _SOURCE:
+            url = value.get("url") if isinstance(value, dict) else None
+            is_url = isinstance(url, str) and value.get("type") == "url"
+            return self._url_refused(path) if is_url and not self._may_fetch(url) else None
         name = value if key == "type" and isinstance(value, str) else key
         if name in REFUSED_PARTS and name not in self.allowed_fields and value is not None:
             return _field_refused(name, path, "puts tensors into the model")

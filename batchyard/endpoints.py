@@ -91,6 +91,13 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
         is_conversation=True,
         writes_tokens=True,
     ),
+    "/v1/messages": Endpoint(
+        (("messages", "max_tokens"),),
+        Repeats.SAMPLED,
+        prompt=("tools", "system", "messages"),
+        is_conversation=True,
+        writes_tokens=True,
+    ),
     "/v1/embeddings": _EMBEDDINGS,
     "/v1/moderations": Endpoint((("input",),), Repeats.SAME, in_vllm=False),
     "/v1/score": _SCORE,

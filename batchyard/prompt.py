@@ -76,8 +76,10 @@ def _add_tools(tools: Any, prompt: bytearray) -> None:
 
 
 def _add_instructions(instructions: Any, prompt: bytearray) -> None:
-    if isinstance(instructions, str):
-        prompt += b"\x1esystem\x1f" + instructions.encode()
+    """Text, or Anthropic's list of blocks of text."""
+    if instructions and isinstance(instructions, str | list):
+        prompt += b"\x1esystem\x1f"
+        _add_text(instructions, prompt)
 
 
 def _add_input(value: Any, prompt: bytearray) -> None:
@@ -115,6 +117,7 @@ def _add_text(value: Any, prompt: bytearray) -> None:
 _CONVERSATION: dict[str, Callable[[Any, bytearray], None]] = {
     "tools": _add_tools,
     "instructions": _add_instructions,
+    "system": _add_instructions,
     "messages": _add_messages,
     "input": _add_input,
 }

@@ -247,7 +247,8 @@ class _OutputDetails(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     """Chat, completions, embeddings and scores say prompt/completion; responses, images and audio
-    say input/output; some rerankers say a total alone. Seconds of audio are no tokens."""
+    say input/output; some rerankers say a total alone. Seconds of audio are no tokens. Messages say
+    input/output as well, and their input lacks what was read from the cache or written to it."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -258,6 +259,8 @@ class _Usage(msgspec.Struct):
     completion_tokens_details: _OutputDetails | None = None
     input_tokens_details: _InputDetails | None = None
     output_tokens_details: _OutputDetails | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
 
 
 class _AnswerBody(msgspec.Struct):
@@ -294,11 +297,13 @@ def _read_usage(body: bytes) -> tuple[bool, TokenUsage]:
     if not (inputs or outputs):
         # Nothing was made: what was counted was read.
         inputs = total
+    cache_read = _tokens(usage.cache_read_input_tokens)
+    inputs = min(inputs + cache_read + _tokens(usage.cache_creation_input_tokens), MAX_TOKENS)
     in_details = usage.prompt_tokens_details or usage.input_tokens_details
     out_details = usage.completion_tokens_details or usage.output_tokens_details
     return True, TokenUsage(
         input_tokens=inputs,
-        cached_tokens=_tokens(in_details.cached_tokens) if in_details else 0,
+        cached_tokens=_tokens(in_details.cached_tokens) if in_details else cache_read,
         output_tokens=outputs,
         reasoning_tokens=_tokens(out_details.reasoning_tokens) if out_details else 0,
         total_tokens=total or min(inputs + outputs, MAX_TOKENS),

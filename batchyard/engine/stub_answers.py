@@ -24,6 +24,8 @@ EMBEDDING_DIMENSIONS = 8
 CREATED_AT = 1_700_000_000
 MAX_WORDS = 16
 
+_MESSAGES = "/v1/messages"
+
 Json = dict[str, Any]
 
 
@@ -99,7 +101,8 @@ def events_of(url: str, body: bytes, answer: bytes) -> list[bytes] | None:
     if not asked.stream or path not in _STREAMS:
         return None
     events = _STREAMS[path](msgspec.json.decode(answer), with_usage=asked.wants_usage)
-    return [*events, b"data: [DONE]\n\n"]
+    # Anthropic's streams end with an event of their own.
+    return events if path == _MESSAGES else [*events, b"data: [DONE]\n\n"]
 
 
 def _stream_choices(answer: Json, *, with_usage: bool) -> list[bytes]:
@@ -146,10 +149,37 @@ def _stream_response(answer: Json, *, with_usage: bool) -> list[bytes]:  # noqa:
     ]
 
 
+def _stream_message(answer: Json, *, with_usage: bool) -> list[bytes]:  # noqa: ARG001 - it always has
+    begun = {**answer, "content": [], "stop_reason": None}
+    (block,) = answer["content"]
+    events: list[Json] = [
+        {"type": "message_start", "message": begun},
+        {"type": "content_block_start", "index": 0, "content_block": {**block, "text": ""}},
+    ]
+    events += [
+        {
+            "type": "content_block_delta",
+            "index": 0,
+            "delta": {"type": "text_delta", "text": f"{word} "},
+        }
+        for word in block["text"].split()
+    ]
+    stopped = {"stop_reason": answer["stop_reason"], "stop_sequence": None}
+    events += [
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": stopped, "usage": answer["usage"]},
+        {"type": "message_stop"},
+    ]
+    return [
+        b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event)) for event in events
+    ]
+
+
 _STREAMS = {
     "/v1/chat/completions": _stream_choices,
     "/v1/completions": _stream_choices,
     "/v1/responses": _stream_response,
+    _MESSAGES: _stream_message,
 }
 
 
@@ -262,6 +292,22 @@ def _response(request: _Body, body: bytes) -> Json:
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+def _message(request: _Body, body: bytes) -> Json:
+    digest, text, tokens, usage = _completion(request, body)
+    return {
+        "id": f"msg_{digest}",
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": text}],
+        "model": request.model,
+        "stop_reason": "max_tokens" if tokens < MAX_WORDS else "end_turn",
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "output_tokens": usage["completion_tokens"],
         },
     }
 
@@ -406,6 +452,7 @@ _SHAPES: dict[str, Callable[[_Body, bytes], Json]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _text_completion,
     "/v1/responses": _response,
+    _MESSAGES: _message,
     "/v1/embeddings": _embeddings,
     "/v1/moderations": _moderation,
     "/v1/score": _score,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+TOOL = {"type": "tool_result", "tool_use_id": "a"}
 CANARY = "http://127.0.0.1:18111/secret"
 TEXT = {"role": "user", "content": "hi"}
 
@@ -92,6 +94,8 @@ def test_a_refusal_says_what_to_do() -> None:
         {"messages": [TEXT | {"content": [{"type": "text", "text": CANARY}]}]},
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": CANARY}}]}]},
         {"audio": {"voice": "v", "format": "wav"}},
+        {"messages": [{"content": [{"source": {"type": "base64", "data": "AA"}}]}]},
+        {"messages": [{"content": [{"source": CANARY}, {"source": {"url": CANARY}}]}]},
     ],
 )
 def test_what_clients_of_openai_send_passes(body: dict[str, Any]) -> None:
@@ -209,6 +213,7 @@ def parts(url: Any) -> list[dict[str, Any]]:
         {"type": "input_image", "image_url": url, "detail": "auto"},
         {"type": "input_file", "file_url": url},
         {"type": "computer_call_output", "output": {"image_url": url}},
+        {"type": "image", "source": {"type": "url", "url": url}},
     ]
 
 
@@ -220,6 +225,9 @@ def bodies(part: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [
         (CHAT, {"messages": [TEXT, {"role": "user", "content": [{"type": "text"}, part]}]}),
         (CHAT, {"messages": [{"role": "tool", "content": [part]}]}),
+        (MESSAGES, {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}),
+        (MESSAGES, {"messages": [{"content": [TOOL | {"content": [part]}]}], "max_tokens": 1}),
+        (MESSAGES, {"messages": [], "max_tokens": 1, "system": [part]}),
         (RESPONSES, {"input": [part]}),
         (RESPONSES, {"input": [{"role": "user", "content": [part]}]}),
         (RESPONSES, {"input": [{"type": "function_call_output", "output": [part]}]}),

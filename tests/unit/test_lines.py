@@ -243,6 +243,7 @@ def test_endpoints_may_mix_where_the_rules_say_so() -> None:
     [
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": [], "max_tokens": 1}),
         ("/v1/embeddings", {"input": "x"}),
         ("/v1/embeddings", {"messages": []}),
         ("/v1/moderations", {"input": "x"}),

@@ -95,6 +95,15 @@ def test_a_response_tells_its_usage_in_its_last_event() -> None:
     assert (one.usage.input_tokens, one.usage.output_tokens) == (5, 2)
 
 
+def test_a_message_tells_its_usage_in_its_last_event_but_one() -> None:
+    one = meter(hide_usage=False)
+    begun = {"type": "message_start", "message": {"usage": {"input_tokens": 5}}}
+    usage = {"input_tokens": 5, "cache_read_input_tokens": 16, "output_tokens": 2}
+    delta = {"type": "message_delta", "usage": usage}
+    one.feed(event(**begun) + event(**delta) + event(type="message_stop"))
+    assert (one.usage.input_tokens, one.usage.output_tokens) == (21, 2)
+
+
 def test_an_answer_that_is_no_stream_is_passed_on_as_it_comes() -> None:
     body = json.dumps({"data": [1, 2], "usage": {"prompt_tokens": 4}}).encode()
     one = meter(is_stream=False)

@@ -47,7 +47,7 @@ def test_a_recording_weighs_the_same_however_its_url_is_written() -> None:
 
 @pytest.mark.parametrize("url", ENDPOINTS)
 def test_output_is_expected_of_endpoints_that_write_text(url: str) -> None:
-    writes = ("completions", "responses", "transcriptions", "translations")
+    writes = ("completions", "responses", "messages", "transcriptions", "translations")
     assert (expected_output_tokens(url, {}) > 0) is url.endswith(writes)
 
 
@@ -58,6 +58,18 @@ def test_no_body_whatever_breaks_the_key(url: str, value: Any) -> None:
     key, size = prompt_key(url, dict.fromkeys(fields, value))
     assert key.startswith(url.encode() + b"\0")
     assert size >= 0
+
+
+def test_a_message_begins_with_its_system_prompt_as_a_chat_does() -> None:
+    words = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    asked = {"messages": words, "max_tokens": 7}
+    block = {"type": "text", "text": "Be brief."}
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    rendered = prompt_key(CHAT, {"messages": chat})[0].partition(b"\0")[2]
+    for system in ("Be brief.", [block], [block | {"cache_control": {"type": "ephemeral"}}]):
+        key, _ = prompt_key("/v1/messages", {"system": system, **asked})
+        assert key == b"/v1/messages\0" + rendered
+    assert expected_output_tokens("/v1/messages", asked) == 7
 
 
 def template(*messages: tuple[str, str], **body: Any) -> bytes:

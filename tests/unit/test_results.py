@@ -118,6 +118,14 @@ def test_usage_is_read_from_responses_answers() -> None:
     assert answered("a", "r", 200, body).usage == TokenUsage(5, 1, 7, 3, 12)
 
 
+def test_the_input_of_a_message_includes_what_the_cache_had() -> None:
+    body = (
+        b'{"usage":{"input_tokens":5,"output_tokens":7,"cache_read_input_tokens":16,'
+        b'"cache_creation_input_tokens":2}}'
+    )
+    assert answered("a", "r", 200, body).usage == TokenUsage(23, 16, 7, 0, 30)
+
+
 def test_usage_of_embeddings_has_no_output() -> None:
     body = b'{"data":[],"usage":{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}}'
     assert answered("a", "r", 200, body).usage == TokenUsage(5, 0, 0, 0, 5)
@@ -156,6 +164,7 @@ def test_usage_is_read_from_the_answers_of_every_endpoint(
         *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
         *("prompt_tokens_details.cached_tokens", "completion_tokens_details.reasoning_tokens"),
         *("input_tokens_details.cached_tokens", "output_tokens_details.reasoning_tokens"),
+        *("cache_read_input_tokens", "cache_creation_input_tokens"),
     ],
 )
 def test_a_number_that_no_engine_can_have_counted_counts_nothing(field: str, count: int) -> None:

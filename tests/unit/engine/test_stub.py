@@ -74,6 +74,17 @@ async def test_every_endpoint_has_its_shape(url: str, more: dict[str, Any], kind
     assert answer["usage"]["total_tokens"] > 0
 
 
+async def test_a_message_has_anthropics_shape() -> None:
+    asked = body(max_tokens=4, messages=[])
+    answer = json.loads((await ask(await started(), asked, url="/v1/messages"))[0].body)
+    assert (answer["type"], answer["role"], answer["model"]) == (
+        *("message", "assistant"),
+        "stub-model",
+    )
+    assert answer["content"][0]["text"]
+    assert (answer["stop_reason"], answer["usage"]["output_tokens"]) == ("max_tokens", 4)
+
+
 async def test_base64_embeddings_are_the_floats() -> None:
     """Little-endian float32, one for each input."""
     engine = await started()
