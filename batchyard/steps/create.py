@@ -59,6 +59,7 @@ class BatchRequest:
     told when the batch has ended: the ``receivers``, each a URL by its channel and always as a
     client's, and the address ``notify_email``.
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
+    ``message_requests``: it is a Message Batch with so many requests; None: it is not.
     ``on_invalid``: what bad lines do, an :class:`~batchyard.batch_options.OnInvalid`.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     ``error_threshold``: when the batch is stopped, for :class:`.ErrorThreshold`.
@@ -82,6 +83,7 @@ class BatchRequest:
     notify_email: str | None = None
     public_urls: bool = False
     deduplicate: bool = False
+    message_requests: int | None = None
     on_invalid: str = OnInvalid.FAIL
     any_body: bool = False
     error_threshold: str | None = None
@@ -186,6 +188,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
         ),
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
+        message_requests=request.message_requests,
     )
     model = request.models[0] if len(request.models) == 1 else None
     if model is not None:

@@ -12,6 +12,7 @@ from batchyard.store.batch.batches import Batches
 from batchyard.store.batch.completions import Completions
 from batchyard.store.batch.history import BatchHistory
 from batchyard.store.batch.leases import BatchLeases
+from batchyard.store.batch.messages import MessageBatches
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChanges
 from batchyard.store.chunk.chunks import Chunks
@@ -52,6 +53,7 @@ class Store:
     files: Files
     uploads: Uploads
     batches: Batches
+    message_batches: MessageBatches
     batch_leases: BatchLeases
     batch_schedule: BatchSchedule
     batch_history: BatchHistory
@@ -109,6 +111,7 @@ async def open_store(
             files=Files(database),
             uploads=Uploads(database),
             batches=Batches(database, prices),
+            message_batches=MessageBatches(database),
             batch_leases=BatchLeases(database),
             batch_schedule=BatchSchedule(database),
             batch_history=BatchHistory(database),

@@ -72,7 +72,8 @@ class Batches(Aggregate):
 
     Those have writers of their own, :class:`.BatchLeases` and :class:`.BatchSchedule`. They are
     set here as the row is made, and cleared by the move that leaves nothing to lease or to
-    forecast, for that must be the same statement.
+    forecast, for that must be the same statement. ``message_requests`` is cleared by
+    :class:`.MessageBatches`.
 
     Every change of status is compare-and-set: of many callers at once one succeeds, and the others
     get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise

@@ -71,7 +71,7 @@ async def read_page(
         statement = statement.where(BATCHES.c.tenant == tenant)
     if unfinished:
         statement = statement.where(BATCHES.c.status.in_(UNFINISHED))
-    place = None if after is None else await _place(connection, after, tenant)
+    place = None if after is None else await place_of(connection, after, tenant)
     found = await connection.execute(
         from_place(statement, BATCHES, order="desc", limit=limit, after=place)
     )
@@ -113,7 +113,10 @@ async def _live(
     return live
 
 
-async def _place(connection: AsyncConnection, batch_id: str, tenant: str | None) -> tuple[int, str]:
+async def place_of(
+    connection: AsyncConnection, batch_id: str, tenant: str | None
+) -> tuple[int, str]:
+    """Where the batch is in a listing. Raises :class:`~batchyard.errors.RecordNotFound`."""
     statement = select(BATCHES.c.created_at, BATCHES.c.id).where(BATCHES.c.id == batch_id)
     if tenant is not None:
         statement = statement.where(BATCHES.c.tenant == tenant)

@@ -126,6 +126,8 @@ class _BatchColumns(Record):
     """How long its result files are kept, from their creation; None: the default."""
     notify_email: str | None = Field(default=None, repr=False)
     """The address that gets an e-mail when it ends."""
+    message_requests: int | None = Field(default=None, sa_type=BigInteger)
+    """Of a Message Batch that has not been deleted: how many requests it has; None: it is none."""
 
     @property
     def metadata(self) -> dict[str, str] | None:  # type: ignore[override]  # the table has its own
@@ -330,6 +332,15 @@ Index(
     BATCHES.c.expires_at,
     sqlite_where=IS_IN_PROGRESS,
     postgresql_where=IS_IN_PROGRESS,
+)
+IS_MESSAGE_BATCH: ColumnElement[bool] = BATCHES.c.message_requests.is_not(None)
+Index(
+    "ix_batches_messages",
+    BATCHES.c.tenant,
+    BATCHES.c.created_at,
+    BATCHES.c.id,
+    sqlite_where=IS_MESSAGE_BATCH,
+    postgresql_where=IS_MESSAGE_BATCH,
 )
 _UNFINISHED: Final[list[ColumnElement[str]]] = [
     literal_column(f"'{status.value}'") for status in sorted(UNFINISHED)
