@@ -228,9 +228,10 @@ class BodyPolicy:
                     return self._url_refused(path)
             return None
         if key == _SOURCE:
-            url = value.get("url") if isinstance(value, dict) else None
-            is_url = isinstance(url, str) and value.get("type") == "url"
-            return self._url_refused(path) if is_url and not self._may_fetch(url) else None
+            is_url = isinstance(value, dict) and value.get("type") == "url"
+            url = value.get("url") if is_url else None
+            may_pass = not isinstance(url, str) or self._may_fetch(url)
+            return None if may_pass else self._url_refused(path)
         name = value if key == "type" and isinstance(value, str) else key
         if name in REFUSED_PARTS and name not in self.allowed_fields and value is not None:
             return _field_refused(name, path, "puts tensors into the model")

@@ -20,6 +20,7 @@ from batchyard.api import (
     files,
     health,
     live,
+    message_batches,
     results,
     served_models,
     uploads,
@@ -28,8 +29,9 @@ from batchyard.api import (
 )
 from batchyard.api.batch_watch import BatchWatch
 from batchyard.api.body import LingeringClose
-from batchyard.api.errors import handle_errors, server_failed
+from batchyard.api.errors import error_response, handle_errors, server_failed
 from batchyard.api.head import HeadRequests
+from batchyard.api.message_errors import is_for_messages
 from batchyard.api.openapi import DescribedApi
 from batchyard.api.route import operation_id
 from batchyard.api.session import send_to_login
@@ -54,6 +56,7 @@ _ROUTERS = (
     files.router,
     uploads.router,
     batches.router,
+    message_batches.router,
     events.router,
     results.router,
     served_models.router,
@@ -109,7 +112,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 class RequestIds:
-    """``x-request-id`` on every answer, and an answer to every exception that is left."""
+    """``x-request-id`` on every answer, and an answer to every exception that is left.
+
+    Anthropic's SDKs read ``request-id``.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -126,7 +132,10 @@ class RequestIds:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if is_for_messages(scope["path"]):
+                    headers["request-id"] = request_id
             await send(message)
 
         try:
@@ -144,4 +153,5 @@ class RequestIds:
             if has_started:
                 # The connection breaks off, so that the client sees that something is missing.
                 raise
-            await server_failed().to_response()(scope, receive, send_with_id)
+            answer = error_response(server_failed(), scope["path"], request_id)
+            await answer(scope, receive, send_with_id)

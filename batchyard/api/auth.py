@@ -1,4 +1,6 @@
-"""Who asks, and what they may do: a Bearer key, or a browser's session, names the tenant.
+"""Who asks, and what they may do: a key, or a browser's session, names the tenant.
+
+The key comes as ``Authorization: Bearer``, or as ``x-api-key``, as Anthropic's clients send it.
 
 No route works without one. What a key allows is decided here, once for all routes.
 """
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from batchyard.api.errors import ApiError
 from batchyard.errors import KeyExpired
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 _BEARER = HTTPBearer(scheme_name="ApiKey", auto_error=False)
+_KEY_HEADER = APIKeyHeader(name="x-api-key", scheme_name="XApiKey", auto_error=False)
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """The methods of requests that change nothing."""
 
@@ -45,10 +48,12 @@ class Caller:
 async def authenticated(
     request: Request,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
+    key_header: Annotated[str | None, Depends(_KEY_HEADER)],
 ) -> Caller:
     """The caller. Raises 401 and 403; runs before any of the body is read."""
     refuse_nul(request)
-    if bearer is None:
+    secret = bearer.credentials if bearer is not None else key_header
+    if not secret:
         raise ApiError(
             401,
             "You didn't provide an API key. Send it in an Authorization header with Bearer auth, "
@@ -57,7 +62,7 @@ async def authenticated(
         )
     services: Services = request.app.state.services
     try:
-        holder = await services.store.api_keys.holder_of(bearer.credentials)
+        holder = await services.store.api_keys.holder_of(secret)
     except KeyExpired as error:
         raise _incorrect(f"{error} Ask your operator for a new one.") from None
     if holder is None:

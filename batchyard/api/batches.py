@@ -74,7 +74,7 @@ async def create_batch(
     """Create a batch from an uploaded file, from `input_url`, or from the lines in `requests`."""
     key = await _idempotency_key(_ROUTE, idempotency_key, asked)
     services = caller.services
-    with _as_batches_say():
+    with as_batches_say():
         earlier = None
         if key is not None:
             # A request that was accepted before is not checked again: its URLs may have expired.
@@ -250,7 +250,7 @@ def _as_retries_say() -> Iterator[None]:
 
 
 @contextmanager
-def _as_batches_say() -> Iterator[None]:
+def as_batches_say() -> Iterator[None]:
     """Errors that only the creation of a batch raises, as answers."""
     try:
         yield

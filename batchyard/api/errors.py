@@ -1,6 +1,7 @@
 """Every failure as one envelope: ``{"error": {message, type, param, code}}``.
 
-The SDKs read nothing else, and retry 408, 409, 429 and 5xx unless a header tells them not to.
+On the paths of Anthropic's API it is theirs instead (``message_errors``). The SDKs read nothing
+else, and retry 408, 409, 429 and 5xx unless a header tells them not to.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from batchyard.api.json_response import JsonResponse
+from batchyard.api.message_errors import is_for_messages, message_error_response
 from batchyard.errors import (
     BatchLimitExceeded,
     BatchyardError,
@@ -91,14 +93,16 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         super().__init__(message)
 
+    @property
+    def answer_headers(self) -> dict[str, str]:
+        """All headers of the answer that are the error's."""
+        # The SDKs would send the same conflict three times.
+        return ({"x-should-retry": "false"} if self.status == 409 else {}) | self.headers
+
     def to_response(self) -> Response:
         """The HTTP response, with the error in OpenAI's shape."""
         error = ErrorDetails(self.message, self.type, self.param, self.code)
-        headers = dict(self.headers)
-        if self.status == 409:
-            # The SDKs would send the same conflict three times.
-            headers.setdefault("x-should-retry", "false")
-        return JsonResponse(Error(error), status=self.status, headers=headers)
+        return JsonResponse(Error(error), status=self.status, headers=self.answer_headers)
 
 
 def missing(param: str) -> ApiError:
@@ -166,9 +170,19 @@ def handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
 
 
-async def _api_error(_: Request, error: Any) -> Response:
-    response: Response = error.to_response()
-    return response
+def error_response(error: ApiError, path: str, request_id: str) -> Response:
+    """The answer, in the shape of the API that the path belongs to."""
+    if is_for_messages(path):
+        return message_error_response(error, request_id)
+    return error.to_response()
+
+
+def _respond(request: Request, error: ApiError) -> Response:
+    return error_response(error, request.url.path, request.state.request_id)
+
+
+async def _api_error(request: Request, error: Any) -> Response:
+    return _respond(request, error)
 
 
 async def _batchyard_error(request: Request, error: Any) -> Response:
@@ -184,22 +198,23 @@ async def _batchyard_error(request: Request, error: Any) -> Response:
             method=request.method,
             path=request.url.path,
         )
-    return answered.to_response()
+    return _respond(request, answered)
 
 
 async def _http_exception(request: Request, error: Any) -> Response:
     template = _STATUS_MESSAGES.get(error.status_code)
     message = template.format(request.method, request.url.path) if template else str(error.detail)
-    return ApiError(
+    answered = ApiError(
         error.status_code,
         message,
         type=INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR,
         headers=error.headers,
-    ).to_response()
+    )
+    return _respond(request, answered)
 
 
-async def _validation_error(_: Request, error: Any) -> Response:
-    return as_openai_says(error.errors()[0]).to_response()
+async def _validation_error(request: Request, error: Any) -> Response:
+    return _respond(request, as_openai_says(error.errors()[0]))
 
 
 def as_openai_says(error: Mapping[str, Any]) -> ApiError:

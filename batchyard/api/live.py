@@ -17,6 +17,7 @@ from batchyard.api.body import parse_object, read_within
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.live_engines import LiveDirectory
 from batchyard.api.live_exchange import LiveExchange, LiveRequest, unavailable
+from batchyard.api.message_errors import is_for_messages
 from batchyard.api.route import HEADERS, Route, may_refuse
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.middleware.cache_salt import spliced
@@ -198,7 +199,7 @@ def _add_routes() -> None:
                         "text/event-stream": {"schema": {"type": "string"}},
                     },
                 },
-                **may_refuse(404, 429),
+                **may_refuse(404, 429, for_messages=is_for_messages(path)),
             },
             openapi_extra={
                 "requestBody": {

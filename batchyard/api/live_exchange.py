@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from batchyard.api.errors import INVALID_REQUEST, SERVER_ERROR, ApiError
 from batchyard.api.live_engines import session_to
+from batchyard.api.message_errors import is_for_messages, message_error
 from batchyard.live_answers import HIDE_USAGE_HEADER, RETRY_AFTER_SECONDS, TENANT_HEADER
 from batchyard.logs import event_logger
 
@@ -135,7 +136,7 @@ class LiveExchange(Response):
             if not self._has_begun:
                 raise _lost() from error
             if self._is_stream:
-                await _send(send, _error_event(_lost()), more=False)
+                await _send(send, _error_event(_lost(), self._request), more=False)
             # Otherwise the server closes the connection in the middle of the answer.
 
     @contextlib.asynccontextmanager
@@ -210,7 +211,10 @@ def _lost() -> ApiError:
     )
 
 
-def _error_event(error: ApiError) -> bytes:
+def _error_event(error: ApiError, request: LiveRequest) -> bytes:
+    if is_for_messages(request.path):
+        said = message_error(error.status, error.message, request.request_id)
+        return b"\n\nevent: error\ndata: %b\n\n" % msgspec.json.encode(said)
     details = {
         "message": error.message,
         "type": error.type,

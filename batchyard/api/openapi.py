@@ -16,7 +16,16 @@ from fastapi.routing import iter_route_contexts
 from pydantic.json_schema import models_json_schema
 
 from batchyard.api.errors import Error
-from batchyard.api.route import ERRORS, HEADERS, REF, Route, component_name, json_of
+from batchyard.api.message_errors import MessageError
+from batchyard.api.route import (
+    ERRORS,
+    HEADERS,
+    MESSAGE_ERROR,
+    REF,
+    Route,
+    component_name,
+    json_of,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -41,14 +50,9 @@ class DescribedApi(FastAPI):
             components = document["components"]
             components["schemas"] = _schemas([each for each in routes if isinstance(each, Route)])
             components["headers"] = {"RequestId": _REQUEST_ID}
-            components["responses"] = {
-                str(status): {
-                    "description": text,
-                    "headers": HEADERS,
-                    "content": json_of(Error.__name__),
-                }
-                for status, text in ERRORS.items()
-            }
+            components["responses"] = _refusals("{}", Error, HEADERS) | _refusals(
+                MESSAGE_ERROR, MessageError, {**HEADERS, "request-id": HEADERS["x-request-id"]}
+            )
             for methods in document["paths"].values():
                 for operation in methods.values():
                     # FastAPI's own refusal. Ours is a 400.
@@ -57,12 +61,26 @@ class DescribedApi(FastAPI):
         return self.openapi_schema
 
 
+def _refusals(name: str, shape: type[msgspec.Struct], headers: Json) -> Json:
+    """The answers that are errors, of one shape, by the name that has their status in it."""
+    return {
+        name.format(status): {
+            "description": text,
+            "headers": headers,
+            "content": json_of(shape.__name__),
+        }
+        for status, text in ERRORS.items()
+    }
+
+
 def _schemas(routes: list[Route]) -> Json:
     models: list[tuple[type[BaseModel], Literal["validation"]]] = [
         (each.model, "validation") for each in routes if each.model is not None
     ]
     _, described = models_json_schema(models, ref_template=REF.format(name="{model}"))
-    shapes = dict.fromkeys([Error, *(each.shape for each in routes if each.shape is not None)])
+    shapes = dict.fromkeys(
+        [Error, MessageError, *(each.shape for each in routes if each.shape is not None)]
+    )
     return dict(sorted({**described["$defs"], **_shapes(list(shapes))}.items()))
 
 

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from batchyard.api.auth import READING
 from batchyard.api.json_body import JsonBody
 from batchyard.api.json_response import JsonResponse
+from batchyard.api.message_errors import is_for_messages
 from batchyard.api.pages import ListPage
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 REF: Final = "#/components/schemas/{name}"
+MESSAGE_ERROR: Final = "messages_{}"
+"""What the document calls an answer that is an error, where Anthropic's API has the same."""
 HEADERS: Final = {"x-request-id": {"$ref": "#/components/headers/RequestId"}}
 
 _ALWAYS = {400, 401, 500, 503}
@@ -64,10 +67,17 @@ def json_of(name: str) -> Json:
     return {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
 
 
-def may_refuse(*statuses: int) -> dict[int | str, Json]:
-    """For ``responses=``: errors beside those that every route of its kind has."""
+def may_refuse(*statuses: int, for_messages: bool = False) -> dict[int | str, Json]:
+    """For ``responses=``: errors beside those that every route of its kind has.
+
+    ``for_messages``: in the shape of Anthropic's API.
+    """
+    name = MESSAGE_ERROR if for_messages else "{}"
     return {
-        status: {"$ref": f"#/components/responses/{status}", "description": ERRORS[status]}
+        status: {
+            "$ref": f"#/components/responses/{name.format(status)}",
+            "description": ERRORS[status],
+        }
         for status in statuses
     }
 
@@ -103,7 +113,8 @@ class Route(APIRoute):
             statuses |= _WITH_BODY
         if self.dependant.path_params:
             statuses |= _WITH_ID
-        self.responses = {**self.responses, **may_refuse(*sorted(statuses))}
+        refusals = may_refuse(*sorted(statuses), for_messages=is_for_messages(f"/v1{path}"))
+        self.responses = {**self.responses, **refusals}
 
     def _describe_body(self) -> type[BaseModel] | None:
         read = [each.call for each in self.dependant.dependencies]

@@ -12,7 +12,7 @@ from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
 from batchyard.store.batch.pages import batch_not_found, place_of
 from batchyard.store.batch.rows import BATCHES, IS_MESSAGE_BATCH, RECORD_COLUMNS, BatchRecord
-from batchyard.store.page import Page, from_place
+from batchyard.store.page import Order, Page, from_place
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -46,14 +46,14 @@ class MessageBatches(Aggregate):
         ``has_more``: in the direction that was asked for.
         """
         statement = select(*RECORD_COLUMNS).where(BATCHES.c.tenant == tenant, IS_MESSAGE_BATCH)
-        cursor = before or after
+        order: Order = "desc" if before is None else "asc"
+        cursor = after if before is None else before
         place = None if cursor is None else await place_of(connection, cursor, tenant)
-        order = "asc" if before else "desc"
         found = await connection.execute(
             from_place(statement, BATCHES, order=order, limit=limit, after=place)
         )
         page = Page((BatchRecord.read(row) for row in found.mappings()), limit=limit)
-        if before:
+        if before is not None:
             page.reverse()
         return page
 

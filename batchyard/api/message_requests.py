@@ -1,0 +1,314 @@
+"""The body that creates a Message Batch, turned into the lines of a batch as it arrives.
+
+The body is one JSON object with an array of up to hundreds of megabytes, of which no more than one
+request is held in memory. The lines go to a temporary file, because a batch is only created of
+requests that are all valid.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from contextlib import ExitStack, asynccontextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+import msgspec
+
+from batchyard.api.body import body_stream
+from batchyard.api.errors import ApiError
+from batchyard.api.message_errors import MESSAGES
+from batchyard.errors import InputRefused
+from batchyard.lines import Rules, Validator
+from batchyard.storage.file import os_errors_as_ours
+from batchyard.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+
+    from batchyard.services.services import Services
+    from batchyard.settings import Settings
+
+CUSTOM_ID_PATTERN: Final = "^[a-zA-Z0-9_-]{1,64}$"
+_PART_BYTES: Final = 1024**2
+_HEAD_BYTES: Final = 1024
+_is_custom_id = re.compile(r"[a-zA-Z0-9_-]{1,64}").fullmatch
+
+
+class MessageLines:
+    """A temporary file with a batch's lines, and how many they are."""
+
+    def __init__(self, file: BinaryIO, settings: Settings) -> None:
+        self.file = file
+        self.count = 0
+        self._settings = settings
+        self._limits = settings.limits.to_limits()
+        self._elements = ArrayElements(self._limits.max_line_bytes)
+
+    def add(self, data: bytes) -> None:
+        """Take in the next bytes of the body. Raises 400 and 413."""
+        for element in self._elements.feed(data):
+            if self.count == self._limits.max_requests:
+                raise _invalid(f"requests: at most {self._limits.max_requests} are possible here.")
+            self.file.write(_line(self.count, element))
+            self.count += 1
+
+    def finish(self) -> None:
+        """Check what can only be known of the whole. Raises 400."""
+        self._elements.finish()
+        if not self.count:
+            raise _invalid("requests: at least one is required.")
+        self.file.seek(0)
+        validator = Validator(
+            Rules(MESSAGES, limits=self._limits, policy=self._settings.bodies.to_policy())
+        )
+        for _ in validator.lines(self.file):
+            pass
+        try:
+            validator.finish(self.file)
+        except InputRefused as refused:
+            raise _refused(refused) from None
+        self.file.seek(0)
+
+    def parts(self) -> AsyncIterator[bytes]:
+        """The lines' bytes."""
+        return _parts(self.file)
+
+
+@asynccontextmanager
+async def read_lines(request: Request, services: Services) -> AsyncIterator[MessageLines]:
+    """The lines of the batch that the request asks for, which are valid.
+
+    Raises 400, 408, 413 and 415, and :class:`~batchyard.errors.StorageError`.
+    """
+    settings = services.settings
+    most_bytes = settings.limits.max_bytes
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > most_bytes:
+        raise _too_large(most_bytes)
+    with ExitStack() as closing:
+        with os_errors_as_ours(str(services.spool)):
+            spool = closing.enter_context(tempfile.TemporaryFile(dir=services.spool))
+            lines = MessageLines(cast("BinaryIO", spool), settings)
+            received_bytes = 0
+            async for part in _larger(body_stream(request)):
+                received_bytes += len(part)
+                if received_bytes > most_bytes:
+                    raise _too_large(most_bytes)
+                await in_thread(lines.add, part)
+            await in_thread(lines.finish)
+        yield lines
+
+
+async def _larger(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in parts that are worth a thread."""
+    held = bytearray()
+    async for part in parts:
+        held += part
+        if len(held) >= _PART_BYTES:
+            yield bytes(held)
+            held.clear()
+    yield bytes(held)
+
+
+async def _parts(file: BinaryIO) -> AsyncIterator[bytes]:
+    while part := await in_thread(file.read, _PART_BYTES):
+        yield part
+
+
+# -- one request -------------------------------------------------------------------------------
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    custom_id: str
+    params: msgspec.Raw
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+
+
+def _line(index: int, element: bytes) -> bytes:
+    """The line of a request. ``params`` are written as they came, but for line ends."""
+    try:
+        if not element.isascii():
+            element.decode()
+        if b"\n" in element or b"\r" in element:
+            element = msgspec.json.format(element, indent=-1)
+        request = _decode(element)
+    except UnicodeDecodeError:
+        raise _invalid(f"requests.{index}: it is not UTF-8.") from None
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"requests.{index}: {error}.") from None
+    if not _is_custom_id(request.custom_id):
+        raise _invalid(f"requests.{index}.custom_id: it must match {CUSTOM_ID_PATTERN}.")
+    return b'{"custom_id":"%b","method":"POST","url":"%b","body":%b}\n' % (
+        request.custom_id.encode(),
+        MESSAGES.encode(),
+        bytes(request.params),
+    )
+
+
+def _refused(refused: InputRefused) -> ApiError:
+    """The first error of the lines, as one of the request that it is about."""
+    first, *others = refused.entries
+    where = "requests" if first.line is None else f"requests.{first.line - 1}"
+    param = (first.param or "").replace("body", "params", 1)
+    message = first.message.replace("body.", "params.")
+    more = f" ({len(others)} more are wrong.)" if others else ""
+    return _invalid(f"{where}{param and f'.{param}'}: {message}{more}")
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(400, message)
+
+
+def _too_large(most_bytes: int) -> ApiError:
+    return ApiError(413, f"The body of a Message Batch may have {most_bytes} bytes here.")
+
+
+# -- the array -----------------------------------------------------------------------------------
+
+_HEAD: Final = re.compile(rb'\s*\{\s*"requests"\s*:\s*\[')
+_SPACE: Final = re.compile(rb"[ \t\r\n]*")
+_OUTSIDE_OF_TEXT: Final = re.compile(rb'"[^"\\]*"|["{}\[\]]')
+"""Most texts are there at once, and have no escape."""
+_INSIDE_OF_TEXT: Final = re.compile(rb'["\\]')
+
+
+class _Place(Enum):
+    """Where in the body the reading is; the value: the characters that may come next there."""
+
+    HEAD = None
+    FIRST = b"{]"
+    FURTHER = b"{"
+    REQUEST = b"{}[]"
+    BEHIND_REQUEST = b",]"
+    TAIL = b"}"
+    END = b""
+
+
+_NEXT: Final = {b"{": _Place.REQUEST, b",": _Place.FURTHER, b"]": _Place.TAIL, b"}": _Place.END}
+"""By the character that was found outside of a request."""
+
+
+class ArrayElements:
+    """Cuts ``{"requests": [{…}, {…}]}`` into its requests, whatever parts it arrives in.
+
+    Only the ends of the requests are found here; what is in them is for a JSON parser. No byte is
+    looked at twice.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._buffer = bytearray()
+        self._at = 0
+        """Up to where the buffer has been looked at."""
+        self._place = _Place.HEAD
+        self._depth = 0
+        self._is_text = False
+        self._count = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The requests that are complete now. Raises 400, and 413 for one that is too large."""
+        self._buffer += data
+        found = []
+        while self._go_on():
+            if self._place is _Place.REQUEST and not self._depth:
+                found.append(bytes(self._buffer[: self._at]))
+                self._count += 1
+                self._move(_Place.BEHIND_REQUEST)
+        if self._place is _Place.REQUEST and len(self._buffer) > self._most_bytes:
+            raise ApiError(
+                413, f"requests.{self._count}: a request may have {self._most_bytes} bytes here."
+            )
+        return found
+
+    def finish(self) -> None:
+        """Raise 400 unless the object is complete."""
+        if self._place is _Place.HEAD:
+            raise _invalid('requests: it is required, as {"requests": […]}, and nothing else.')
+        if self._place is not _Place.END:
+            raise _invalid("The body is not complete JSON.")
+
+    def _go_on(self) -> bool:
+        """Go on by one step; False: what it needs has not arrived."""
+        match self._place:
+            case _Place.HEAD:
+                return self._take_head()
+            case _Place.REQUEST:
+                return self._find_end()
+            case _:
+                return self._take_one()
+
+    def _take_head(self) -> bool:
+        head = _HEAD.match(self._buffer)
+        if head is None:
+            if len(self._buffer) > _HEAD_BYTES:
+                self.finish()
+            return False
+        self._at = head.end()
+        self._move(_Place.FIRST)
+        return True
+
+    def _take_one(self) -> bool:
+        """What comes outside of a request: a character of which only a few are possible."""
+        space = _SPACE.match(self._buffer)
+        self._at = space.end() if space else 0
+        self._move(self._place)
+        found = bytes(self._buffer[:1])
+        if not found:
+            return False
+        if found not in _wanted(self._place):
+            raise _invalid(self._surprise())
+        if found == b"{":
+            # It stays, for the request begins with it.
+            self._place, self._at, self._depth = _Place.REQUEST, 1, 1
+            return True
+        self._at = 1
+        self._move(_NEXT[found])
+        return True
+
+    def _surprise(self) -> str:
+        if self._place in (_Place.FIRST, _Place.FURTHER):
+            return f"requests.{self._count}: it must be an object."
+        if self._place is _Place.TAIL:
+            return "The body may have 'requests' and nothing else."
+        return f"The body is not valid JSON behind requests.{self._count - 1}."
+
+    def _find_end(self) -> bool:
+        """Look on for the end of the request that begins the buffer; there the depth is 0."""
+        while True:
+            pattern = _INSIDE_OF_TEXT if self._is_text else _OUTSIDE_OF_TEXT
+            found = pattern.search(self._buffer, self._at)
+            if found is None:
+                self._at = len(self._buffer)
+                return False
+            char = found[0]
+            if char == b"\\":
+                if found.end() == len(self._buffer):
+                    # What it escapes has not arrived.
+                    self._at = found.start()
+                    return False
+                self._at = found.end() + 1
+                continue
+            self._at = found.end()
+            if len(char) > 1:
+                continue
+            if char == b'"':
+                self._is_text = not self._is_text
+                continue
+            self._depth += 1 if char in b"{[" else -1
+            if not self._depth:
+                return True
+
+    def _move(self, place: _Place) -> None:
+        """Drop what has been looked at, and be there."""
+        del self._buffer[: self._at]
+        self._at = 0
+        self._place = place
+
+
+def _wanted(place: _Place) -> bytes:
+    return place.value or b""
