@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CUSTOM_ID_PATTERN: Final = "^[a-zA-Z0-9_-]{1,64}$"
 _PART_BYTES: Final = 1024**2
 _HEAD_BYTES: Final = 1024
+_BODY: Final = re.compile(r"\bbody\b")
+"""What a request's params are called in a line."""
 _is_custom_id = re.compile(r"[a-zA-Z0-9_-]{1,64}").fullmatch
 
 
@@ -154,8 +156,7 @@ def _refused(refused: InputRefused) -> ApiError:
     """The first error of the lines, as one of the request that it is about."""
     first, *others = refused.entries
     where = "requests" if first.line is None else f"requests.{first.line - 1}"
-    param = (first.param or "").replace("body", "params", 1)
-    message = first.message.replace("body.", "params.")
+    param, message = (_BODY.sub("params", text) for text in (first.param or "", first.message))
     more = f" ({len(others)} more are wrong.)" if others else ""
     return _invalid(f"{where}{param and f'.{param}'}: {message}{more}")
 

@@ -43,8 +43,12 @@ class _Line(msgspec.Struct):
     error: _NoAnswer | None
 
 
+class _Message(msgspec.Struct):
+    message: str | None = None
+
+
 class _EngineError(msgspec.Struct):
-    error: _NoAnswer | None = None
+    error: _Message | None = None
 
 
 class _Result(msgspec.Struct):

@@ -13,6 +13,7 @@ import pytest
 from batchyard.control.reconcile import reconcile
 from batchyard.files.retention import expire_files
 from batchyard.lifecycle import BatchStatus
+from batchyard.store import Quota
 from tests.api.test_batches_run import HANGING, MODEL, REFUSED, runners
 from tests.contract.store.samples import batch_in, rewrite
 from tests.steps.conftest import chat_line
@@ -56,9 +57,11 @@ async def polled(
     client: anthropic.AsyncAnthropic, batch_id: str, until: Callable[[Any], bool]
 ) -> Any:
     async with asyncio.timeout(20):
-        while not until(batch := await client.messages.batches.retrieve(batch_id)):
+        while True:
+            batch = await client.messages.batches.retrieve(batch_id)
+            if until(batch):
+                return batch
             await asyncio.sleep(0.02)
-    return batch
 
 
 async def ended(client: anthropic.AsyncAnthropic, batch_id: str) -> Any:
@@ -69,9 +72,11 @@ async def answered(services: Services, message_batch_id: str, count: int) -> str
     """The batch's own id, as soon as so many of its requests are answered."""
     batch_id = message_batch_id.removeprefix("msg")
     async with asyncio.timeout(20):
-        while (await services.store.batches.get(batch_id)).counts.completed < count:
+        while True:
+            batch = await services.store.batches.get(batch_id)
+            if batch.counts.completed >= count:
+                return batch_id
             await asyncio.sleep(0.02)
-    return batch_id
 
 
 async def results(client: anthropic.AsyncAnthropic, batch_id: str) -> dict[str, Any]:
@@ -279,41 +284,53 @@ async def test_a_request_that_is_not_valid_is_named_and_nothing_is_created(
     assert api.objects() == []
 
 
-async def test_errors_have_anthropics_shape(api: Api, client: anthropic.AsyncAnthropic) -> None:
+PATH = "/v1/messages/batches"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more", "status", "kind"),
+    [
+        ("POST", PATH, {"content": b"[1, 2]"}, 400, "invalid_request_error"),
+        ("POST", PATH, {"content": b" " * (2**20 + 1)}, 413, "request_too_large"),
+        ("GET", PATH, {"headers": {"x-api-key": "sk-wrong"}}, 401, "authentication_error"),
+        ("GET", PATH, {"headers": {"x-api-key": ""}}, 401, "authentication_error"),
+        ("GET", f"{PATH}/msgbatch_none", {}, 404, "not_found_error"),
+        ("GET", "/v1/messages/other", {}, 404, "not_found_error"),
+        ("PUT", PATH, {}, 405, "invalid_request_error"),
+        ("POST", "/v1/messages", {"content": b"{}"}, 403, "permission_error"),
+    ],
+)
+def test_errors_have_anthropics_shape(
+    api: Api, method: str, path: str, more: dict[str, Any], status: int, kind: str
+) -> None:
     root = api.url.removesuffix("/v1")
-    path = "/v1/messages/batches"
-    big = {"content-length": str(10**9)}
     with httpx.Client(base_url=root, headers={"x-api-key": api.key}) as http:
-        answers = {
-            "invalid_request_error": (400, http.post(path, content=b"[1, 2]")),
-            "authentication_error": (401, http.get(path, headers={"x-api-key": "sk-wrong"})),
-            "not_found_error": (404, http.get(f"{path}/msgbatch_none")),
-            "request_too_large": (413, http.post(path, content=b"{}", headers=big)),
-        }
-        wrong_method = http.put(path)
-        no_route = http.get("/v1/messages/other")
-        elsewhere = http.get("/v1/batches/none")
-    answers["invalid_request_error "] = (405, wrong_method)
-    answers["not_found_error "] = (404, no_route)
-    for kind, (status, answer) in answers.items():
-        said = answer.json()
-        assert (answer.status_code, said["type"], said["error"]["type"]) == (
-            *(status, "error"),
-            kind.strip(),
-        )
-        assert said["error"].keys() == {"type", "message"}
-        assert said["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
-    assert (elsewhere.status_code, elsewhere.json()["error"]["code"]) == (404, None)
-    assert "request-id" not in elsewhere.headers
+        answer = http.request(method, path, **more)
+    said = answer.json()
+    assert (answer.status_code, said["type"], said["error"]["type"]) == (status, "error", kind)
+    assert said["error"].keys() == {"type", "message"}
+    assert said["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+async def test_the_sdk_reads_the_kind_and_the_id_of_an_error(
+    client: anthropic.AsyncAnthropic,
+) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         await client.messages.batches.retrieve("msgbatch_none")
-    assert (caught.value.type, caught.value.request_id[:4]) == ("not_found_error", "req_")
+    assert (caught.value.type, (caught.value.request_id or "")[:4]) == ("not_found_error", "req_")
+
+
+def test_errors_of_other_paths_have_openais_shape(api: Api) -> None:
+    with api.http() as http:
+        answer = http.get("/batches/none")
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert "request-id" not in answer.headers
 
 
 async def test_a_defect_and_a_limit_have_anthropics_shape_too(
     api: Api, client: anthropic.AsyncAnthropic, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await services.store.tenants.set_quota("one", max_active_batches=1)
+    await services.store.tenants.set_quota("one", Quota(max_active_batches=1))
     await created(client, "good")
     with pytest.raises(anthropic.RateLimitError) as limited:
         await created(client, "good")
@@ -354,8 +371,8 @@ async def test_results_and_cancellation_are_for_their_time(
     batch = await created(client, "good")
     with pytest.raises(anthropic.AnthropicError, match="No `results_url`"):
         await client.messages.batches.results(batch.id)
+    path = f"/v1/messages/batches/{batch.id}/results"
     with pytest.raises(anthropic.NotFoundError, match="has not ended"):
-        path = f"/v1/messages/batches/{batch.id}/results"
         await client.get(path, cast_to=httpx.Response)
     async with runners(services):
         await ended(client, batch.id)
