@@ -7,10 +7,13 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
+import anthropic
 import pytest
 
+from batchyard.api.message_results import translated
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
-from tests.contract.engine.conftest import CHAT, Subject, chat_body, request, slow_body
+from batchyard.results import answered
+from tests.contract.engine.conftest import CHAT, MODEL, Subject, chat_body, request, slow_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,6 +86,37 @@ async def test_a_client_error_passes_through_and_the_others_go_on(subject: Subje
     assert answers[2].status == 400
     assert answers[2].no_answer is None
     assert "message" in json.loads(answers[2].body)["error"]
+
+
+async def test_a_message_and_its_refusal_become_results_of_anthropics_shape(
+    subject: Subject,
+) -> None:
+    """What a line of ``/v1/messages`` is answered, as the SDK reads it from a Message Batch."""
+    asked = {
+        "max_tokens": 4,
+        "system": [{"type": "text", "text": "Be brief. " * 40}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+    }
+    bodies = [json.dumps({"model": model, **asked}).encode() for model in (MODEL, "other")]
+    requests = [request(tag, body, url="/v1/messages") for tag, body in enumerate(bodies)]
+
+    answers = await ask(subject, *requests)
+
+    good, bad = (answered(f"id-{n}", "req_1", answers[n].status, answers[n].body) for n in (0, 1))
+    assert good.usage.input_tokens > 40
+    assert 1 <= good.usage.output_tokens <= 4
+    read = [
+        anthropic.types.messages.MessageBatchIndividualResponse.model_validate_json(
+            translated(line)
+        )
+        for line in (good.line, bad.line)
+    ]
+    assert isinstance(read[0].result, anthropic.types.messages.MessageBatchSucceededResult)
+    assert read[0].result.message.content[0].type == "text"
+    assert read[0].result.message.usage.output_tokens == good.usage.output_tokens
+    assert isinstance(read[1].result, anthropic.types.messages.MessageBatchErroredResult)
+    assert read[1].result.error.error.type == "not_found_error"
+    assert "other" in read[1].result.error.error.message
 
 
 async def test_an_unknown_route_is_answered_404(subject: Subject) -> None:
