@@ -16,10 +16,13 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.store import Quota
 from tests.api.test_batches_run import HANGING, MODEL, REFUSED, runners
 from tests.contract.store.samples import batch_in, rewrite
+from tests.pages import block, replaced
 from tests.steps.conftest import chat_line
+from tests.up.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from batchyard.services.services import Services
     from batchyard.settings import Settings
@@ -181,6 +184,21 @@ async def test_a_batch_that_ends_before_it_began_has_a_result_for_each_request(
     assert {name: each.type for name, each in found.items()} == {"id-0": end, "id-1": end}
     if end == "errored":
         assert found["id-0"].error.error.message == "No."
+
+
+async def test_the_program_of_the_page_runs_as_it_stands_there(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    program = replaced(
+        block("docs/how-to/use-anthropics-sdk.md", "sdk"),
+        {"tiny-chat": MODEL, "sleep(1)": "sleep(0.1)"},
+    )
+    environment = {"ANTHROPIC_BASE_URL": api.url.removesuffix("/v1"), "ANTHROPIC_API_KEY": api.key}
+    async with runners(services):
+        said = await asyncio.to_thread(run_python, program, tmp_path, environment)
+    first, *lines = said.splitlines()
+    assert "succeeded=3" in first
+    assert sorted(line.split()[0] for line in lines) == [f"request-{n}" for n in range(3)]
 
 
 # -- lists ---------------------------------------------------------------------------------------
