@@ -37,13 +37,15 @@ _INTRODUCTION: Final = """\
 
 The routes that a server has below `http://…:8000`, as in [openapi.json](../openapi.json), which \
 the server gives out as `/openapi.json` and shows at `/docs`. **ours** marks what OpenAI's API \
-does not have; everything else is OpenAI's, and [its SDKs](../how-to/use-the-api.md) work \
-unchanged. There is no route for a single request (`POST /v1/chat/completions`): all requests are \
+does not have; routes below `/v1/messages` are Anthropic's, for \
+[its SDKs](../how-to/use-anthropics-sdk.md); everything else is OpenAI's, and \
+[its SDKs](../how-to/use-the-api.md) work unchanged. \
+There is no route for a single request (`POST /v1/chat/completions`): all requests are \
 lines of batches. Every route that answers GET answers HEAD as well, with the same status and \
 headers and without a body.
 
-Every request needs `Authorization: Bearer` and a \
-[key](../how-to/use-the-api.md#keys-and-tenants), and sees only its tenant's objects. Every \
+Every request needs a [key](../how-to/use-the-api.md#keys-and-tenants), as \
+`Authorization: Bearer` or `x-api-key`, and sees only its tenant's objects. Every \
 answer has an `x-request-id`, which is also in the log. An error is \
 `{"error": {"message", "type", "param", "code"}}`; [Errors](errors.md) lists the codes.
 """

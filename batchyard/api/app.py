@@ -88,7 +88,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = DescribedApi(
         title="Batchyard",
         version=__version__,
-        description="OpenAI's Files, Uploads, Batches and Webhooks, on your own GPUs.",
+        description="OpenAI's Files, Uploads, Batches and Webhooks, and Anthropic's Message "
+        "Batches, on your own GPUs.",
         servers=[{"url": "/"}],
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would lose an upload's body

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -151,6 +152,25 @@ async def test_completions_embeddings_and_responses_are_answered_too(api: Api, l
     assert (await client.responses.create(model=MODEL, input="a")).output_text
     stream = await client.responses.create(model=MODEL, input="a", stream=True)
     assert [event.type async for event in stream][-1] == "response.completed"
+
+
+async def test_anthropics_client_is_answered_and_counted_too(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    client = anthropic.AsyncAnthropic(
+        base_url=api.url.removesuffix("/v1"), api_key=api.key, max_retries=0
+    )
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 4}
+    async with serving(services, tmp_path):
+        message = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            assert await stream.get_final_text()
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            await client.messages.create(**asked | {"model": "other"})
+    assert (message.type, message.usage.output_tokens) == ("message", 4)
+    assert unknown.value.type == "not_found_error"
+    (total,) = await used(services)
+    assert (total.is_live, total.requests, total.output_tokens) == (True, 2, 8)
 
 
 async def test_a_client_that_did_not_ask_for_usage_gets_none_and_is_counted(

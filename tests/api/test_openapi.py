@@ -81,6 +81,22 @@ async def test_a_batch_is_as_described_in_each_status(
         check(api, path, method, {"batch_id": batch.id})
 
 
+@pytest.mark.parametrize("status", list(BatchStatus))
+async def test_a_message_batch_is_as_described_in_each_status(
+    api: Api, services: Services, status: BatchStatus
+) -> None:
+    batch = await batch_in(services.store, status, tenant="one", message_requests=10)
+    one = "/v1/messages/batches/{message_batch_id}"
+    for path, method in (
+        (one, "GET"),
+        ("/v1/messages/batches", "GET"),
+        (f"{one}/results", "GET"),
+        (f"{one}/cancel", "POST"),
+        (one, "DELETE"),
+    ):
+        check(api, path, method, {"message_batch_id": f"msg{batch.id}"})
+
+
 def test_files_and_uploads_that_are_there_are_as_described(api: Api) -> None:
     client = api.openai()
     file = client.files.create(file=LINE, purpose="batch")
