@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -94,14 +94,19 @@ async def read_lines(request: Request, services: Services) -> AsyncIterator[Mess
         with os_errors_as_ours(str(services.spool)):
             spool = closing.enter_context(tempfile.TemporaryFile(dir=services.spool))
             lines = MessageLines(cast("BinaryIO", spool), settings)
-            received_bytes = 0
-            async for part in _larger(body_stream(request)):
-                received_bytes += len(part)
-                if received_bytes > most_bytes:
-                    raise _too_large(most_bytes)
-                await in_thread(lines.add, part)
+            async with aclosing(body_stream(request)) as body:
+                await _receive(body, lines, most_bytes)
             await in_thread(lines.finish)
         yield lines
+
+
+async def _receive(body: AsyncIterator[bytes], lines: MessageLines, most_bytes: int) -> None:
+    received_bytes = 0
+    async for part in _larger(body):
+        received_bytes += len(part)
+        if received_bytes > most_bytes:
+            raise _too_large(most_bytes)
+        await in_thread(lines.add, part)
 
 
 async def _larger(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

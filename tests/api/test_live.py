@@ -282,6 +282,18 @@ async def test_an_engine_that_dies_ends_its_streams_with_an_error_and_comes_back
     assert answered
 
 
+async def test_anthropics_client_learns_of_an_engine_that_dies_in_its_words(
+    api: Api, live: Live
+) -> None:
+    client = anthropic.AsyncAnthropic(base_url=api.url.removesuffix("/v1"), api_key=api.key)
+    doomed = [{"role": "user", "content": "half takes 50 ms"}]
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "messages": doomed}
+    with pytest.raises(anthropic.APIStatusError, match="engine was lost") as lost:
+        async for _ in await client.messages.create(stream=True, **asked):
+            pass
+    assert lost.value.type == "overloaded_error"
+
+
 async def test_without_an_engine_a_model_is_not_known(api: Api) -> None:
     with pytest.raises(openai.NotFoundError):
         await api.async_openai(max_retries=0).chat.completions.create(model=MODEL, messages=HELLO)

@@ -219,6 +219,7 @@ async def test_lists_go_in_both_directions_and_have_only_ones_own(
     assert ([each.id for each in page.data], page.has_more) == (newest_first[:2], True)
     assert (page.first_id, page.last_id) == (newest_first[0], newest_first[1])
     assert [each.id async for each in batches.list(limit=2)] == newest_first
+    assert [each.id async for each in client.beta.messages.batches.list(limit=2)] == newest_first
     before = await batches.list(limit=2, before_id=ids[0])
     assert ([each.id for each in before.data], before.has_more) == (newest_first[2:4], True)
     assert [each.id for each in (await before.get_next_page()).data] == newest_first[:2]
