@@ -154,5 +154,4 @@ class RequestIds:
             if has_started:
                 # The connection breaks off, so that the client sees that something is missing.
                 raise
-            answer = error_response(server_failed(), scope["path"], request_id)
-            await answer(scope, receive, send_with_id)
+            await error_response(server_failed(), scope)(scope, receive, send_with_id)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastapi import FastAPI, Request, Response
+    from starlette.types import Scope
 
 log = event_logger(__name__)
 
@@ -170,19 +171,15 @@ def handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
 
 
-def error_response(error: ApiError, path: str, request_id: str) -> Response:
-    """The answer, in the shape of the API that the path belongs to."""
-    if is_for_messages(path):
-        return message_error_response(error, request_id)
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The answer to the request, in the shape of the API that its path belongs to."""
+    if is_for_messages(scope["path"]):
+        return message_error_response(error, scope["state"]["request_id"])
     return error.to_response()
 
 
-def _respond(request: Request, error: ApiError) -> Response:
-    return error_response(error, request.url.path, request.state.request_id)
-
-
 async def _api_error(request: Request, error: Any) -> Response:
-    return _respond(request, error)
+    return error_response(error, request.scope)
 
 
 async def _batchyard_error(request: Request, error: Any) -> Response:
@@ -198,7 +195,7 @@ async def _batchyard_error(request: Request, error: Any) -> Response:
             method=request.method,
             path=request.url.path,
         )
-    return _respond(request, answered)
+    return error_response(answered, request.scope)
 
 
 async def _http_exception(request: Request, error: Any) -> Response:
@@ -210,11 +207,11 @@ async def _http_exception(request: Request, error: Any) -> Response:
         type=INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR,
         headers=error.headers,
     )
-    return _respond(request, answered)
+    return error_response(answered, request.scope)
 
 
 async def _validation_error(request: Request, error: Any) -> Response:
-    return _respond(request, as_openai_says(error.errors()[0]))
+    return error_response(as_openai_says(error.errors()[0]), request.scope)
 
 
 def as_openai_says(error: Mapping[str, Any]) -> ApiError:

@@ -49,6 +49,7 @@ async def test_every_endpoint_of_the_engine_is_answered(yard: Yard) -> None:
     for url in ANSWERS:
         fields[url] |= {"file_url": DATA_URL} if "file_url" in fields[url] else {}
         fields[url] |= {"documents": ["x", "y"]} if "documents" in fields[url] else {}
+        fields[url] |= {"max_tokens": 4} if "max_tokens" in fields[url] else {}
 
     batch = await yard.run([line(url, url, **fields[url]) for url in ANSWERS])
 

@@ -8,6 +8,7 @@ import pytest
 
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
+from batchyard.store import acting_as
 from tests.contract.store.samples import batch_in, new_batch, rewrite
 
 if TYPE_CHECKING:
@@ -56,7 +57,13 @@ async def test_only_one_that_has_ended_is_deleted_and_its_row_stays(store: Store
         await store.message_batches.delete(batch.id, "one")
     ended = await batch_in(store, BatchStatus.COMPLETED, tenant="one", message_requests=10)
     assert (await store.message_batches.get(ended.id, "one")).message_requests == 10
-    await store.message_batches.delete(ended.id, "one")
+    with acting_as("key_1"):
+        await store.message_batches.delete(ended.id, "one")
+    (audited,) = await store.audit.newest(limit=10)
+    assert (audited.actor, audited.action, audited.subject) == (
+        *("key_1", "batch.deleted"),
+        ended.id,
+    )
     with pytest.raises(RecordNotFound):
         await store.message_batches.get(ended.id, "one")
     assert (await store.batches.get(ended.id, "one")).status is BatchStatus.COMPLETED
