@@ -274,31 +274,31 @@ async def test_results_that_have_expired_are_archived(
 # -- what is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("requests", "message"),
-    [
-        ([], "requests: at least one is required."),
-        ([asked("a"), asked("a b")], "requests.1.custom_id: it must match"),
-        ([asked("x" * 65)], "requests.0.custom_id: it must match"),
-        ([asked("a"), asked("b"), asked("a")], "requests.2.custom_id: This custom_id was used"),
-        ([asked("a"), {"custom_id": "b"}], "requests.1: Object missing required field `params`"),
-        ([asked("a"), {**asked("b"), "method": "POST"}], "requests.1: Object contains unknown"),
-        ([{"custom_id": "a", "params": 7}], "requests.0.params: params must be a JSON object"),
-        (
-            [asked("a"), {"custom_id": "b", "params": {"model": MODEL, "messages": []}}],
-            "requests.1.params.max_tokens: params.max_tokens is required for /v1/messages.",
-        ),
-        ([asked("a", stream=True), asked("b", priority=3)], "requests.0.params.stream: "),
-        ([asked("a"), asked("b", model="other")], "requests.1.params.model: All lines"),
-    ],
-)
+WRONG: list[tuple[list[Any], str]] = [
+    ([], "requests: at least one is required."),
+    ([asked("a"), asked("a b")], "requests.1.custom_id: it must match"),
+    ([asked("x" * 65)], "requests.0.custom_id: it must match"),
+    ([asked("a"), asked("b"), asked("a")], "requests.2.custom_id: This custom_id was used"),
+    ([asked("a"), {"custom_id": "b"}], "requests.1: Object missing required field `params`"),
+    ([asked("a"), {**asked("b"), "method": "POST"}], "requests.1: Object contains unknown"),
+    ([{"custom_id": "a", "params": 7}], "requests.0.params: params must be a JSON object"),
+    (
+        [asked("a"), {"custom_id": "b", "params": {"model": MODEL, "messages": []}}],
+        "requests.1.params.max_tokens: params.max_tokens is required for /v1/messages.",
+    ),
+    ([asked("a", stream=True), asked("b", priority=3)], "requests.0.params.stream: "),
+    ([asked("a"), asked("b", model="other")], "requests.1.params.model: All lines"),
+]
+
+
 async def test_a_request_that_is_not_valid_is_named_and_nothing_is_created(
-    api: Api, client: anthropic.AsyncAnthropic, requests: list[Any], message: str
+    api: Api, client: anthropic.AsyncAnthropic
 ) -> None:
-    with pytest.raises(anthropic.BadRequestError) as refused:
-        await client.messages.batches.create(requests=requests)
-    body: Any = refused.value.body
-    assert body["error"]["message"].startswith(message)
+    for requests, message in WRONG:
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await client.messages.batches.create(requests=requests)
+        body: Any = refused.value.body
+        assert body["error"]["message"].startswith(message)
     assert (await client.messages.batches.list()).data == []
     assert api.objects() == []
 
@@ -306,29 +306,29 @@ async def test_a_request_that_is_not_valid_is_named_and_nothing_is_created(
 PATH = "/v1/messages/batches"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "more", "status", "kind"),
-    [
-        ("POST", PATH, {"content": b"[1, 2]"}, 400, "invalid_request_error"),
-        ("POST", PATH, {"content": b" " * (2**20 + 1)}, 413, "request_too_large"),
-        ("GET", PATH, {"headers": {"x-api-key": "sk-wrong"}}, 401, "authentication_error"),
-        ("GET", PATH, {"headers": {"x-api-key": ""}}, 401, "authentication_error"),
-        ("GET", f"{PATH}/msgbatch_none", {}, 404, "not_found_error"),
-        ("GET", "/v1/messages/other", {}, 404, "not_found_error"),
-        ("PUT", PATH, {}, 405, "invalid_request_error"),
-        ("POST", "/v1/messages", {"content": b"{}"}, 403, "permission_error"),
-    ],
-)
-def test_errors_have_anthropics_shape(
-    api: Api, method: str, path: str, more: dict[str, Any], status: int, kind: str
-) -> None:
+ERRORS: list[tuple[str, str, dict[str, Any], int, str]] = [
+    ("POST", PATH, {"content": b"[1, 2]"}, 400, "invalid_request_error"),
+    ("POST", PATH, {"content": b" " * (2**20 + 1)}, 413, "request_too_large"),
+    ("GET", PATH, {"headers": {"x-api-key": "sk-wrong"}}, 401, "authentication_error"),
+    ("GET", PATH, {"headers": {"x-api-key": ""}}, 401, "authentication_error"),
+    ("GET", f"{PATH}/msgbatch_none", {}, 404, "not_found_error"),
+    ("GET", "/v1/messages/other", {}, 404, "not_found_error"),
+    ("PUT", PATH, {}, 405, "invalid_request_error"),
+    ("POST", "/v1/messages", {"content": b"{}"}, 403, "permission_error"),
+]
+
+
+def test_errors_have_anthropics_shape(api: Api) -> None:
     root = api.url.removesuffix("/v1")
     with httpx.Client(base_url=root, headers={"x-api-key": api.key}) as http:
-        answer = http.request(method, path, **more)
-    said = answer.json()
-    assert (answer.status_code, said["type"], said["error"]["type"]) == (status, "error", kind)
-    assert said["error"].keys() == {"type", "message"}
-    assert said["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+        for method, path, more, status, kind in ERRORS:
+            answer = http.request(method, path, **more)
+            said = answer.json()
+            found = (answer.status_code, said["type"], said["error"]["type"])
+            assert found == (status, "error", kind), path
+            assert said["error"].keys() == {"type", "message"}
+            assert said["request_id"] == answer.headers["request-id"]
+            assert said["request_id"] == answer.headers["x-request-id"]
 
 
 async def test_the_sdk_reads_the_kind_and_the_id_of_an_error(
