@@ -152,7 +152,7 @@ async def retry_batch(
         batches_per_hour=services.settings.quota.batches_per_hour,
         idempotency=key,
     )
-    with _as_batches_say(), _as_retries_say():
+    with as_batches_say(), _as_retries_say():
         earlier = None
         if key is not None:
             earlier = await services.store.idempotency.find(caller.tenant, key)

@@ -29,6 +29,7 @@ from batchyard.api.message_shapes import (
 )
 from batchyard.api.pages import limit_schema, read_paging
 from batchyard.api.route import HEADERS, Route, may_refuse
+from batchyard.batch_options import OnInvalid
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.files.delete import delete_file
 from batchyard.lifecycle import TERMINAL
@@ -92,7 +93,7 @@ async def create_message_batch(
 ) -> JsonResponse[MessageBatch]:
     """Create a batch of requests to `/v1/messages`, which all come with this one.
 
-    All must name the same model. If one of them is not valid, nothing is created.
+    All must name the same model. A request whose `params` are not valid ends as `errored`.
     """
     services = caller.services
     async with read_lines(request, services) as lines:
@@ -105,6 +106,7 @@ async def create_message_batch(
                     endpoint=MESSAGES,
                     completion_window=_WINDOW,
                     public_urls=True,
+                    on_invalid=OnInvalid.ERROR_FILE,
                     message_requests=lines.count,
                     traceparent=request.headers.get("traceparent"),
                 ),

@@ -1,8 +1,9 @@
 """The body that creates a Message Batch, turned into the lines of a batch as it arrives.
 
 The body is one JSON object with an array of up to hundreds of megabytes, of which no more than one
-request is held in memory. The lines go to a temporary file, because a batch is only created of
-requests that are all valid.
+request is held in memory. The lines go to a temporary file, because a batch is only created if each
+has a ``custom_id`` of its own. What else is wrong with a request is found when the batch is
+validated.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from batchyard.api.array_elements import ArrayElements
 from batchyard.api.body import body_stream
 from batchyard.api.errors import ApiError
 from batchyard.api.message_errors import MESSAGES
-from batchyard.errors import InputRefused
-from batchyard.lines import Rules, Validator
+from batchyard.lines import duplicate_lines
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.threads import in_thread
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 CUSTOM_ID_PATTERN: Final = "^[a-zA-Z0-9_-]{1,64}$"
 _PART_BYTES: Final = 1024**2
-_BODY: Final = re.compile(r"\bbody\b")
-"""What a request's params are called in a line."""
 _is_custom_id = re.compile(r"[a-zA-Z0-9_-]{1,64}").fullmatch
 
 
@@ -44,8 +42,7 @@ class MessageLines:
     def __init__(self, file: BinaryIO, settings: Settings) -> None:
         self.file = file
         self.count = 0
-        self._settings = settings
-        self._limits = settings.limits.to_limits()
+        self._limits = settings.limits.to_limits(of_client=True)
         self._elements = ArrayElements(self._limits.max_line_bytes)
 
     def add(self, data: bytes) -> None:
@@ -62,16 +59,9 @@ class MessageLines:
         if not self.count:
             raise _invalid("requests: at least one is required.")
         self.file.seek(0)
-        validator = Validator(
-            Rules(MESSAGES, limits=self._limits, policy=self._settings.bodies.to_policy())
-        )
-        for _ in validator.lines(self.file):
-            pass
-        try:
-            validator.finish(self.file)
-        except InputRefused as refused:
-            raise _refused(refused) from None
-        self.file.seek(0)
+        for number in duplicate_lines(self.file, self._limits):
+            where = f"requests.{number - 1}.custom_id"
+            raise _invalid(f"{where}: an earlier request has the same one.")
 
     def parts(self) -> AsyncIterator[bytes]:
         """The lines' bytes."""
@@ -80,7 +70,7 @@ class MessageLines:
 
 @asynccontextmanager
 async def read_lines(request: Request, services: Services) -> AsyncIterator[MessageLines]:
-    """The lines of the batch that the request asks for, which are valid.
+    """The lines of the batch that the request asks for, each with a ``custom_id`` of its own.
 
     Raises 400, 408, 413 and 415, and :class:`~batchyard.errors.StorageError`.
     """
@@ -154,15 +144,6 @@ def _line(index: int, element: bytes) -> bytes:
         MESSAGES.encode(),
         bytes(request.params),
     )
-
-
-def _refused(refused: InputRefused) -> ApiError:
-    """The first error of the lines, as one of the request that it is about."""
-    first, *others = refused.entries
-    where = "requests" if first.line is None else f"requests.{first.line - 1}"
-    param, message = (_BODY.sub("params", text) for text in (first.param or "", first.message))
-    more = f" ({len(others)} more are wrong.)" if others else ""
-    return _invalid(f"{where}{param and f'.{param}'}: {message}{more}")
 
 
 def _invalid(message: str) -> ApiError:

@@ -5,6 +5,7 @@ A line is translated when it is sent; nothing is stored and no more than a block
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -69,7 +70,12 @@ _encode = msgspec.json.encode
 _EXPIRED: Final = _Result("expired")
 _CANCELED: Final = _Result("canceled")
 _STATUSES: Final = {code.value: 500 for code in NoAnswerCode} | {NoAnswerCode.TIMEOUT.value: 504}
-"""Of a request without an answer: the HTTP status that its error is like; of all others, 400."""
+"""Of a request without an answer: the HTTP status that its error is like; of all others, which are
+not valid, 400."""
+_LINE: Final = re.compile(r"^Line \d+: ")
+"""What a client that has sent no file cannot look up."""
+_BODY: Final = re.compile(r"\bbody\b")
+"""What a request's params are called in a line."""
 
 
 def translated(line: bytes) -> bytes:
@@ -91,6 +97,8 @@ def _result_of(line: _Line) -> _Result:
     if code == NoAnswerCode.CANCELLED:
         return _CANCELED
     message = (line.error and line.error.message) or "The request has no answer."
+    if code not in _STATUSES:
+        message = _BODY.sub("params", _LINE.sub("", message))
     return _errored(_STATUSES.get(code or "", 400), message, None)
 
 
