@@ -12,6 +12,8 @@ LOOK_SECONDS: Final = 1.0
 """How often a runner checks whether its batches were cancelled, paused or are overdue."""
 POLL_SECONDS: Final = 0.25
 """How often a process with free capacity asks the database for work."""
+RESPONSES_SECONDS: Final = 0.5
+"""How often background responses are collected, and looked for in results."""
 RETRY_SECONDS: Final = 0.5
 """The pause before the second attempt of a request; it doubles with each further one."""
 CACHE_SECONDS: Final = 3.0

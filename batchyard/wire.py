@@ -27,6 +27,11 @@ def new_batch_id() -> str:
     return f"batch_{secrets.token_hex(16)}"
 
 
+def new_response_id() -> str:
+    """``resp_`` and 32 hex digits."""
+    return f"resp_{secrets.token_hex(16)}"
+
+
 def new_file_id() -> str:
     """``file-`` and 22 base62 characters."""
     return "file-" + "".join(secrets.choice(_BASE62) for _ in range(22))

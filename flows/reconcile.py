@@ -130,7 +130,12 @@ class Reconciler:
         """Clean up and start what is missing. Returns the seconds until the next pass is due."""
         services = self._services
         found = await put_right(services)
-        if found.free_batches or await services.store.deliveries.seconds_to_next() == 0:
+        store = services.store
+        if (
+            found.free_batches
+            or await store.deliveries.seconds_to_next() == 0
+            or await store.responses.are_open()
+        ):
             await ensure_batch_runner(
                 self._api, services.store, silent_seconds=services.settings.batch_lease_seconds
             )

@@ -35,7 +35,8 @@ async def deliver(
     flow_run_id = await _flow_run_of(services, delivery)
     name = f"{what} {delivery.event_type} (attempt {number})"
     if flow_run_id is None:
-        name += f" of {delivery.batch_id}"  # among the attempts of other batches
+        # Among the attempts of other batches.
+        name += f" of {delivery.response_id or delivery.batch_id}"
     outcome = "was accepted"
     try:
         async with RecordedTask(what, name, flow_run_id=flow_run_id) as run:

@@ -21,6 +21,7 @@ from batchyard.api import (
     health,
     live,
     message_batches,
+    responses,
     results,
     served_models,
     uploads,
@@ -64,6 +65,7 @@ _ROUTERS = (
     deliveries.router,
     usage.router,
     live.router,
+    responses.router,
 )
 _PREFIX = "/v1"
 

@@ -24,6 +24,7 @@ from batchyard.engine.middleware.cache_salt import spliced
 from batchyard.lines import is_deeper_than
 from batchyard.live_answers import asking_for_usage, hides_usage
 from batchyard.printable import printable
+from batchyard.responses import ENDPOINT as RESPONSES
 from batchyard.services.cache_salt import cache_salt_of
 from batchyard.steps.create import default_quota
 
@@ -95,6 +96,11 @@ async def answer_live(request: Request, caller: Authenticated) -> Response:
     The body is the engine's to understand, within the rules for lines of batches. With
     `"stream": true` the answer is a stream of server-sent events.
     """
+    return await pass_on(request, caller)
+
+
+async def pass_on(request: Request, caller: Caller, raw: bytes | None = None) -> Response:
+    """As :func:`answer_live`; ``raw`` is the body, if it was read already."""
     state: LiveState = request.app.state.live
     quota = (await caller.services.store.tenants.quota(caller.tenant)).over(
         default_quota(caller.services)
@@ -103,7 +109,7 @@ async def answer_live(request: Request, caller: Authenticated) -> Response:
     state.take(caller.tenant, quota.max_live_requests or 0)
     is_taken = True
     try:
-        checked = await _checked(request, caller)
+        checked = await _checked(request, caller, raw)
         if not await state.directory.engines(checked.model):
             raise await _no_engine(request, checked.model)
         is_taken = False
@@ -113,12 +119,13 @@ async def answer_live(request: Request, caller: Authenticated) -> Response:
             state.give_back(caller.tenant)
 
 
-async def _checked(request: Request, caller: Caller) -> LiveRequest:
+async def _checked(request: Request, caller: Caller, raw: bytes | None) -> LiveRequest:
     """The request, if a line of a client's batch could say the same. Raises 400, 408, 413, 415."""
     services = caller.services
     settings = services.settings
     path = request.url.path
-    raw = await read_within(request, settings.limits.max_line_bytes)
+    if raw is None:
+        raw = await read_within(request, settings.limits.max_line_bytes)
     body = parse_object(raw)
     model = _check_body(services, path, raw, body)
     hides = hides_usage(path, body)
@@ -181,32 +188,39 @@ async def _no_engine(request: Request, model: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
+ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The engine's answer.",
+        "headers": HEADERS,
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "text/event-stream": {"schema": {"type": "string"}},
+        },
+    },
+    **may_refuse(404, 429),
+}
+_REQUEST: Final = {
+    "type": "object",
+    "properties": {"model": {"type": "string"}},
+    "required": ["model"],
+}
+BODY: Final[dict[str, Any]] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _REQUEST}}}
+}
+
+
 def _add_routes() -> None:
-    body = {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}
     for path in PATHS:
+        if path == RESPONSES:
+            continue  # it has a way into the background as well, and a module of its own
         router.add_api_route(
             path.removeprefix(PREFIX),
             answer_live,
             methods=["POST"],
             name="answer_live_" + "_".join(path.removeprefix(f"{PREFIX}/").split("/")),
             summary=f"Live request: {path.removeprefix(f'{PREFIX}/').replace('/', ' ')}",
-            responses={
-                200: {
-                    "description": "The engine's answer.",
-                    "headers": HEADERS,
-                    "content": {
-                        "application/json": {"schema": {"type": "object"}},
-                        "text/event-stream": {"schema": {"type": "string"}},
-                    },
-                },
-                **may_refuse(404, 429, for_messages=is_for_messages(path)),
-            },
-            openapi_extra={
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/json": {"schema": body}},
-                }
-            },
+            responses={**ANSWERS, **may_refuse(404, 429, for_messages=is_for_messages(path))},
+            openapi_extra=BODY,
         )
 
 

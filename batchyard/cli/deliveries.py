@@ -104,7 +104,7 @@ def _rows(deliveries: Iterable[Delivery], now: float) -> Iterator[tuple[str | Te
         yield (
             each.id,
             each.event_type,
-            each.batch_id,
+            each.response_id or each.batch_id or _NOTHING,
             user_text(each.webhook_endpoint_id or each.recipient or _NOTHING),
             each.status.value,
             str(each.attempt_count),

@@ -1,6 +1,7 @@
 """The control runner: processes hundreds of batches at a time, from their input to their end.
 
-The same process sends the notifications that are due, of any batch.
+The same process sends the notifications that are due, of any batch, and sees to background
+responses.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from batchyard import intervals
+from batchyard.control.response_groups import ResponseGroups
 from batchyard.delivery.deliver import Deliverer
 from batchyard.errors import LeaseLost, RecordNotFound, StoreError
 from batchyard.lifecycle import TERMINAL
@@ -66,9 +68,13 @@ class BatchRunner:
         )
         try:
             await store.runners.ready(runner.id)
-            async with Deliverer(self._services, attempt=self._deliver) as deliverer:
+            async with (
+                Deliverer(self._services, attempt=self._deliver) as deliverer,
+                ResponseGroups(self._services, self._held.owner) as responses,
+            ):
                 deliverer.start()
-                await self._serve(runner.id, deliverer)
+                responses.start()
+                await self._serve(runner.id, deliverer, responses)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -77,7 +83,7 @@ class BatchRunner:
             await store.runners.retire(runner.id)
         return self.ended
 
-    async def _serve(self, runner_id: str, deliverer: Deliverer) -> None:
+    async def _serve(self, runner_id: str, deliverer: Deliverer, responses: ResponseGroups) -> None:
         settings = self._services.settings
         busy_at = looked_at = time.monotonic()
         is_draining = False
@@ -85,7 +91,7 @@ class BatchRunner:
             if not is_draining:
                 await self._take_up(self._held.room)
             now = time.monotonic()
-            if self._tasks or deliverer.is_busy:
+            if self._tasks or deliverer.is_busy or responses.is_busy:
                 busy_at = now
             elif is_draining or now - busy_at >= settings.runner_idle_seconds:
                 return
@@ -94,6 +100,7 @@ class BatchRunner:
                 is_draining = await self._is_draining(runner_id)
             if is_draining:
                 deliverer.drain()
+                responses.drain()
             await asyncio.sleep(intervals.POLL_SECONDS)
 
     async def _take_up(self, room: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchyard.delivery.channel import AT_MOST_SECONDS
 from batchyard.notify.event import batch_data, event_body
@@ -12,7 +12,7 @@ from batchyard.notify.outcome import SendOutcome
 if TYPE_CHECKING:
     from batchyard.notify.webhook import WebhookSender
     from batchyard.services.services import Services
-    from batchyard.store import DeliveryClaim
+    from batchyard.store import DeliveryClaim, DeliveryRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,18 @@ class WebhookChannel:
         delivery = claim.delivery
         if claim.url is None:
             return SendOutcome(error="its URL is gone, or no key opens it any more", is_final=True)
-        batch = await self.services.store.batches.get(delivery.batch_id)
-        is_full = self.services.settings.webhook_data == "full"
         return event_body(
             event_id=delivery.event_id,
             event_type=delivery.event_type,
             created_at=delivery.event_at,
-            data=batch_data(batch.to_wire(), full=is_full),
+            data=await self._data(delivery),
         )
+
+    async def _data(self, delivery: DeliveryRecord) -> dict[str, Any]:
+        if delivery.response_id is not None:
+            return {"id": delivery.response_id}
+        batch = await self.services.store.batches.get(delivery.batch_id)
+        return batch_data(batch.to_wire(), full=self.services.settings.webhook_data == "full")
 
     async def send(
         self, claim: DeliveryClaim, message: bytes, traceparent: str | None

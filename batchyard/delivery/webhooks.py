@@ -9,7 +9,7 @@ import msgspec
 
 from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
-from batchyard.notify.event import batch_data, event_body
+from batchyard.notify.event import RESPONSE_EVENTS, batch_data, event_body
 from batchyard.notify.webhook import WebhookSender
 from batchyard.store import DeliveryKind, DeliveryStatus
 from batchyard.time_units import DAY_SECONDS
@@ -46,7 +46,7 @@ async def send_test(
         event_id=new_event_id(),
         event_type=event_type,
         created_at=now,
-        data=batch_data(_sample_batch(event_type, now), full=settings.webhook_data == "full"),
+        data=_sample_data(event_type, now, full=settings.webhook_data == "full"),
     )
     async with WebhookSender(settings.address_guard, ssl_context=settings.tls_context) as sender:
         answer = await sender.send(
@@ -59,6 +59,12 @@ async def send_test(
             code="webhook_endpoint_unreachable",
         )
     return answer.status_code
+
+
+def _sample_data(event_type: str, now: int, *, full: bool) -> dict[str, Any]:
+    if event_type in RESPONSE_EVENTS:
+        return {"id": f"resp_test{secrets.token_hex(14)}"}
+    return batch_data(_sample_batch(event_type, now), full=full)
 
 
 def _sample_batch(event_type: str, now: int) -> Batch:
@@ -100,7 +106,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     kind: DeliveryKind
     event_id: str
     event_type: str
-    batch_id: str
+    batch_id: str | None
+    response_id: str | None
     webhook_endpoint_id: str | None
     recipient: str | None
     about_delivery_id: str | None
@@ -150,7 +157,8 @@ def _values(delivery: DeliveryRecord) -> dict[str, Any]:
         "kind": delivery.kind,
         "event_id": delivery.event_id,
         "event_type": delivery.event_type,
-        "batch_id": delivery.batch_id,
+        "batch_id": delivery.batch_id or None,
+        "response_id": delivery.response_id,
         "webhook_endpoint_id": delivery.endpoint_id,
         "recipient": delivery.destination if is_at_host else delivery.recipient,
         "about_delivery_id": delivery.about_delivery_id,

@@ -156,6 +156,8 @@ class KnownLines:
         """All lines that can be read now."""
         if has_ended:
             return await self._read_files(batch)
+        # What another process has found is known at once: it may have said so to a client.
+        await self._read_recorded()
         await self._look()
         return self._order.found
 

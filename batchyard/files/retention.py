@@ -17,6 +17,7 @@ from batchyard.lifecycle import TERMINAL
 from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
 from batchyard.services.storage_mark import write_mark
 from batchyard.store import FORGOTTEN_SECONDS
+from batchyard.store.file.files import FILE_LIFETIME_SECONDS
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ async def expire_files(services: Services, limit: int = 1000) -> Expired:
     """Delete up to ``limit`` files past their ``expires_at``, rows and bytes.
 
     Uploads whose hour is over go too, idempotency keys of two days ago, deliveries that ended a
-    month ago, and lengths of answers of which there was none for a month. The input of a batch
-    that has not ended stays. Of many callers at once each file is counted by one. Raises
-    :class:`~batchyard.errors.StorageError`; then the sweep finds what is left.
+    month ago, lengths of answers of which there was none for a month, and background responses
+    that ended a month ago. The input of a batch that has not ended stays. Of many callers at once
+    each file is counted by one. Raises :class:`~batchyard.errors.StorageError`; then the sweep
+    finds what is left.
     """
     await expire_uploads(services)
     await services.store.idempotency.prune(_IDEMPOTENCY_SECONDS)
@@ -80,6 +82,7 @@ async def expire_files(services: Services, limit: int = 1000) -> Expired:
         size_bytes += sum(file.size_bytes for file in gone)
         objects += len(keys)
     await services.store.completions.prune()
+    await services.store.responses.prune(FILE_LIFETIME_SECONDS)
     return Expired(files, size_bytes, objects)
 
 

@@ -106,6 +106,9 @@ EVENTS: Final = {
     "reconciler.failed": "A pass of `reconcile` failed; the next one follows.",
     "report.not_shown": "The report of a batch could not be shown in Prefect.",
     "request.failed": "An attempt at a request failed before the engine answered.",
+    "responses.collected": "Background responses that waited are a batch now.",
+    "responses.not_seen": "Background responses could not be collected or ended; the next look "
+    "follows.",
     "result.not_accepted": "The chunk of a result could not accept it; the chunk fails.",
     "runner.draining": "A runner was asked to end: another model gets its place, or the hours of "
     "its engine are over.",

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from batchyard.lifecycle import TERMINAL
+from batchyard.responses import ENDS
 from batchyard.wire import ended_at, to_json
 
 if TYPE_CHECKING:
     from batchyard.wire import Batch
 
-EVENT_TYPES: Final = tuple(sorted(f"batch.{status.value}" for status in TERMINAL))
+BATCH_EVENTS: Final = tuple(sorted(f"batch.{status.value}" for status in TERMINAL))
 """One for each way in which a batch ends."""
+RESPONSE_EVENTS: Final = tuple(sorted(f"response.{status.value}" for status in ENDS))
+"""One for each way in which a background response ends."""
+EVENT_TYPES: Final = BATCH_EVENTS + RESPONSE_EVENTS
 
 # Metadata is not among them: it is the user's own text, and may be meant for nobody else.
 _FULL: Final = (

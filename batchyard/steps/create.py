@@ -153,7 +153,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             param="on_invalid",
             code="invalid_value",
         )
-    _check_metadata(request.metadata)
+    check_metadata(request.metadata)
     check_priority(request.priority)
     if request.error_threshold is not None:
         ErrorThreshold.parse(request.error_threshold)
@@ -375,7 +375,8 @@ def _absolute(location: Location | None) -> Location | None:
     return location.absolute() if isinstance(location, LocalFile) else location
 
 
-def _check_metadata(metadata: Mapping[str, str] | None) -> None:
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raise :class:`~batchyard.errors.RequestRefused` for what OpenAI's rules do not allow."""
     if metadata is None:
         return
     if len(metadata) > MAX_METADATA:

@@ -41,6 +41,8 @@ from batchyard.store.leases import Leases
 from batchyard.store.overview import Overview
 from batchyard.store.page import Order, Page
 from batchyard.store.reseal import reseal
+from batchyard.store.response.responses import Responses
+from batchyard.store.response.rows import NewResponse, ResponseKind, ResponseRecord, Waiting
 from batchyard.store.runner.live_engines import LiveEngine, LiveEngines
 from batchyard.store.runner.rates import RateRecord, Rates
 from batchyard.store.runner.runners import (
@@ -123,6 +125,7 @@ __all__ = [
     "NewFile",
     "NewKey",
     "NewPart",
+    "NewResponse",
     "NewUpload",
     "Order",
     "Overview",
@@ -131,6 +134,9 @@ __all__ = [
     "Quota",
     "RateRecord",
     "Rates",
+    "ResponseKind",
+    "ResponseRecord",
+    "Responses",
     "RunnerKind",
     "RunnerRecord",
     "RunnerStatus",
@@ -148,6 +154,7 @@ __all__ = [
     "UrlFacts",
     "UsageRecord",
     "UsageTotal",
+    "Waiting",
     "WebhookEndpointRecord",
     "WebhookEndpoints",
     "act_as",

@@ -31,7 +31,7 @@ from batchyard.store.batch.live import (
     points_before,
     sums_of_chunks,
 )
-from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord
+from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
 from batchyard.store.chunk.chunks import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, is_due, remaining_tokens
 from batchyard.store.chunk.shares import shares_of
@@ -344,7 +344,7 @@ def _joined(columns: Sequence[ColumnElement[Any]], chunks: Subquery) -> Select[A
 
 
 def _of(statement: Select[Any], tenant: str | None) -> Select[Any]:
-    return statement if tenant is None else statement.where(BATCHES.c.tenant == tenant)
+    return statement if tenant is None else statement.where(seen_by(tenant))
 
 
 def _count_where(condition: ColumnElement[bool]) -> ColumnElement[int]:

@@ -22,6 +22,7 @@ from batchyard.store.figures import FiguresReader
 from batchyard.store.file.files import Files
 from batchyard.store.leases import Leases
 from batchyard.store.overview import Overview
+from batchyard.store.response.responses import Responses
 from batchyard.store.runner.hours import EngineHours
 from batchyard.store.runner.live_engines import LiveEngines
 from batchyard.store.runner.rates import Rates
@@ -58,6 +59,7 @@ class Store:
     batch_schedule: BatchSchedule
     batch_history: BatchHistory
     completions: Completions
+    responses: Responses
     chunks: Chunks
     runners: Runners
     live_engines: LiveEngines
@@ -116,6 +118,7 @@ async def open_store(
             batch_schedule=BatchSchedule(database),
             batch_history=BatchHistory(database),
             completions=Completions(database),
+            responses=Responses(database),
             chunks=Chunks(database),
             runners=Runners(database),
             live_engines=LiveEngines(database),

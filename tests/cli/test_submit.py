@@ -162,7 +162,7 @@ def test_a_quota_that_is_used_up_is_a_clear_refusal(here: Run, prefect: SmallPre
     ended = here(*SUBMIT, "--tenant", "search")
     assert (ended.status, ended.stdout) == (3, "")
     assert ended.stderr == (
-        "batchyard: Tenant 'search' may have 1 active batches; it has 1, and this batch would "
+        "batchyard: Tenant 'search' may have 1 active batches; it has 1, and this would "
         "add 1. Wait until earlier batches are done, or cancel one, or have the quota raised.\n"
     )
     assert here(*SUBMIT).status == 0

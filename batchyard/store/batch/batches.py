@@ -120,20 +120,7 @@ class Batches(Aggregate):
         if batches_per_hour is not None:
             await hold_pace(connection, new.tenant, batches_per_hour)
         await hold_quota(connection, new.tenant, quota, batches=1)
-        now = await read_seconds(connection)
-        await connection.execute(
-            insert(BATCHES).values(
-                status=BatchStatus.VALIDATING,
-                created_at=now,
-                expires_at=now + new.window_seconds,
-                **new.values(),
-                **lease,
-            )
-        )
-        if input_file is not None:
-            await insert_file(connection, input_file)
-        await insert_receivers(connection, new.id, new.locations.receivers)
-        await note_change(connection, new.id, BatchStatus.VALIDATING)
+        await insert_batch(connection, new, input_file, lease)
         return await load_batch(connection, new.id)
 
     @reads
@@ -394,7 +381,8 @@ class Batches(Aggregate):
         ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are,
         ``length_classes`` those of its requests by the numbers that they have there, ``roots``
         what its prompts begin with, ``refused`` how many lines of ``total`` are bad, with their
-        error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own. Raises
+        error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own;
+        responses were counted when they were accepted. Raises
         :class:`~batchyard.errors.QuotaExceeded`.
         """
         tokens = sum(chunk.token_estimate for chunk in chunks)
@@ -411,7 +399,10 @@ class Batches(Aggregate):
         )
         record = await load_batch(connection, batch_id)
         # After the move: to begin a second time is a conflict, whatever the quota says.
-        await hold_quota(connection, record.tenant, quota, requests=total - refused, tokens=tokens)
+        if not record.holds_responses:
+            await hold_quota(
+                connection, record.tenant, quota, requests=total - refused, tokens=tokens
+            )
         await insert_chunks(connection, batch_id, record.expires_at, chunks, refused=refused)
         await insert_roots(connection, batch_id, roots)
         return record
@@ -517,3 +508,30 @@ class Batches(Aggregate):
         if again:
             await insert_file_deliveries(connection, record, again)
         return record
+
+
+async def insert_batch(
+    connection: AsyncConnection,
+    new: NewBatch,
+    input_file: NewFile | None = None,
+    lease: Mapping[str, Any] | None = None,
+) -> None:
+    """Record a new batch, ``validating``, within a transaction, perhaps another aggregate's.
+
+    ``input_file`` as for :meth:`Batches.create`. ``lease``: the values of its lease's columns;
+    None: it has no owner.
+    """
+    now = await read_seconds(connection)
+    await connection.execute(
+        insert(BATCHES).values(
+            status=BatchStatus.VALIDATING,
+            created_at=now,
+            expires_at=now + new.window_seconds,
+            **new.values(),
+            **(lease or {}),
+        )
+    )
+    if input_file is not None:
+        await insert_file(connection, input_file)
+    await insert_receivers(connection, new.id, new.locations.receivers)
+    await note_change(connection, new.id, BatchStatus.VALIDATING)

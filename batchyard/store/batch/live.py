@@ -8,7 +8,7 @@ from sqlalchemy import and_, case, func, select
 
 from batchyard.lifecycle import TERMINAL, UNFINISHED
 from batchyard.store.batch.history import POINTS
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.batch.rows import BATCHES, seen_by
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED
 from batchyard.store.clock import clock
 from batchyard.store.leasing import is_held
@@ -91,7 +91,7 @@ def answered_within(seconds: float, tenant: str | None) -> Select[Any]:
         .outerjoin(before, before.c.batch_id == BATCHES.c.id)
         .where(_is_recent(seconds), is_known)
     )
-    return statement if tenant is None else statement.where(BATCHES.c.tenant == tenant)
+    return statement if tenant is None else statement.where(seen_by(tenant))
 
 
 def _is_recent(seconds: float) -> ColumnElement[bool]:

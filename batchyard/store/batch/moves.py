@@ -56,7 +56,8 @@ async def end_batch(
         await connection.execute(update(BATCHES).where(BATCHES.c.id == batch_id).values(cost))
         ended = ended.model_copy(update=cost)
     ended_at = getattr(ended, str(target.timestamp_field))
-    await insert_deliveries(connection, batch_id, f"batch.{target.value}", ended_at)
+    if not ended.holds_responses:
+        await insert_deliveries(connection, batch_id, f"batch.{target.value}", ended_at)
     return ended
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, select
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import TERMINAL, UNFINISHED
 from batchyard.prices import NO_PRICES
-from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord
+from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
 from batchyard.store.chunk.shares import shares_of
 from batchyard.store.page import Page, from_place
 from batchyard.store.tenant.usage import costs_so_far
@@ -47,7 +47,7 @@ async def load_batch(
     """
     statement = _ONE
     if tenant is not None:
-        statement = statement.where(BATCHES.c.tenant == tenant)
+        statement = statement.where(seen_by(tenant))
     found = await connection.execute(statement, {"batch": batch_id})
     row = found.mappings().one_or_none()
     if row is None:
@@ -68,7 +68,7 @@ async def read_page(
     """As :meth:`.Batches.page`, within a transaction."""
     statement = select(*RECORD_COLUMNS)
     if tenant is not None:
-        statement = statement.where(BATCHES.c.tenant == tenant)
+        statement = statement.where(seen_by(tenant))
     if unfinished:
         statement = statement.where(BATCHES.c.status.in_(UNFINISHED))
     place = None if after is None else await place_of(connection, after, tenant)
@@ -119,7 +119,7 @@ async def place_of(
     """Where the batch is in a listing. Raises :class:`~batchyard.errors.RecordNotFound`."""
     statement = select(BATCHES.c.created_at, BATCHES.c.id).where(BATCHES.c.id == batch_id)
     if tenant is not None:
-        statement = statement.where(BATCHES.c.tenant == tenant)
+        statement = statement.where(seen_by(tenant))
     row = (await connection.execute(statement)).one_or_none()
     if row is None:
         raise batch_not_found(batch_id)

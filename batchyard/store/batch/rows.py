@@ -17,6 +17,7 @@ from sqlalchemy import (
     FromClause,
     Index,
     and_,
+    false,
     literal_column,
 )
 from sqlmodel import Field, SQLModel
@@ -128,6 +129,8 @@ class _BatchColumns(Record):
     """The address that gets an e-mail when it ends."""
     message_requests: int | None = Field(default=None, sa_type=BigInteger)
     """Of a Message Batch that has not been deleted: how many requests it has; None: it is none."""
+    holds_responses: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    """Its lines are background responses: its tenant neither created it nor sees it."""
 
     @property
     def metadata(self) -> dict[str, str] | None:  # type: ignore[override]  # the table has its own
@@ -345,6 +348,11 @@ Index(
 _UNFINISHED: Final[list[ColumnElement[str]]] = [
     literal_column(f"'{status.value}'") for status in sorted(UNFINISHED)
 ]
+
+
+def seen_by(tenant: str) -> ColumnElement[bool]:
+    """The batch is the tenant's, and not one that holds its background responses."""
+    return and_(BATCHES.c.tenant == tenant, BATCHES.c.holds_responses.is_(False))
 
 
 def has_no_owner(table: FromClause) -> ColumnElement[bool]:

@@ -17,6 +17,7 @@ from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.store.delivery.rows import (
     DELIVERIES,
     FILE_EVENTS,
+    NO_BATCH,
     WEBHOOK_GIVEN_UP,
     DeliveryStatus,
 )
@@ -31,9 +32,9 @@ from batchyard.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from sqlalchemy import RowMapping
+    from sqlalchemy import Row, RowMapping
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.batch.rows import BatchRecord
@@ -81,6 +82,39 @@ async def insert_deliveries(
         told.append(_email(said, address))
     if told:
         await connection.execute(insert(DELIVERIES).values(_NOTHING_YET), told)
+
+
+async def insert_response_deliveries(
+    connection: AsyncConnection, ended: Sequence[Row[tuple[str, str]]], event: str, at: int
+) -> None:
+    """Tell every endpoint that wants ``event`` of these responses, each an id and its tenant."""
+    tenants = sorted({row.tenant for row in ended})
+    statement = (
+        select(ENDPOINTS.c.tenant, ENDPOINTS.c.id, ENDPOINTS.c.event_types)
+        .where(ENDPOINTS.c.tenant.in_(tenants), ENDPOINTS.c.disabled_at.is_(None))
+        .order_by(ENDPOINTS.c.created_at, ENDPOINTS.c.id)
+    )
+    endpoints = (await connection.execute(statement)).all() if tenants else []
+    told = [
+        _told(said, DeliveryKind.WEBHOOK, endpoint.id, endpoint_id=endpoint.id)
+        for row in ended
+        for said in [_of_response(row.id, row.tenant, event, at)]
+        for endpoint in endpoints
+        if endpoint.tenant == row.tenant and event in endpoint.event_types
+    ]
+    if told:
+        await connection.execute(insert(DELIVERIES).values(_NOTHING_YET), told)
+
+
+def _of_response(response_id: str, tenant: str, event: str, at: int) -> dict[str, Any]:
+    return {
+        "tenant": tenant,
+        "event_id": new_event_id(),
+        "event_type": event,
+        "event_at": at,
+        "batch_id": NO_BATCH,
+        "response_id": response_id,
+    }
 
 
 async def insert_given_up(connection: AsyncConnection, given_up: RowMapping) -> None:

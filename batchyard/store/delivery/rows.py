@@ -41,6 +41,9 @@ class DeliveryRecord(Record):
     one of :data:`FILE_EVENTS`."""
     event_at: int = Field(sa_type=BigInteger)
     batch_id: str
+    """:data:`NO_BATCH` for an event of a response."""
+    response_id: str | None = None
+    """The background response that ended."""
     endpoint_id: str | None
     """None: the batch's own webhook, or an e-mail."""
     recipient: str | None = Field(repr=False)
@@ -109,6 +112,7 @@ DELIVERIES = DeliveryRow.metadata.tables["deliveries"]
 ATTEMPTS = DeliveryAttemptRow.metadata.tables["delivery_attempts"]
 DELIVERY_COLUMNS = DeliveryRecord.columns(DELIVERIES)
 
+NO_BATCH = ""
 FILE_EVENTS = {"output": "batch.output_file", "error": "batch.error_file"}
 """The event types of the two result files."""
 WEBHOOK_GIVEN_UP = "webhook.given_up"

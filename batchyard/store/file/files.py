@@ -71,6 +71,8 @@ class FileRow(Row, FileRecord, table=True):
 
 
 FILES = FileRow.metadata.tables["files"]
+RESPONSES_PURPOSE: Final = "responses"
+"""Of the files of a batch that holds background responses: no list of its tenant's has them."""
 _HAS_NOT_ENDED = BATCHES.c.status.in_(UNFINISHED)
 _IS_CURRENT = and_(
     FILES.c.deleted_at.is_(None),
@@ -119,7 +121,9 @@ class Files(Aggregate):
         Raises :class:`~batchyard.errors.RecordNotFound` for an ``after`` that never was a file
         of the tenant. One that was deleted meanwhile still marks its place.
         """
-        statement = select(FILES).where(FILES.c.tenant == tenant, _IS_CURRENT)
+        statement = select(FILES).where(
+            FILES.c.tenant == tenant, _IS_CURRENT, FILES.c.purpose != RESPONSES_PURPOSE
+        )
         if purpose is not None:
             statement = statement.where(FILES.c.purpose == purpose)
         place = None if after is None else await _place(connection, after, tenant)

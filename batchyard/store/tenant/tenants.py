@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Double, func, select, union
+from sqlalchemy import BigInteger, Double, func, or_, select, union
 from sqlmodel import Field
 
 from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
-from batchyard.lifecycle import STOPPABLE, UNFINISHED
+from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
-from batchyard.store.batch.rows import BATCHES
+from batchyard.store.batch.rows import BATCHES, seen_by
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import Record, Row
+from batchyard.store.response.rows import IS_OPEN as RESPONSE_IS_OPEN
+from batchyard.store.response.rows import RESPONSES
 from batchyard.store.sealed import Sealed
 from batchyard.store.tenant.api_keys import ApiKeyRow
 from batchyard.store.upsert import upsert
@@ -26,6 +28,7 @@ from batchyard.wire import new_signing_secret
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
@@ -215,7 +218,7 @@ async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: 
     control. Raises :class:`~batchyard.errors.BatchRateExceeded`.
     """
     now = await read_seconds(connection)
-    lately = (BATCHES.c.tenant == tenant, BATCHES.c.created_at > now - HOUR_SECONDS)
+    lately = (seen_by(tenant), BATCHES.c.created_at > now - HOUR_SECONDS)
     made = (await connection.execute(select(func.count()).where(*lately))).scalar_one()
     if made < batches_per_hour:
         return
@@ -243,7 +246,7 @@ def _refusal(tenant: str, what: str, limit: int, used: int, more: int) -> str:
         else "Wait until earlier batches are done, or cancel one"
     )
     return (
-        f"Tenant '{tenant}' may have {limit:,} {what}; it has {used:,}, and this batch would add "
+        f"Tenant '{tenant}' may have {limit:,} {what}; it has {used:,}, and this would add "
         f"{more:,}. {advice}, or have the quota raised."
     )
 
@@ -258,7 +261,7 @@ async def _own_quota(connection: AsyncConnection, tenant: str, *, lock: bool = F
 
 async def _usage(connection: AsyncConnection, tenant: str) -> TenantUsage:
     its_own = BATCHES.c.tenant == tenant
-    active = select(func.count()).where(its_own, BATCHES.c.status.in_(UNFINISHED))
+    active = select(func.count()).where(seen_by(tenant), BATCHES.c.status.in_(UNFINISHED))
     unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
     enqueued = (
         select(func.sum(unanswered), func.sum(remaining_tokens()))
@@ -267,8 +270,22 @@ async def _usage(connection: AsyncConnection, tenant: str) -> TenantUsage:
     )
     batches = (await connection.execute(active)).scalar_one()
     requests, tokens = (await connection.execute(enqueued)).one()
+    responses, response_tokens = (await connection.execute(_unplanned_responses(tenant))).one()
     return TenantUsage(
         active_batches=batches,
-        enqueued_requests=int(requests or 0),  # the sum of no rows is NULL
-        enqueued_tokens=round(tokens or 0),
+        # The sum of no rows is NULL.
+        enqueued_requests=int(requests or 0) + responses,
+        enqueued_tokens=round(tokens or 0) + int(response_tokens or 0),
+    )
+
+
+def _unplanned_responses(tenant: str) -> Select[Any]:
+    """How many responses are in no chunk yet, and their tokens."""
+    unplanned = select(BATCHES.c.id).where(
+        BATCHES.c.tenant == tenant, BATCHES.c.status == BatchStatus.VALIDATING
+    )
+    return select(func.count(), func.sum(RESPONSES.c.token_estimate)).where(
+        RESPONSES.c.tenant == tenant,
+        RESPONSE_IS_OPEN,
+        or_(RESPONSES.c.batch_id.is_(None), RESPONSES.c.batch_id.in_(unplanned)),
     )

@@ -1,0 +1,204 @@
+"""``/responses``: create one, live or in the background; look at, cancel, delete the latter.
+
+A request without ``background`` is a live one, and :mod:`batchyard.api.live` answers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal
+from weakref import WeakValueDictionary
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
+
+from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.api.body import parse_object, read_within
+from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
+from batchyard.api.json_response import JsonResponse
+from batchyard.api.live import ANSWERS, BODY, pass_on
+from batchyard.api.route import HEADERS, Route
+from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict, WindowUnattainable
+from batchyard.files.delete import delete_file
+from batchyard.lifecycle import TERMINAL
+from batchyard.printable import printable
+from batchyard.responses import ANSWERED, ResponseStatus, answered_object, response_object
+from batchyard.steps.accept_response import accept_response, window_of
+from batchyard.wire import result_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
+
+    from batchyard.api.auth import Caller
+    from batchyard.services.services import Services
+    from batchyard.store import ResponseRecord
+
+_READ_AT_ONCE: Final = 16
+"""Bodies of one tenant, in each process: whether one is live is known when it is read."""
+_SHOWN_CHARS: Final = 100
+_NOT_READABLE: Final = frozenset({"result_not_ready", "custom_id_not_found"})
+_OBJECT: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The Response object.",
+        "headers": HEADERS,
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
+}
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the deletion of a response answers."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+@asynccontextmanager
+async def _bodies(app: FastAPI) -> AsyncIterator[None]:
+    app.state.response_bodies = WeakValueDictionary[str, asyncio.Semaphore]()
+    yield
+
+
+router = APIRouter(prefix="/responses", lifespan=_bodies, route_class=Route)
+
+
+@router.post(
+    "",
+    summary="Create a response: live, or in the background",
+    responses=ANSWERS,
+    openapi_extra=BODY,
+)
+async def create_response(request: Request, caller: Authenticated) -> Response:
+    """Have a model answer. With `"background": true` the answer is a response that is `queued`.
+
+    Retrieve it until it has ended, or have a webhook tell you. `background_options` with a
+    `completion_window` of `2h` or `8h` gives it more time. Without `background` it is a live
+    request: an engine that is live answers at once.
+    """
+    raw = await _body(request, caller)
+    body = parse_object(raw)
+    window_of(body)
+    if not body.get("background"):
+        return await pass_on(request, caller, raw)
+    await _check_model(request, body.get("model"))
+    try:
+        record = await accept_response(caller.services, caller.tenant, body)
+    except WindowUnattainable as error:
+        raise ApiError(
+            429,
+            str(error),
+            type="tokens",
+            param=error.param,
+            code=error.refusal_code,
+            headers={"retry-after": str(FULL_RETRY_AFTER_SECONDS)},
+        ) from None
+    request.app.state.request_runner()
+    return JsonResponse(await _object(request, record))
+
+
+@router.get("/{response_id}", summary="Look at a background response", responses=_OBJECT)
+async def retrieve_response(
+    response_id: str, request: Request, caller: Authenticated, stream: str | None = None
+) -> Response:
+    """The response as it is now, with the engine's whole answer once it is `completed`."""
+    if stream is not None and stream.lower() not in {"", "false", "0"}:
+        raise ApiError(
+            400,
+            "A background response cannot be streamed: retrieve it until it has ended.",
+            param="stream",
+            code="unsupported_parameter",
+        )
+    record = await caller.services.store.responses.get(response_id, caller.tenant)
+    return JsonResponse(await _object(request, record))
+
+
+@router.post("/{response_id}/cancel", summary="Cancel a background response", responses=_OBJECT)
+async def cancel_response(response_id: str, request: Request, caller: Authenticated) -> Response:
+    """Cancel the response. One that has ended stays as it is, and is the answer all the same."""
+    store = caller.services.store
+    record, batch_is_done = await store.responses.cancel(response_id, caller.tenant)
+    if batch_is_done:
+        await _stop_batch(request, record)
+    return JsonResponse(await _object(request, record))
+
+
+@router.delete("/{response_id}", summary="Delete a background response")
+async def delete_response(
+    response_id: str, request: Request, caller: Authenticated
+) -> JsonResponse[ResponseDeleted]:
+    """Delete the response and its answer. One that has not ended is not run."""
+    services = caller.services
+    record, batch_is_done = await services.store.responses.delete(response_id, caller.tenant)
+    if batch_is_done:
+        await _stop_batch(request, record)
+        await _delete_files(services, record)
+    return JsonResponse(ResponseDeleted(id=response_id))
+
+
+async def _body(request: Request, caller: Caller) -> bytes:
+    bodies = request.app.state.response_bodies
+    places = bodies.setdefault(caller.tenant, asyncio.Semaphore(_READ_AT_ONCE))
+    async with places:
+        return await read_within(request, caller.services.settings.limits.max_line_bytes)
+
+
+async def _check_model(request: Request, model: Any) -> None:
+    """Raise 404 for a model that nothing serves or ever served, as far as Prefect says."""
+    catalogue = request.app.state.catalogue
+    if not isinstance(model, str) or model in await catalogue.models():
+        return
+    services: Services = request.app.state.services
+    if await catalogue.prefect_answers() and not await services.store.rates.knows(model):
+        shown = printable(model[:_SHOWN_CHARS], "?")
+        message = f"The model '{shown}' does not exist."
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+async def _object(request: Request, record: ResponseRecord) -> dict[str, Any]:
+    """The Response object. Raises 404 for one whose answer is no longer kept."""
+    given = msgspec.json.decode(record.given)
+    if record.status not in ANSWERED or record.batch_id is None:
+        return response_object(
+            given,
+            record.status,
+            created_at=record.created_at,
+            ended_at=record.ended_at,
+            error=record.error,
+        )
+    batch = await request.app.state.services.store.batches.get(record.batch_id)
+    try:
+        found = await request.app.state.results.find(batch, record.id)
+    except RequestRefused as error:
+        if error.refusal_code in _NOT_READABLE:
+            # What ended it is not to be seen from here yet.
+            return response_object(given, ResponseStatus.IN_PROGRESS, created_at=record.created_at)
+        raise ApiError(404, f"Response with id '{record.id}' not found.") from None
+    return answered_object(
+        given, found.line, record.status, created_at=record.created_at, ended_at=record.ended_at
+    )
+
+
+async def _stop_batch(request: Request, record: ResponseRecord) -> None:
+    """None of its batch's responses is open: what the engine still does is for nobody."""
+    assert record.batch_id is not None  # noqa: S101 - it has a batch
+    with contextlib.suppress(TransitionConflict):
+        await request.app.state.services.store.batches.cancel(record.batch_id)
+        request.app.state.request_runner()
+
+
+async def _delete_files(services: Services, record: ResponseRecord) -> None:
+    """The files of a batch whose last response was deleted; of one that runs they are kept."""
+    assert record.batch_id is not None  # noqa: S101 - it has a batch
+    batch = await services.store.batches.get(record.batch_id)
+    if batch.status not in TERMINAL or await services.store.responses.has_any(batch.id):
+        return
+    results = (result_file_id(batch.id, "output"), result_file_id(batch.id, "error"))
+    for file_id in (batch.input_file_id, *results):
+        with contextlib.suppress(RecordNotFound):
+            await delete_file(services, record.tenant, file_id)

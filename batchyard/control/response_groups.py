@@ -1,0 +1,222 @@
+"""Background responses on their way: collected into batches, and ended by the batches' results.
+
+One process at a time does so, the owner of a named lease. That saves work and no more: every
+change is made once, whoever makes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Self
+
+from batchyard import intervals
+from batchyard.errors import RequestRefused, StoreError, TransitionConflict
+from batchyard.files.cursor import CompletionCursor
+from batchyard.files.parts import wipe_object
+from batchyard.files.read_results import ResultsReader
+from batchyard.files.upload import FileUse, store_content
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.logs import event_logger
+from batchyard.responses import (
+    BATCH_WINDOWS,
+    ENDPOINT,
+    SOONEST,
+    ResponseError,
+    ResponseStatus,
+    end_of,
+)
+from batchyard.services.log_words import describe
+from batchyard.store import BatchOptions, NewBatch
+from batchyard.store.file.files import RESPONSES_PURPOSE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Sequence
+
+    from batchyard.responses import ResponseEnd
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord, ResponseKind, Waiting
+    from batchyard.store.response.rows import WaitingLine
+
+log = event_logger(__name__)
+
+MOST_LINES: Final = 1000
+_MOST_BYTES: Final = 32 * 1024**2
+_SOONEST_SECONDS: Final = 0.5
+_IDLE_SECONDS: Final = 5.0
+"""While an earlier batch of the kind waits for an engine: this one could not begin before it."""
+_PATIENT_SECONDS: Final = 15.0
+_LEASE: Final = "responses"
+_LEASE_SECONDS: Final = 10.0
+_LINES_AT_ONCE: Final = 200
+
+_OVERDUE: Final = ResponseError(
+    "server_error", "The response was not generated within its completion window."
+)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far the results of one batch were read."""
+
+    cursor: CompletionCursor = field(default_factory=CompletionCursor)
+    lines: int = 0
+
+
+class ResponseGroups:
+    """Collects waiting responses and ends those that have results. A context manager.
+
+    ``owner`` is the name for its lease.
+    """
+
+    def __init__(self, services: Services, owner: str) -> None:
+        self._services = services
+        self._owner = owner
+        self._results = ResultsReader(services)
+        self._readings: dict[str, _Reading] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._drains = False
+        self.is_busy = False
+        """Whether responses have not ended, and it is this process that sees to them."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        with contextlib.suppress(StoreError):
+            await self._services.store.leases.release(_LEASE, self._owner)
+
+    def start(self) -> None:
+        """Look from now on, beside whatever else happens."""
+        self._task = asyncio.create_task(self._keep_looking(), name="responses")
+
+    def drain(self) -> None:
+        """Leave what is open to the next process."""
+        self._drains, self.is_busy = True, False
+
+    async def _keep_looking(self) -> None:
+        while not self._drains:
+            try:
+                await self.look()
+            except Exception as error:  # noqa: BLE001 - the next look may go better
+                log.warning("responses.not_seen", describe(error))
+            await asyncio.sleep(intervals.RESPONSES_SECONDS)
+
+    async def look(self) -> None:
+        """Do what there is to do now. Raises :class:`~batchyard.errors.StoreError`."""
+        store = self._services.store
+        self.is_busy = await store.responses.are_open() and await store.leases.claim(
+            _LEASE, self._owner, _LEASE_SECONDS
+        )
+        if not self.is_busy:
+            self._readings.clear()
+            return
+        await store.responses.end_overdue(_OVERDUE)
+        for waiting in await store.responses.waiting():
+            if waiting.count >= MOST_LINES or waiting.oldest_seconds >= _patience(waiting):
+                await self._attempt(self._collect(waiting.kind), waiting.kind.model)
+        await self._read_results()
+
+    async def _attempt(self, work: Awaitable[None], about: str) -> None:
+        """An error in one batch or of one tenant must not keep the others from being seen to."""
+        try:
+            await work
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see above
+            log.warning("responses.not_seen", describe(error), about=about)
+
+    # -- into batches -------------------------------------------------------------------------
+
+    async def _collect(self, kind: ResponseKind) -> None:
+        """Make a batch of what waits of this kind. What does not fit is for the next look."""
+        services = self._services
+        lines = await services.store.responses.lines(
+            kind,
+            limit=min(MOST_LINES, services.settings.limits.max_requests),
+            most_bytes=min(_MOST_BYTES, services.settings.limits.max_bytes),
+        )
+        if not lines:
+            return
+        use = FileUse("responses.jsonl", "batch")
+        stored = await store_content(services, kind.tenant, _content(lines), lambda: use)
+        file = stored.model_copy(update={"purpose": RESPONSES_PURPOSE})
+        now = await services.store.database.now()
+        batch = NewBatch(
+            tenant=kind.tenant,
+            endpoint=ENDPOINT,
+            input_file_id=file.id,
+            completion_window=BATCH_WINDOWS[kind.completion_window],
+            window_seconds=max(1, int(min(each.expires_at for each in lines) - now)),
+            options=BatchOptions(models=(kind.model,)),
+            holds_responses=True,
+        )
+        try:
+            await services.store.responses.collect([each.id for each in lines], file, batch)
+        except TransitionConflict:
+            # One was cancelled just now, or another process was faster.
+            await wipe_object(services, file.storage_key)
+            return
+        log.info("responses.collected", batch=batch.id, requests=len(lines))
+
+    # -- to their ends ------------------------------------------------------------------------
+
+    async def _read_results(self) -> None:
+        store = self._services.store
+        open_ids = await store.responses.open_batches()
+        self._readings = {each: self._readings.get(each, _Reading()) for each in open_ids}
+        batches = await store.batches.live(open_ids)
+        for batch_id, reading in self._readings.items():
+            batch = batches[batch_id].record
+            finished = batch.counts.completed + batch.counts.failed
+            if batch.status in TERMINAL or finished > reading.lines:
+                await self._attempt(self._end_some(batch, reading), batch_id)
+
+    async def _end_some(self, batch: BatchRecord, reading: _Reading) -> None:
+        responses = self._services.store.responses
+        try:
+            while ends := await self._read(batch, reading):
+                await responses.end(batch.id, ends)
+        except RequestRefused as error:
+            # Its files are gone, so there is nothing to wait for.
+            if error.refusal_code != "results_gone":
+                raise
+        if batch.status in TERMINAL:
+            await responses.end_all(batch.id, *_end_without_line(batch))
+
+    async def _read(self, batch: BatchRecord, reading: _Reading) -> list[ResponseEnd]:
+        """The ends that the next lines say; none: there are no more lines now."""
+        page = await self._results.page(batch, reading.cursor, limit=_LINES_AT_ONCE)
+        lines = [each.line async for each in page.lines()]
+        assert isinstance(page.next, CompletionCursor)  # noqa: S101 - it begins with one
+        reading.cursor = page.next
+        reading.lines += len(lines)
+        return [end_of(line) for line in lines]
+
+
+def _patience(waiting: Waiting) -> float:
+    """How many seconds more of a kind are waited for."""
+    if waiting.kind.completion_window != SOONEST:
+        return _PATIENT_SECONDS
+    return _IDLE_SECONDS if waiting.has_idle_batch else _SOONEST_SECONDS
+
+
+async def _content(lines: Sequence[WaitingLine]) -> AsyncIterator[bytes]:
+    for each in lines:
+        yield each.line
+
+
+def _end_without_line(batch: BatchRecord) -> tuple[ResponseStatus, ResponseError | None]:
+    """How responses end whose batch has ended and has no line for them."""
+    if batch.status is BatchStatus.CANCELLED:
+        return ResponseStatus.CANCELLED, None
+    if batch.status is BatchStatus.FAILED and batch.errors:
+        return ResponseStatus.FAILED, ResponseError("server_error", batch.errors[0].message)
+    if batch.status is BatchStatus.EXPIRED:
+        return ResponseStatus.FAILED, _OVERDUE
+    message = "The response's result could not be read."
+    return ResponseStatus.FAILED, ResponseError("server_error", message)

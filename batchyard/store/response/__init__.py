@@ -1,0 +1,1 @@
+"""Background responses: their rows, and the only writer of them."""
