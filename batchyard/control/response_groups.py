@@ -43,10 +43,11 @@ log = event_logger(__name__)
 
 MOST_LINES: Final = 1000
 _MOST_BYTES: Final = 32 * 1024**2
-_SOONEST_SECONDS: Final = 0.5
-_IDLE_SECONDS: Final = 5.0
-"""While an earlier batch of the kind waits for an engine: this one could not begin before it."""
-_PATIENT_SECONDS: Final = 15.0
+_IDLE_LOOKS: Final = 10
+"""How long is collected while an earlier batch of the kind waits for an engine: this one could
+not begin before it."""
+_PATIENT_LOOKS: Final = 30
+"""Likewise for windows that leave time."""
 _LEASE: Final = "responses"
 _LEASE_SECONDS: Final = 10.0
 _LINES_AT_ONCE: Final = 200
@@ -199,10 +200,11 @@ class ResponseGroups:
 
 
 def _patience(waiting: Waiting) -> float:
-    """How many seconds more of a kind are waited for."""
+    """How many seconds the first of a kind waits for more."""
+    looks = _IDLE_LOOKS if waiting.has_idle_batch else 1
     if waiting.kind.completion_window != SOONEST:
-        return _PATIENT_SECONDS
-    return _IDLE_SECONDS if waiting.has_idle_batch else _SOONEST_SECONDS
+        looks = _PATIENT_LOOKS
+    return looks * intervals.RESPONSES_SECONDS
 
 
 async def _content(lines: Sequence[WaitingLine]) -> AsyncIterator[bytes]:

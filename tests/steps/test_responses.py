@@ -1,0 +1,171 @@
+"""Background responses on their way into batches and out of them, whatever ends in between."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from batchyard.control import response_groups
+from batchyard.control.response_groups import ResponseGroups
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.errors import StoreUnavailable
+from batchyard.responses import ResponseStatus
+from batchyard.steps.accept_response import accept_response
+from batchyard.store.response.responses import Responses
+
+if TYPE_CHECKING:
+    from batchyard.store import ResponseRecord
+    from tests.steps.conftest import Yard
+
+
+async def accept(yard: Yard, text: str = "hello", **changes: Any) -> str:
+    body = {"model": "stub-model", "input": text, "background": True, **changes}
+    return (await accept_response(yard.services, "a", body)).id
+
+
+async def collected(yard: Yard, owner: str = "first") -> ResponseGroups:
+    """A new process, once nothing waits for it to collect it."""
+    groups = ResponseGroups(yard.services, owner)
+    async with asyncio.timeout(20):
+        while await yard.services.store.responses.waiting():
+            await groups.look()
+            await asyncio.sleep(0.01)
+    return groups
+
+
+async def state(yard: Yard, response_id: str) -> ResponseRecord:
+    return await yard.services.store.responses.get(response_id)
+
+
+async def batches(yard: Yard) -> list[str]:
+    return [each.id for each in await yard.services.store.batches.page(limit=100)]
+
+
+async def test_many_responses_become_few_batches(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_groups, "MOST_LINES", 40)
+    ids = [await accept(yard, f"question {n}") for n in range(60)]
+    groups = await collected(yard)
+    found = {(await state(yard, each)).batch_id for each in ids}
+    assert found == set(await batches(yard))
+    assert len(found) == 2
+    for batch_id in found:
+        await yard.finish(str(batch_id))
+    await groups.look()
+    assert {(await state(yard, each)).status for each in ids} == {ResponseStatus.COMPLETED}
+    assert not await yard.services.store.responses.are_open()
+
+
+async def test_windows_models_and_tenants_do_not_share_a_batch(yard: Yard) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(response_groups, "_PATIENT_LOOKS", 1)
+        soon = await accept(yard)
+        later = await accept(yard, background_options={"completion_window": "2h"})
+        other = await accept(yard, model="other")
+        await collected(yard)
+    held = [str((await state(yard, each)).batch_id) for each in (soon, later, other)]
+    assert len(set(held)) == 3
+    records = [await yard.services.store.batches.get(each) for each in held]
+    assert [each.completion_window for each in records] == ["24h", "2h", "24h"]
+    lasts = [each.expires_at - each.created_at for each in records]
+    assert lasts == pytest.approx([86400, 7200, 86400], abs=60)
+
+
+async def test_two_that_collect_at_once_run_each_response_once(yard: Yard) -> None:
+    ids = [await accept(yard, f"question {n}") for n in range(5)]
+    (waiting,) = await yard.services.store.responses.waiting()
+    await asyncio.gather(
+        *(ResponseGroups(yard.services, name)._collect(waiting.kind) for name in ("one", "two"))
+    )
+    (batch_id,) = await batches(yard)
+    assert {(await state(yard, each)).batch_id for each in ids} == {batch_id}
+    assert (await yard.finish(batch_id)).counts.total == 5
+
+
+async def test_what_was_being_collected_when_the_process_ended_is_collected_by_the_next(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await accept(yard)
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("The database is away.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Responses, "collect", away)
+        with pytest.raises(StoreUnavailable):
+            await collected(yard)
+    assert (await batches(yard), (await state(yard, made)).batch_id) == ([], None)
+    await yard.services.store.leases.release("responses", "first")
+    await collected(yard, "second")
+    assert await batches(yard) == [(await state(yard, made)).batch_id]
+
+
+async def test_one_process_at_a_time_sees_to_responses(yard: Yard) -> None:
+    await accept(yard)
+    first = await collected(yard)
+    second = ResponseGroups(yard.services, "second")
+    await second.look()
+    assert (first.is_busy, second.is_busy) == (True, False)
+
+
+async def test_a_process_that_begins_anew_reads_results_from_their_start(yard: Yard) -> None:
+    good, bad = await accept(yard), await accept(yard, "bad")
+    yard.use(StubEngine(faults=[Fault(FaultKind.ANSWER, lambda body: b"bad" in body, status=400)]))
+    groups = await collected(yard)
+    (batch_id,) = await batches(yard)
+    await yard.finish(batch_id)
+    await groups.look()
+    done = await state(yard, good)
+    await groups.look()
+    anew = ResponseGroups(yard.services, "first")
+    await anew.look()
+    assert (await state(yard, good), done.status) == (done, ResponseStatus.COMPLETED)
+    assert (await state(yard, bad)).status is ResponseStatus.FAILED
+
+
+async def test_a_batch_that_failed_fails_its_responses_with_its_words(yard: Yard) -> None:
+    made = await accept(yard)
+    groups = await collected(yard)
+
+    async def gone(model: str) -> str:
+        return f"No engine serves {model}."
+
+    yard.services = replace(yard.services, why_not_offered=gone)
+    (batch_id,) = await batches(yard)
+    assert (await yard.finish(batch_id)).status == "failed"
+    await groups.look()
+    found = await state(yard, made)
+    assert found.status is ResponseStatus.FAILED
+    assert found.error is not None
+    assert found.error.message == "No engine serves stub-model."
+
+
+async def test_a_batch_that_cannot_be_read_keeps_no_other_waiting(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await accept(yard)
+    await collected(yard)
+    second = await accept(yard, "another")
+    groups = await collected(yard)
+    held = sorted(await batches(yard))
+    assert len(held) == 2
+    for each in held:
+        await yard.finish(each)
+    read = ResponseGroups._read
+
+    async def failing(self: ResponseGroups, batch: Any, reading: Any) -> Any:
+        if batch.id == held[0]:
+            raise OSError("Not readable.")
+        return await read(self, batch, reading)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseGroups, "_read", failing)
+        await groups.look()
+    ended = [(await state(yard, each)).ended_at is not None for each in (first, second)]
+    assert sorted(ended) == [False, True]
+    await groups.look()
+    assert not await yard.services.store.responses.are_open()

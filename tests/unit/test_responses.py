@@ -1,0 +1,102 @@
+"""Background responses: what clients see of them, and what their result lines say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from openai.types.responses import Response
+
+from batchyard.responses import (
+    ResponseEnd,
+    ResponseError,
+    ResponseStatus,
+    answered_object,
+    end_of,
+    given_object,
+    response_object,
+)
+from batchyard.results import NoAnswerCode, ResultLine, answered, unanswered
+
+BODY: dict[str, Any] = {
+    "model": "m",
+    "input": "hello",
+    "instructions": "Be short.",
+    "metadata": {"a": "b"},
+    "temperature": 0.5,
+}
+
+
+def line(status: int, body: Any) -> bytes:
+    return answered("resp_1", "req_1", status, msgspec.json.encode(body)).line
+
+
+def parsed(value: dict[str, Any]) -> Response:
+    """As the SDK reads it, but strictly."""
+    return Response.model_validate(value, strict=True)
+
+
+@pytest.mark.parametrize("status", [ResponseStatus.QUEUED, ResponseStatus.FAILED])
+def test_a_response_without_an_answer_is_what_the_sdk_expects(status: ResponseStatus) -> None:
+    error = ResponseError("server_error", "No.") if status is ResponseStatus.FAILED else None
+    given = given_object("resp_1", BODY)
+    shown = parsed(response_object(given, status, created_at=1.5, error=error))
+    assert (shown.id, shown.status, shown.output, shown.background) == ("resp_1", status, [], True)
+    assert (shown.instructions, shown.metadata, shown.temperature) == (
+        "Be short.",
+        {"a": "b"},
+        0.5,
+    )
+    assert (shown.error and shown.error.message) == (error and "No.")
+    assert (shown.created_at, shown.completed_at, shown.usage) == (1, None, None)
+
+
+def test_an_answer_is_the_engines_object_under_our_id_and_times() -> None:
+    body = {"id": "resp_engine", "created_at": 99, "status": "completed", "output": [], "new": 1}
+    body |= {"background": False, "metadata": None, "temperature": 1.0}
+    shown = answered_object(
+        given_object("resp_1", BODY),
+        line(200, body),
+        ResponseStatus.COMPLETED,
+        created_at=1.5,
+        ended_at=7,
+    )
+    assert (shown["id"], shown["created_at"], shown["completed_at"]) == ("resp_1", 1, 7)
+    assert (shown["background"], shown["metadata"]) == (True, {"a": "b"})
+    assert (shown["temperature"], shown["new"]) == (1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "end"),
+    [
+        (200, {"status": "completed"}, ResponseStatus.COMPLETED),
+        (200, {"status": "incomplete"}, ResponseStatus.INCOMPLETE),
+        (400, {"error": {"message": "Too long."}}, ("invalid_prompt", "Too long.")),
+        (404, {"message": "No model."}, ("server_error", "No model.")),
+        (429, {}, ("rate_limit_exceeded", "The engine answered with the HTTP status 429.")),
+        (200, {"status": "failed", "error": {"message": "Oh."}}, ("server_error", "Oh.")),
+        (200, [], ("server_error", "The engine's answer is no response.")),
+    ],
+)
+def test_an_answer_of_the_engine_says_how_the_response_ended(
+    status: int, body: Any, end: ResponseStatus | tuple[str, str]
+) -> None:
+    found = end_of(line(status, body))
+    if isinstance(end, ResponseStatus):
+        assert found == ResponseEnd("resp_1", end)
+    else:
+        assert found == ResponseEnd("resp_1", ResponseStatus.FAILED, ResponseError(*end))
+
+
+def test_a_line_without_an_answer_is_a_failure_unless_its_batch_was_cancelled() -> None:
+    def end(code: NoAnswerCode) -> ResponseEnd:
+        made: ResultLine = unanswered("resp_1", code)
+        return end_of(made.line)
+
+    assert end(NoAnswerCode.CANCELLED).status is ResponseStatus.CANCELLED
+    crashed = end(NoAnswerCode.ENGINE_CRASH)
+    assert crashed.status is ResponseStatus.FAILED
+    assert crashed.error == ResponseError(
+        "server_error", "The engine went down each time that it ran this request."
+    )
