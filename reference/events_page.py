@@ -43,6 +43,11 @@ def page() -> str:
         prefect=table(("event", "when"), [*statuses, ("`batch.deadline_at_risk`", at_risk)]),
         webhooks=table(
             ("type", "when"),
-            [(f"`{each}`", f"a batch is `{each.partition('.')[2]}`") for each in EVENT_TYPES],
+            [(f"`{each}`", _when(each)) for each in EVENT_TYPES],
         ),
     )
+
+
+def _when(event: str) -> str:
+    of, _, end = event.partition(".")
+    return f"a batch is `{end}`" if of == "batch" else f"a background response is `{end}`"

@@ -167,7 +167,7 @@ def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
     return (
         batch.id,
         Text(status_words(batch), style=_style(batch)),
-        user_text(", ".join(batch.models) or _NOTHING),
+        user_text(_models(batch)),
         f"{counts.completed + counts.failed:,}/{counts.total:,}" if counts.total else _NOTHING,
         f"{counts.failed:,}",
         _NOTHING if ended_at(batch) else relative(batch.expires_at - now),
@@ -175,6 +175,11 @@ def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
         str(batch.priority),
         user_text(_why(batch)),
     )
+
+
+def _models(batch: BatchRecord) -> str:
+    names = ", ".join(batch.models) or _NOTHING
+    return f"{names} (responses)" if batch.holds_responses else names
 
 
 def _style(batch: BatchRecord) -> str:

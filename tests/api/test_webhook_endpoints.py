@@ -104,13 +104,17 @@ async def test_the_asynchronous_client_works_as_well(api: Api) -> None:
         assert (await client.webhooks.delete(made.id)).deleted
 
 
-def test_the_event_types_are_the_ends_of_batches(api: Api) -> None:
+def test_the_event_types_are_the_ends_of_batches_and_responses(api: Api) -> None:
     listed = strict(api).webhooks.event_types.list()
     assert sorted(listed.data) == [
         "batch.cancelled",
         "batch.completed",
         "batch.expired",
         "batch.failed",
+        "response.cancelled",
+        "response.completed",
+        "response.failed",
+        "response.incomplete",
     ]
 
 
@@ -137,7 +141,7 @@ def test_an_event_type_twice_is_once(api: Api) -> None:
         ({"url": "https://a b"}, "url", "invalid_value"),
         ({"url": "https://hooks.example.com/" + "x" * 8192}, "url", "string_above_max_length"),
         ({"event_types": []}, "event_types", "invalid_value"),
-        ({"event_types": ["response.completed"]}, "event_types", "invalid_value"),
+        ({"event_types": ["eval.run.failed"]}, "event_types", "invalid_value"),
         ({"event_types": "batch.completed"}, "event_types", "invalid_type"),
         ({"event_types": [1]}, "event_types", "invalid_type"),
         ({"secret": "mine"}, "secret", "unknown_parameter"),
@@ -156,7 +160,7 @@ def test_what_is_no_endpoint_is_refused(
 
 def test_a_refused_event_type_is_answered_with_those_that_there_are(api: Api) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        create(api.openai(), event_types=["response.completed"])
+        create(api.openai(), event_types=["eval.run.failed"])
     assert all(each in caught.value.message for each in EVENT_TYPES)
 
 
@@ -306,7 +310,7 @@ def test_a_sample_event_is_signed_and_says_what_it_is(
         request.body, dict(request.headers), secret=made.signing_secret
     )
     assert event.type == event_type
-    assert event.data.id.startswith("batch_test")
+    assert event.data.id.startswith(("batch_test", "resp_test"))
     assert list(json.loads(request.body)["data"]) == ["id"]
 
 

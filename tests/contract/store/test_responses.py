@@ -135,9 +135,17 @@ async def test_the_last_open_response_of_a_batch_says_so_as_it_goes(store: Store
     assert await store.responses.has_any(batch_id)
     assert (await store.responses.delete("r2", "a"))[1]
     assert not await store.responses.has_any(batch_id)
+
+
+async def test_a_response_of_another_tenant_or_that_was_deleted_is_unknown(store: Store) -> None:
+    for name in ("r1", "r2"):
+        await accepted(store, name)
+    await store.responses.delete("r1", "a")
     for tenant, name in (("a", "r1"), ("b", "r2")):
-        with pytest.raises(RecordNotFound):
-            await store.responses.delete(name, tenant)
+        for ask in (store.responses.get, store.responses.cancel, store.responses.delete):
+            with pytest.raises(RecordNotFound):
+                await ask(name, tenant)
+    assert (await store.responses.get("r2", "a")).status is ResponseStatus.QUEUED
 
 
 async def test_ended_responses_are_forgotten_in_time(store: Store) -> None:

@@ -7,12 +7,15 @@ import json
 import pytest
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.notify.event import EVENT_TYPES, batch_data, ended_at, event_body
+from batchyard.notify.event import BATCH_EVENTS, EVENT_TYPES, batch_data, ended_at, event_body
 from tests.unit.notify.batches import BATCH_ID, CREATED_AT, ended_batch
 
 
-def test_there_is_one_event_for_each_way_in_which_a_batch_ends() -> None:
-    assert EVENT_TYPES == ("batch.cancelled", "batch.completed", "batch.expired", "batch.failed")
+def test_there_is_one_event_for_each_way_in_which_a_batch_or_a_response_ends() -> None:
+    assert (
+        *("batch.cancelled", "batch.completed", "batch.expired", "batch.failed"),
+        *("response.cancelled", "response.completed", "response.failed", "response.incomplete"),
+    ) == EVENT_TYPES
 
 
 def test_a_thin_event_has_openais_keys_and_no_more() -> None:
@@ -54,7 +57,7 @@ def test_no_event_holds_the_users_own_text() -> None:
     assert "canary" not in json.dumps(batch_data(batch, full=True))
 
 
-@pytest.mark.parametrize("event_type", EVENT_TYPES)
+@pytest.mark.parametrize("event_type", BATCH_EVENTS)
 def test_a_batch_has_ended_at_the_time_of_its_last_status(event_type: str) -> None:
     batch = ended_batch(BatchStatus(event_type.removeprefix("batch.")))
 
