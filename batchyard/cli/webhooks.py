@@ -47,9 +47,7 @@ def create(
     ] = "webhook",
     event: Annotated[
         list[str] | None,
-        typer.Option(
-            help="An event type such as batch.completed; may be repeated. Default: all four."
-        ),
+        typer.Option(help="An event type such as batch.completed; may be repeated. Default: all."),
     ] = None,
     tenant: Annotated[str, options.TENANT] = "default",
     as_json: Annotated[bool, OBJECT] = False,

@@ -49,7 +49,7 @@ not begin before it."""
 _PATIENT_LOOKS: Final = 30
 """Likewise for windows that leave time."""
 _LEASE: Final = "responses"
-_LEASE_SECONDS: Final = 10.0
+_LEASE_SECONDS: Final = 3.0
 _LINES_AT_ONCE: Final = 200
 
 _OVERDUE: Final = ResponseError(

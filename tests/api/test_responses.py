@@ -12,7 +12,6 @@ import pytest
 from batchyard.lifecycle import TERMINAL
 from batchyard.store import Quota
 from tests.api.test_batches_run import HANGING, MODEL, REFUSED, runners
-from tests.pages import block, replaced
 from tests.services.receiver import Receiver, running_receiver
 
 if TYPE_CHECKING:
@@ -260,19 +259,3 @@ async def test_responses_that_wait_count_for_the_tenants_limit(
             await create(client)
         with pytest.raises(openai.RateLimitError):
             await create(client)
-
-
-async def test_the_program_of_the_page_prints_the_answer(
-    api: Api,
-    services: Services,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    program = replaced(block("docs/how-to/background-responses.md", "sdk"), {"tiny-chat": MODEL})
-    monkeypatch.setenv("OPENAI_API_KEY", api.key)
-    monkeypatch.setenv("OPENAI_BASE_URL", api.url)
-    async with runners(services):
-        await asyncio.to_thread(exec, program, {})
-    status, _, text = capsys.readouterr().out.partition(" ")
-    assert status == "completed"
-    assert text.strip()

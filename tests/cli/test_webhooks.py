@@ -10,6 +10,7 @@ import pytest
 import standardwebhooks
 
 from batchyard.lifecycle import BatchStatus
+from batchyard.notify.event import EVENT_TYPES
 from batchyard.store import Attempt, BatchLocations, DeliveryKind, DeliveryStatus
 from tests.cli.conftest import Ended, with_store
 from tests.contract.store.samples import batch_in
@@ -74,7 +75,7 @@ def test_a_new_endpoints_secret_is_all_that_goes_to_standard_output(alone: Run) 
         "search",
         URL,
     )
-    assert len(made.event_types) == 4
+    assert made.event_types == EVENT_TYPES
     assert secrets_of(made.id) == (ended.stdout.strip(),)
 
 

@@ -99,6 +99,14 @@ def test_the_javascript_program(yard: Yard, folder: Path) -> None:
     assert re.fullmatch(r"batch_\w+ completed", said.splitlines()[-1])
 
 
+def test_a_background_response(yard: Yard, folder: Path) -> None:
+    program = block("docs/how-to/background-responses.md", "background")
+    status, _, text = run_python(program, folder, yard.client_environment()).partition(" ")
+    # Answers of random weights rarely end by themselves.
+    assert status in {"completed", "incomplete"}
+    assert text.strip()
+
+
 def test_the_curl_commands(yard: Yard, folder: Path) -> None:
     """From the upload to the download, then another batch that is cancelled, and the list."""
     file_id = shown(UPLOAD, folder, yard)["id"]
