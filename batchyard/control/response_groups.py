@@ -29,7 +29,6 @@ from batchyard.responses import (
 )
 from batchyard.services.log_words import describe
 from batchyard.store import BatchOptions, NewBatch
-from batchyard.store.file.files import RESPONSES_PURPOSE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -145,7 +144,7 @@ class ResponseGroups:
             return
         use = FileUse("responses.jsonl", "batch")
         stored = await store_content(services, kind.tenant, _content(lines), lambda: use)
-        file = stored.model_copy(update={"purpose": RESPONSES_PURPOSE})
+        file = stored.model_copy(update={"holds_responses": True})
         now = await services.store.database.now()
         batch = NewBatch(
             tenant=kind.tenant,

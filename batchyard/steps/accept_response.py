@@ -93,6 +93,8 @@ def _invalid(param: str, what: str, *, code: str = "invalid_value") -> RequestRe
 
 
 def _refuse_impossible(body: Mapping[str, Any]) -> None:
+    if body.get("background") is not True:
+        raise _invalid("background", "must be a boolean", code="invalid_type")
     for name, message in _IMPOSSIBLE.items():
         if body.get(name):
             raise RequestRefused(message, param=name, code="unsupported_parameter")

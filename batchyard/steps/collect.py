@@ -24,7 +24,7 @@ from batchyard.services.services import Progress
 from batchyard.steps.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
-from batchyard.store.file.files import FILE_LIFETIME_SECONDS, RESPONSES_PURPOSE
+from batchyard.store.file.files import FILE_LIFETIME_SECONDS
 from batchyard.wire import RequestCounts, TokenUsage, result_file_id
 
 if TYPE_CHECKING:
@@ -173,11 +173,12 @@ async def _write_file(
     stored = await services.storage.put(result_key(file_id, epoch), stream())
     return NewFile(
         id=file_id,
-        purpose=RESPONSES_PURPOSE if batch.holds_responses else "batch_output",
+        purpose="batch_output",
         filename=f"{batch.id}_{kind}.jsonl",
         size_bytes=stored.size_bytes,
         sha256=stored.sha256,
         storage_key=stored.key,
+        holds_responses=batch.holds_responses,
         tenant=batch.tenant,
         lifetime_seconds=batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS,
     )

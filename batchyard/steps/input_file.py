@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused
-from batchyard.store.file.files import RESPONSES_PURPOSE
 
 if TYPE_CHECKING:
     from batchyard.store import BatchRecord, FileRecord
@@ -21,7 +20,7 @@ def check_input_file(batch: BatchRecord, file: FileRecord) -> None:
         file.expires_at is not None and file.expires_at <= batch.created_at
     ):
         raise no_input_file(file.id)
-    if file.purpose != (RESPONSES_PURPOSE if batch.holds_responses else "batch"):
+    if file.purpose != "batch":
         raise _refused(
             f"File {file.id} was uploaded with purpose '{file.purpose}': upload it with purpose "
             "'batch'."

@@ -213,6 +213,7 @@ def test_another_tenants_response_does_not_exist(api: Api) -> None:
 @pytest.mark.parametrize(
     ("changes", "param", "code"),
     [
+        ({"background": 1}, "background", "invalid_type"),
         ({"stream": True}, "stream", "unsupported_parameter"),
         ({"store": False}, "store", "invalid_value"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import BigInteger, Index, and_, func, insert, or_, select, update
+from sqlalchemy import BigInteger, Index, and_, false, func, insert, or_, select, update
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
@@ -35,6 +35,8 @@ class _FileColumns(Record):
     size_bytes: int = Field(sa_type=BigInteger)
     sha256: str
     storage_key: str
+    holds_responses: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
+    """It is a file of a batch that holds background responses: no list of its tenant's has it."""
 
 
 class NewFile(_FileColumns):
@@ -71,8 +73,6 @@ class FileRow(Row, FileRecord, table=True):
 
 
 FILES = FileRow.metadata.tables["files"]
-RESPONSES_PURPOSE: Final = "responses"
-"""Of the files of a batch that holds background responses: no list of its tenant's has them."""
 _HAS_NOT_ENDED = BATCHES.c.status.in_(UNFINISHED)
 _IS_CURRENT = and_(
     FILES.c.deleted_at.is_(None),
@@ -122,7 +122,7 @@ class Files(Aggregate):
         of the tenant. One that was deleted meanwhile still marks its place.
         """
         statement = select(FILES).where(
-            FILES.c.tenant == tenant, _IS_CURRENT, FILES.c.purpose != RESPONSES_PURPOSE
+            FILES.c.tenant == tenant, _IS_CURRENT, FILES.c.holds_responses.is_(False)
         )
         if purpose is not None:
             statement = statement.where(FILES.c.purpose == purpose)

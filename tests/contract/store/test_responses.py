@@ -7,7 +7,6 @@ import pytest
 from batchyard.errors import QuotaExceeded, RecordNotFound, TransitionConflict
 from batchyard.responses import ResponseEnd, ResponseError, ResponseStatus
 from batchyard.store import NewResponse, Quota, ResponseKind, ResponseRecord, Store
-from batchyard.store.file.files import RESPONSES_PURPOSE
 from tests.contract.store.outbox_samples import endpoint
 from tests.contract.store.samples import begin, new_batch, new_file
 
@@ -33,7 +32,7 @@ async def accepted(
 
 async def collected(store: Store, *names: str) -> str:
     """The id of a new batch that holds these."""
-    file = new_file(tenant=KIND.tenant, purpose=RESPONSES_PURPOSE)
+    file = new_file(tenant=KIND.tenant, holds_responses=True)
     batch = new_batch(tenant=KIND.tenant, input_file_id=file.id, holds_responses=True)
     await store.responses.collect(names, file, batch)
     return batch.id

@@ -47,6 +47,10 @@ def upgrade() -> None:
         batches.add_column(
             sa.Column("holds_responses", sa.Boolean(), server_default=sa.false(), nullable=False)
         )
+    with op.batch_alter_table("files") as files:
+        files.add_column(
+            sa.Column("holds_responses", sa.Boolean(), server_default=sa.false(), nullable=False)
+        )
     with op.batch_alter_table("deliveries") as deliveries:
         deliveries.add_column(sa.Column("response_id", sa.String(), nullable=True))
 
@@ -54,6 +58,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     with op.batch_alter_table("deliveries") as deliveries:
         deliveries.drop_column("response_id")
+    with op.batch_alter_table("files") as files:
+        files.drop_column("holds_responses")
     with op.batch_alter_table("batches") as batches:
         batches.drop_column("holds_responses")
     op.drop_index("ix_responses_open", table_name="responses")
