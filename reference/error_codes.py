@@ -541,8 +541,9 @@ COMMANDS: Final = (
     ),
     Code(
         "nothing_to_retry",
-        "`batchyard retry` of a batch in which every request was answered.",
-        "Nothing: the results are complete.",
+        "`batchyard retry` of a batch in which every request was answered, or which holds "
+        "background responses.",
+        "Nothing: the results are complete. Clients ask for failed responses again.",
     ),
     Code(
         "file_gone",

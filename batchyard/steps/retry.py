@@ -160,6 +160,12 @@ async def _files_of(services: Services, batch: BatchRecord, choice: LineChoice) 
 
 
 def _check_ended(batch: BatchRecord) -> None:
+    if batch.holds_responses:
+        raise _refused(
+            f"{batch.id} holds background responses: their clients see how each of them ended, "
+            "and ask again.",
+            "nothing_to_retry",
+        )
     if batch.status not in TERMINAL:
         raise _refused(
             f"{batch.id} is {batch.status.value}: wait until it has ended, or cancel it, "

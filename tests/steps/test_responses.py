@@ -11,9 +11,10 @@ import pytest
 from batchyard.control import response_groups
 from batchyard.control.response_groups import ResponseGroups
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.errors import StoreUnavailable
+from batchyard.errors import RequestRefused, StoreUnavailable
 from batchyard.responses import ResponseStatus
 from batchyard.steps.accept_response import accept_response
+from batchyard.steps.retry import retry_batch
 from batchyard.store.response.responses import Responses
 
 if TYPE_CHECKING:
@@ -142,6 +143,15 @@ async def test_a_batch_that_failed_fails_its_responses_with_its_words(yard: Yard
     assert found.status is ResponseStatus.FAILED
     assert found.error is not None
     assert found.error.message == "No engine serves stub-model."
+
+
+async def test_responses_are_not_retried_behind_their_clients_backs(yard: Yard) -> None:
+    await accept(yard)
+    await collected(yard)
+    (batch_id,) = await batches(yard)
+    await yard.finish(batch_id)
+    with pytest.raises(RequestRefused, match="ask again"):
+        await retry_batch(yard.services, batch_id)
 
 
 async def test_a_batch_that_cannot_be_read_keeps_no_other_waiting(
