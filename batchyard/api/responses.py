@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _READ_AT_ONCE: Final = 16
 """Bodies of one tenant, in each process: whether one is live is known when it is read."""
 _SHOWN_CHARS: Final = 100
-_NOT_READABLE: Final = frozenset({"result_not_ready", "custom_id_not_found"})
 _OBJECT: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "The Response object.",
@@ -175,7 +174,7 @@ async def _object(request: Request, record: ResponseRecord) -> dict[str, Any]:
     try:
         found = await request.app.state.results.find(batch, record.id)
     except RequestRefused as error:
-        if error.refusal_code in _NOT_READABLE:
+        if error.refusal_code == "result_not_ready":
             # What ended it is not to be seen from here yet.
             return response_object(given, ResponseStatus.IN_PROGRESS, created_at=record.created_at)
         raise ApiError(404, f"Response with id '{record.id}' not found.") from None

@@ -33,7 +33,7 @@ from batchyard.store import BatchOptions, NewBatch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
 
-    from batchyard.responses import ResponseEnd
+    from batchyard.files.cursor import Cursor
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord, ResponseKind, Waiting
     from batchyard.store.response.rows import WaitingLine
@@ -60,7 +60,10 @@ _OVERDUE: Final = ResponseError(
 class _Reading:
     """How far the results of one batch were read."""
 
-    cursor: CompletionCursor = field(default_factory=CompletionCursor)
+    cursor: Cursor = field(default_factory=CompletionCursor)
+    """Behind the lines whose responses have ended."""
+    next: Cursor = field(default_factory=CompletionCursor)
+    """Behind those that were read last."""
     lines: int = 0
 
 
@@ -77,8 +80,12 @@ class ResponseGroups:
         self._readings: dict[str, _Reading] = {}
         self._task: asyncio.Task[None] | None = None
         self._drains = False
-        self.is_busy = False
+        self._has_open = False
+
+    @property
+    def is_busy(self) -> bool:
         """Whether responses have not ended, and it is this process that sees to them."""
+        return self._has_open and not self._drains
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,7 +103,7 @@ class ResponseGroups:
 
     def drain(self) -> None:
         """Leave what is open to the next process."""
-        self._drains, self.is_busy = True, False
+        self._drains = True
 
     async def _keep_looking(self) -> None:
         while not self._drains:
@@ -109,10 +116,10 @@ class ResponseGroups:
     async def look(self) -> None:
         """Do what there is to do now. Raises :class:`~batchyard.errors.StoreError`."""
         store = self._services.store
-        self.is_busy = await store.responses.are_open() and await store.leases.claim(
+        self._has_open = await store.responses.are_open() and await store.leases.claim(
             _LEASE, self._owner, _LEASE_SECONDS
         )
-        if not self.is_busy:
+        if not self._has_open:
             self._readings.clear()
             return
         await store.responses.end_overdue(_OVERDUE)
@@ -179,8 +186,10 @@ class ResponseGroups:
     async def _end_some(self, batch: BatchRecord, reading: _Reading) -> None:
         responses = self._services.store.responses
         try:
-            while ends := await self._read(batch, reading):
-                await responses.end(batch.id, ends)
+            while lines := await self._read(batch, reading):
+                await responses.end(batch.id, [end_of(line) for line in lines])
+                # Not before: what could not be written must be read again.
+                reading.cursor, reading.lines = reading.next, reading.lines + len(lines)
         except RequestRefused as error:
             # Its files are gone, so there is nothing to wait for.
             if error.refusal_code != "results_gone":
@@ -188,14 +197,11 @@ class ResponseGroups:
         if batch.status in TERMINAL:
             await responses.end_all(batch.id, *_end_without_line(batch))
 
-    async def _read(self, batch: BatchRecord, reading: _Reading) -> list[ResponseEnd]:
-        """The ends that the next lines say; none: there are no more lines now."""
+    async def _read(self, batch: BatchRecord, reading: _Reading) -> list[bytes]:
+        """The next result lines; none: there are no more lines now."""
         page = await self._results.page(batch, reading.cursor, limit=_LINES_AT_ONCE)
-        lines = [each.line async for each in page.lines()]
-        assert isinstance(page.next, CompletionCursor)  # noqa: S101 - it begins with one
-        reading.cursor = page.next
-        reading.lines += len(lines)
-        return [end_of(line) for line in lines]
+        reading.next = page.next
+        return [each.line async for each in page.lines()]
 
 
 def _patience(waiting: Waiting) -> float:

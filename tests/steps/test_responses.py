@@ -37,6 +37,10 @@ async def collected(yard: Yard, owner: str = "first") -> ResponseGroups:
     return groups
 
 
+async def away(*_: object) -> None:
+    raise StoreUnavailable("The database is away.")
+
+
 async def state(yard: Yard, response_id: str) -> ResponseRecord:
     return await yard.services.store.responses.get(response_id)
 
@@ -91,10 +95,6 @@ async def test_what_was_being_collected_when_the_process_ended_is_collected_by_t
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await accept(yard)
-
-    async def away(*_: object) -> None:
-        raise StoreUnavailable("The database is away.")
-
     with monkeypatch.context() as patch:
         patch.setattr(Responses, "collect", away)
         with pytest.raises(StoreUnavailable):
@@ -111,6 +111,9 @@ async def test_one_process_at_a_time_sees_to_responses(yard: Yard) -> None:
     second = ResponseGroups(yard.services, "second")
     await second.look()
     assert (first.is_busy, second.is_busy) == (True, False)
+    first.drain()
+    await first.look()
+    assert not first.is_busy
 
 
 async def test_a_process_that_begins_anew_reads_results_from_their_start(yard: Yard) -> None:
@@ -126,6 +129,21 @@ async def test_a_process_that_begins_anew_reads_results_from_their_start(yard: Y
     await anew.look()
     assert (await state(yard, good), done.status) == (done, ResponseStatus.COMPLETED)
     assert (await state(yard, bad)).status is ResponseStatus.FAILED
+
+
+async def test_an_answer_that_could_not_be_recorded_is_read_again(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await accept(yard)
+    groups = await collected(yard)
+    (batch_id,) = await batches(yard)
+    await yard.finish(batch_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(Responses, "end", away)
+        with pytest.raises(StoreUnavailable):
+            await groups.look()
+    await groups.look()
+    assert (await state(yard, made)).status is ResponseStatus.COMPLETED
 
 
 async def test_a_batch_that_failed_fails_its_responses_with_its_words(yard: Yard) -> None:
