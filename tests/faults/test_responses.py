@@ -30,7 +30,10 @@ def lease_seconds() -> float:
 
 
 async def accept_wave(site: Site, name: str) -> list[str]:
-    bodies = [{"model": MODEL, "input": f"question {n} of {name}"} for n in range(WAVE)]
+    bodies = [
+        {"model": MODEL, "input": f"question {n} of {name}", "background": True}
+        for n in range(WAVE)
+    ]
     accepted = [await accept_response(site.services, TENANT, body) for body in bodies]
     return [each.id for each in accepted]
 
