@@ -120,7 +120,7 @@ async def test_a_file_is_to_be_delivered_in_parts(api: Api, services: Services) 
     ("upload", "param", "words"),
     [
         ({"part_urls": [URL]}, "output_upload.complete_url", "Missing"),
-        ({"part_urls": [], "complete_url": URL}, "output_upload.part_urls", "at least 1"),
+        ({"part_urls": [], "complete_url": URL}, "output_upload.part_urls", "must not be empty"),
         ({"part_urls": [5], "complete_url": URL}, "output_upload.part_urls", "array of strings"),
         ({"part_urls": [URL], "complete_url": "s3://b/k"}, "output_upload", "https://"),
         ({"part_urls": ["https://10.0.0.1/"], "complete_url": URL}, "output_upload", "public"),

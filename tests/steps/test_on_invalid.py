@@ -55,8 +55,8 @@ async def create(yard: Yard, lines: list[Any], **request: Any) -> str:
     return await yard.create([], input=str(path), **request)
 
 
-async def prepared(yard: Yard, lines: list[Any]) -> str:
-    batch_id = await create(yard, lines)
+async def prepared(yard: Yard, lines: list[Any], **request: Any) -> str:
+    batch_id = await create(yard, lines, **request)
     await fetch_input(yard.services, batch_id)
     await prepare_batch(yard.services, batch_id)
     return batch_id
@@ -118,7 +118,7 @@ async def test_what_is_wrong_with_the_whole_file_still_refuses_it(yard: Yard) ->
     limits = yard.services.settings.limits
     yard.set(limits=limits.model_copy(update={"max_requests": 3}))
     with pytest.raises(InputRefused, match="more than 3 requests"):
-        await prepared(yard, [bad("a"), *GOOD])
+        await prepared(yard, [bad("a"), *GOOD], public_urls=True)
     with pytest.raises(InputRefused, match="no request lines"):
         await prepared(yard, ["", ""])
 

@@ -11,7 +11,7 @@ import pytest
 from batchyard.control import response_groups
 from batchyard.control.response_groups import ResponseGroups
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.errors import RequestRefused, StoreUnavailable
+from batchyard.errors import ModelNotFound, RequestRefused, StoreUnavailable
 from batchyard.responses import ResponseStatus
 from batchyard.steps.accept_response import accept_response
 from batchyard.steps.retry import retry_batch
@@ -150,8 +150,8 @@ async def test_a_batch_that_failed_fails_its_responses_with_its_words(yard: Yard
     made = await accept(yard)
     groups = await collected(yard)
 
-    async def gone(model: str) -> str:
-        return f"No engine serves {model}."
+    async def gone(model: str) -> ModelNotFound:
+        return ModelNotFound(f"No engine serves {model}.")
 
     yard.services = replace(yard.services, why_not_offered=gone)
     (batch_id,) = await batches(yard)
