@@ -95,7 +95,7 @@ class _NoAnswer(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    custom_id: str
+    custom_id: str | None = None
     response: _HttpAnswer | None = None
     error: _NoAnswer | None = None
 
@@ -163,10 +163,12 @@ def _times(status: ResponseStatus, created_at: float, ended_at: int | None) -> d
     return {"created_at": int(created_at), "completed_at": ended_at if is_complete else None}
 
 
-def end_of(line: bytes) -> ResponseEnd:
-    """How the response ended whose result line this is."""
+def end_of(line: bytes) -> ResponseEnd | None:
+    """How the response ended whose result line this is; None: the line does not say whose."""
     parsed = _parse_line(line)
     answer = parsed.response
+    if parsed.custom_id is None:
+        return None
     if answer is None:
         why = parsed.error or _NoAnswer()
         if why.code == "batch_cancelled":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from batchyard import intervals
+from batchyard.batch_options import OnInvalid
 from batchyard.errors import RequestRefused, StoreError, TransitionConflict
 from batchyard.files.cursor import CompletionCursor
 from batchyard.files.parts import wipe_object
@@ -159,7 +160,8 @@ class ResponseGroups:
             input_file_id=file.id,
             completion_window=BATCH_WINDOWS[kind.completion_window],
             window_seconds=max(1, int(min(each.expires_at for each in lines) - now)),
-            options=BatchOptions(models=(kind.model,)),
+            # Each was checked when it was accepted; what is wrong by now is wrong for one of them.
+            options=BatchOptions(models=(kind.model,), on_invalid=OnInvalid.ERROR_FILE),
             holds_responses=True,
         )
         try:
@@ -187,7 +189,8 @@ class ResponseGroups:
         responses = self._services.store.responses
         try:
             while lines := await self._read(batch, reading):
-                await responses.end(batch.id, [end_of(line) for line in lines])
+                ends = [end for line in lines if (end := end_of(line)) is not None]
+                await responses.end(batch.id, ends)
                 # Not before: what could not be written must be read again.
                 reading.cursor, reading.lines = reading.next, reading.lines + len(lines)
         except RequestRefused as error:
@@ -225,5 +228,5 @@ def _end_without_line(batch: BatchRecord) -> tuple[ResponseStatus, ResponseError
         return ResponseStatus.FAILED, ResponseError("server_error", batch.errors[0].message)
     if batch.status is BatchStatus.EXPIRED:
         return ResponseStatus.FAILED, _OVERDUE
-    message = "The response's result could not be read."
+    message = "The response was refused before it ran, or its result could not be read."
     return ResponseStatus.FAILED, ResponseError("server_error", message)

@@ -163,6 +163,22 @@ async def test_a_batch_that_failed_fails_its_responses_with_its_words(yard: Yard
     assert found.error.message == "No engine serves stub-model."
 
 
+async def test_a_response_that_is_no_longer_accepted_fails_alone(yard: Yard) -> None:
+    """The operator has changed a limit since it was accepted."""
+    good, long = await accept(yard), await accept(yard, "long " * 1000)
+    limits = yard.services.settings.limits
+    yard.set(limits=limits.model_copy(update={"max_line_bytes": 1000}))
+    groups = await collected(yard)
+    (batch_id,) = await batches(yard)
+    await yard.finish(batch_id)
+    await groups.look()
+    assert (await state(yard, good)).status is ResponseStatus.COMPLETED
+    found = await state(yard, long)
+    assert found.status is ResponseStatus.FAILED
+    assert found.error is not None
+    assert "refused before it ran" in found.error.message
+
+
 async def test_responses_are_not_retried_behind_their_clients_backs(yard: Yard) -> None:
     await accept(yard)
     await collected(yard)
