@@ -20,7 +20,7 @@ from batchyard.batch_error import BatchError
 from batchyard.endpoints import ENDPOINTS, takes_form
 from batchyard.errors import InputRefused
 from batchyard.forms import is_file_url
-from batchyard.framing import PhysicalLine, read_lines
+from batchyard.framing import PhysicalLine, custom_id_of, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -214,6 +214,7 @@ class Validator:
         depth = self.rules.limits.max_depth
         braces, brackets = data.count(b"{"), data.count(b"[")
         if braces + brackets > depth and is_deeper_than(line, depth):
+            self._custom_id = custom_id_of(data) or None
             message = f"This line is not valid JSON: it is nested deeper than {depth} levels."
             self._refuse("invalid_json_line", message, None, number)
             return None

@@ -40,6 +40,11 @@ _NEXT: Final = {b",": _Place.FURTHER, b"]": _Place.TAIL, b"}": _Place.END}
 """What is next behind such a character."""
 
 
+def request_too_large(index: int, most_bytes: int) -> ApiError:
+    """One request of the array has too many bytes."""
+    return ApiError(413, f"requests.{index}: a request may have {most_bytes} bytes here.")
+
+
 class ArrayElements:
     """Cuts ``{"requests": [{…}, {…}]}`` into its requests, whatever parts it arrives in.
 
@@ -67,9 +72,7 @@ class ArrayElements:
                 self._count += 1
                 self._move(_Place.BEHIND_REQUEST)
         if self._place is _Place.REQUEST and len(self._buffer) > self._most_bytes:
-            raise ApiError(
-                413, f"requests.{self._count}: a request may have {self._most_bytes} bytes here."
-            )
+            raise request_too_large(self._count, self._most_bytes)
         return found
 
     def finish(self) -> None:

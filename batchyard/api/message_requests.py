@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 import msgspec
 
-from batchyard.api.array_elements import ArrayElements
+from batchyard.api.array_elements import ArrayElements, request_too_large
 from batchyard.api.body import body_stream
 from batchyard.api.errors import ApiError
 from batchyard.api.message_errors import MESSAGES
@@ -50,7 +50,11 @@ class MessageLines:
         for element in self._elements.feed(data):
             if self.count == self._limits.max_requests:
                 raise _invalid(f"requests: at most {self._limits.max_requests} are possible here.")
-            self.file.write(_line(self.count, element))
+            line = _line(self.count, element)
+            if len(line) > self._limits.max_line_bytes:
+                # Its result would lack the custom_id, which is not read in a line that long.
+                raise request_too_large(self.count, self._limits.max_line_bytes)
+            self.file.write(line)
             self.count += 1
 
     def finish(self) -> None:

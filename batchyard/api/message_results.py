@@ -39,7 +39,7 @@ class _NoAnswer(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    custom_id: str
+    custom_id: str | None
     response: _Response | None
     error: _NoAnswer | None
 
@@ -79,9 +79,13 @@ _BODY: Final = re.compile(r"\bbody\b")
 
 
 def translated(line: bytes) -> bytes:
-    """A line of an output or error file as a line of the results."""
+    """A line of an output or error file as a line of the results.
+
+    A line whose ``custom_id`` could not be read, because a limit was lowered since, has an empty
+    one: the others behind it are to be read.
+    """
     read = _decode(line)
-    return _encode(_Individual(read.custom_id, _result_of(read))) + b"\n"
+    return _encode(_Individual(read.custom_id or "", _result_of(read))) + b"\n"
 
 
 def _result_of(line: _Line) -> _Result:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anthropic
 import httpx
 import pytest
 
+from batchyard.api.errors import ApiError
+from batchyard.api.message_requests import MessageLines
 from batchyard.control.reconcile import reconcile
 from batchyard.files.retention import expire_files
 from batchyard.lifecycle import BatchStatus
@@ -186,6 +190,34 @@ async def test_requests_that_are_not_valid_are_errored_and_the_others_run(
     assert errors["number"].message == "params must be a JSON object."
     assert "leave out params.stream" in errors["streamed"].message
     assert "must name one model" in errors["other"].message
+
+
+async def test_a_request_that_is_nested_too_deeply_has_a_result_of_its_own(
+    client: anthropic.AsyncAnthropic, services: Services
+) -> None:
+    deep: Any = "x"
+    for _ in range(100):
+        deep = [deep]
+    requests = [asked("deep", metadata={"user_id": deep}), asked("good")]
+    batch = await client.messages.batches.create(requests=requests)
+    async with runners(services):
+        batch = await ended(client, batch.id)
+    found = await results(client, batch.id)
+    assert {name: each.type for name, each in found.items()} == {
+        "deep": "errored",
+        "good": "succeeded",
+    }
+
+
+def test_a_request_that_is_too_large_as_a_line_is_refused_at_once(settings: Settings) -> None:
+    """Its line has some bytes more than the request itself."""
+    most = settings.limits.max_line_bytes
+    bare = json.dumps({"requests": [asked("large", "")]})
+    for left, is_too_large in ((0, True), (-200, False)):
+        body = json.dumps({"requests": [asked("large", "x" * (most - len(bare) + left))]}).encode()
+        lines = MessageLines(io.BytesIO(), settings)
+        with pytest.raises(ApiError, match=r"requests\.0") if is_too_large else nullcontext():
+            lines.add(body)
 
 
 async def test_a_batch_without_a_valid_request_has_its_errors_as_results(
