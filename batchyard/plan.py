@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -289,9 +289,30 @@ def read_records(data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype=RECORD)
 
 
-def work_of_prompt(record: Any) -> float:
-    """See :func:`batchyard.lengths.prompt_work`."""
-    return prompt_work(int(record["prompt_tokens"]), int(record["shared_bytes"]) // BYTES_PER_TOKEN)
+class PlannedRequest(NamedTuple):
+    """A record of the plan as Python's own numbers, in the order of :data:`RECORD`.
+
+    Of a numpy record each field that is read takes as long as all of these together.
+    """
+
+    offset: int
+    length: int
+    ordinal: int
+    prompt_tokens: int
+    output_tokens: int
+    shared_bytes: int
+    length_class: int
+    rank: int
+
+    @classmethod
+    def of(cls, record: Any) -> Self:
+        """Of one record of :func:`read_records`."""
+        return cls._make(record.item())
+
+    @property
+    def prompt_work(self) -> float:
+        """See :func:`batchyard.lengths.prompt_work`."""
+        return prompt_work(self.prompt_tokens, self.shared_bytes // BYTES_PER_TOKEN)
 
 
 def left_to_run(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from batchyard.forecast import Capacity, OpenWork, forecast
 from batchyard.lengths import LengthClass, LengthHistory, expectation_of
 from batchyard.lines import RequestLine
-from batchyard.plan import Planner, left_to_run, read_records, work_of_prompt
+from batchyard.plan import PlannedRequest, Planner, left_to_run, read_records
 from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.learning import BatchLengths, TenantLengths
 from batchyard.runner.pace import Pace
@@ -215,7 +215,7 @@ class Run:
         self.answered += 1
         if self.learns:
             prompt = int(record["prompt_tokens"])
-            self.pace.count(prompt + tokens, tokens, work_of_prompt(record) + tokens)
+            self.pace.count(prompt + tokens, tokens, PlannedRequest.of(record).prompt_work + tokens)
             self.lengths.count(int(record["length_class"]), tokens)
         else:
             self.pace.count(chunk.tokens / chunk.planned.request_count)

@@ -15,7 +15,7 @@ from batchyard.endpoints import takes_form
 from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
 from batchyard.logs import event_logger
-from batchyard.plan import RECORD, left_to_run, read_records, work_of_prompt
+from batchyard.plan import RECORD, PlannedRequest, left_to_run, read_records
 from batchyard.prompt import prompt_key
 from batchyard.results import Outcome, unprocessed
 from batchyard.runner.attachments import Attachments, file_access
@@ -70,18 +70,6 @@ class Done(NamedTuple):
     work: float
 
 
-class _Expectation(NamedTuple):
-    """What the plan says of a request in the window."""
-
-    prompt_tokens: int
-    prompt_work: float
-    output_tokens: int
-    length_class: int
-
-
-_NOTHING = _Expectation(0, 0.0, 0, 0)
-
-
 @dataclass(slots=True)
 class ChunkRun:
     """The life of one leased chunk in one runner.
@@ -110,7 +98,7 @@ class ChunkRun:
     _input_path: Path = field(init=False)
     _traits: BatchTraits = NO_TRAITS
     _lengths: BatchLengths = field(init=False)
-    _in_window: dict[int, _Expectation] = field(default_factory=dict)
+    _in_window: dict[int, PlannedRequest] = field(default_factory=dict)
     """By ordinal."""
     _copies: Copies = field(default_factory=Copies)
     _admitted: int = 0
@@ -306,8 +294,9 @@ class ChunkRun:
         async with Attachments(self.window, web) as attachments:
             async for record, copies, envelope in self._readable(descriptor, requests, order):
                 self._admitted += 1 + len(copies)
+                planned = PlannedRequest.of(record)
                 request = WindowRequest(
-                    int(record["ordinal"]),
+                    planned.ordinal,
                     envelope.custom_id,
                     envelope.url,
                     bytes(envelope.body),
@@ -315,14 +304,9 @@ class ChunkRun:
                     owner=self.lease.key,
                     fail=self._fail,
                     of_batch=self._traits,
-                    expected_tokens=order.held_tokens(record),
+                    expected_tokens=order.held_tokens(planned),
                 )
-                self._in_window[request.ordinal] = _Expectation(
-                    int(record["prompt_tokens"]),
-                    work_of_prompt(record),
-                    int(record["output_tokens"]),
-                    int(record["length_class"]),
-                )
+                self._in_window[request.ordinal] = planned
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
                 prompt = partial(_prompt_of, envelope)
@@ -399,7 +383,9 @@ class ChunkRun:
 
     def _learn(self, ordinal: int, result: ResultLine) -> Done:
         """Count the length of the answer; returns what the engine had to do."""
-        expected = self._in_window.pop(ordinal, _NOTHING)
+        expected = self._in_window.pop(ordinal, None)
+        if expected is None:
+            return Done(0, 0.0)  # it could not be read, so it was not sent
         output = result.usage.output_tokens
         self._lengths.count_prompt(expected.prompt_tokens, result.usage.input_tokens)
         if output:

@@ -12,6 +12,7 @@ from batchyard.plan import BYTES_PER_TOKEN, LONGEST_FIRST_REQUESTS, RECORD, orde
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from batchyard.plan import PlannedRequest
     from batchyard.runner.learning import BatchLengths
 
     _Planned = tuple[Any, npt.NDArray[Any]]
@@ -46,12 +47,10 @@ class ChunkOrder:
         planned = list(left)
         return deque(planned[place] for place in by_prefix[order])
 
-    def held_tokens(self, record: Any) -> int:
-        """What the request holds of the engine's cache, sent after the one before this call."""
-        rank = int(record["rank"])
-        follows, self._last_rank = rank == self._last_rank + 1, rank
-        shared = int(record["shared_bytes"]) // BYTES_PER_TOKEN if follows else 0
-        prompt = max(1, int(record["prompt_tokens"]) - shared)
-        return round(prompt * self._lengths.prompt_scale) + self._lengths.held(
-            int(record["length_class"]), int(record["output_tokens"])
-        )
+    def held_tokens(self, request: PlannedRequest) -> int:
+        """What it holds of the engine's cache, sent after the one before this call; at least 1."""
+        follows, self._last_rank = request.rank == self._last_rank + 1, request.rank
+        shared = request.shared_bytes // BYTES_PER_TOKEN if follows else 0
+        prompt = max(1, request.prompt_tokens - shared)
+        held = self._lengths.held(request.length_class, request.output_tokens)
+        return round(prompt * self._lengths.prompt_scale) + held or 1

@@ -17,7 +17,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from batchyard import intervals
-from batchyard.runner.window_request import expected_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,20 +63,20 @@ class KvRoom:
 
     def is_there_for(self, request: WindowRequest) -> bool:
         """Whether the request may be sent. One that is alone always may."""
-        is_there = not self._in_flight or self._tokens + expected_tokens(request) <= self._limit
+        is_there = not self._in_flight or self._tokens + request.expected_tokens <= self._limit
         self._was_full = self._was_full or not is_there
         return is_there
 
     def take(self, request: WindowRequest) -> None:
         """The request is sent."""
         self._in_flight += 1
-        self._tokens += expected_tokens(request)
+        self._tokens += request.expected_tokens
 
     def give_back(self, request: WindowRequest) -> None:
         """The request is not in the engine any more."""
         self._in_flight -= 1
         self._answered += 1
-        self._tokens -= expected_tokens(request)
+        self._tokens -= request.expected_tokens
 
     async def watch(self, on_room: Callable[[], None]) -> None:
         """Follow the engine's figures until cancelled; ``on_room`` is called when there is more."""

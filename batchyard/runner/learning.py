@@ -30,6 +30,8 @@ _NEXT_ESTIMATE: Final = 1.25
 """After so many times the lines it is estimated again."""
 _FIRST_LOOK_LINES: Final = 8
 _UNKNOWN_TOKENS: Final = 256
+_MOST_KEPT: Final = 4096
+"""Answers to one question, before they are forgotten: limits of a million requests may differ."""
 """What a request holds at most of the cache, by expectation, before anything is known of it."""
 _MOST_BATCHES: Final = 512
 _DOUBTED: Final = 32.0
@@ -103,6 +105,8 @@ class BatchLengths:
         self._found: dict[int, Lengths | None] = {}
         """By class, of this version."""
         self._held: dict[int, float] = {}
+        self._held_of: dict[tuple[int, int], int] = {}
+        """What :meth:`held` has answered."""
         self._expected: dict[int, Expected] | None = None
         self._prompts = self._planned_prompts = self._prompt_tokens = 0
 
@@ -138,6 +142,15 @@ class BatchLengths:
 
     def held(self, number: int, planned: int) -> int:
         """Tokens of an answer that the engine's cache is to have room for."""
+        self._look_again()
+        tokens = self._held_of.get((number, planned))
+        if tokens is None:
+            if len(self._held_of) == _MOST_KEPT:
+                self._held_of.clear()
+            tokens = self._held_of[number, planned] = self._find_held(number, planned)
+        return tokens
+
+    def _find_held(self, number: int, planned: int) -> int:
         guess = min(planned, _UNKNOWN_TOKENS)
         known = self._known(number)
         if known is None:
@@ -196,6 +209,7 @@ class BatchLengths:
             self._version = self.tenant.version
             self._found.clear()
             self._held.clear()
+            self._held_of.clear()
             self._expected = None
 
     def _limited(self, number: int, planned: int, tokens: float) -> float:

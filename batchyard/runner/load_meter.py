@@ -7,7 +7,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from batchyard.store import EngineLoad
-from batchyard.wire import NO_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +23,8 @@ class LoadMeter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._total = NO_USAGE
+        # Each answer is counted here: plain numbers, without an object for each.
+        self._input_tokens = self._cached_tokens = self._output_tokens = 0
         self._speeds: deque[float] = deque(maxlen=_SLOTS)
         self._slot_began_at = clock()
         self._slot_tokens = 0
@@ -32,7 +32,9 @@ class LoadMeter:
     def count(self, usage: TokenUsage) -> None:
         """Add the tokens of an answer."""
         self._end_slots()
-        self._total = self._total.plus(usage)
+        self._input_tokens += usage.input_tokens
+        self._cached_tokens += usage.cached_tokens
+        self._output_tokens += usage.output_tokens
         self._slot_tokens += usage.input_tokens + usage.output_tokens
 
     def load(
@@ -44,16 +46,19 @@ class LoadMeter:
             running=running,
             waiting=waiting,
             window=window,
-            input_tokens=self._total.input_tokens,
-            cached_tokens=self._total.cached_tokens,
-            output_tokens=self._total.output_tokens,
+            input_tokens=self._input_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
             speeds=tuple(self._speeds),
             every_seconds=SLOT_SECONDS,
             cache_used=cache_used,
         )
 
     def _end_slots(self) -> None:
-        ended = int((self._clock() - self._slot_began_at) // SLOT_SECONDS)
+        seconds = self._clock() - self._slot_began_at
+        if seconds < SLOT_SECONDS:
+            return
+        ended = int(seconds // SLOT_SECONDS)
         for _ in range(min(ended, _SLOTS)):
             self._speeds.append(round(self._slot_tokens / SLOT_SECONDS, 1))
             self._slot_tokens = 0

@@ -30,7 +30,7 @@ class WindowRequest:
     """How much of the window's room for files it has reserved, until it leaves."""
     expected_tokens: int = 1
     """What it will probably hold of the KV cache when its answer ends: of its prompt, what the
-    request before it does not share, and its answer."""
+    request before it does not share, and its answer. At least 1."""
     request_id: str = ""
     sent_at: float = 0.0
     """By the monotonic clock, of the attempt that is in the engine."""
@@ -39,8 +39,3 @@ class WindowRequest:
     is_suspect: bool = False
     fail: Callable[[Exception], None] | None = None
     """Takes what ``deliver`` raised: the request has left the window and has no result."""
-
-
-def expected_tokens(request: WindowRequest) -> int:
-    """See :attr:`WindowRequest.expected_tokens`; at least 1."""
-    return max(1, request.expected_tokens)

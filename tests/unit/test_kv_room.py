@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 from batchyard.engine.base import CacheState
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import EngineLost
+from batchyard.lengths import LengthHistory
+from batchyard.plan import PlannedRequest
+from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.kv_room import KvRoom
-from batchyard.runner.window_request import WindowRequest, expected_tokens
+from batchyard.runner.learning import BatchLengths, TenantLengths
+from batchyard.runner.window_request import WindowRequest
 
 if TYPE_CHECKING:
     from batchyard.results import ResultLine
@@ -149,7 +153,12 @@ def test_a_window_that_is_not_full_says_nothing_of_the_cache() -> None:
 
 
 def test_a_request_holds_at_least_a_token() -> None:
-    assert expected_tokens(request(0)) == 1
+    """However few tokens prompts turn out to have, and none is planned for its answer."""
+    lengths = BatchLengths(TenantLengths(LengthHistory()))
+    for _ in range(20):
+        lengths.count_prompt(planned=1000, tokens=1)
+    nothing = PlannedRequest(0, 0, 0, 0, 0, 0, 0, 0)
+    assert ChunkOrder(lengths, sorts=False).held_tokens(nothing) == 1
 
 
 async def test_an_engine_that_gives_no_answer_leaves_the_room_as_it_is() -> None:
