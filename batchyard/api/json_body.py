@@ -133,7 +133,7 @@ class JsonBody(Generic[M]):
         """Raises 400, 408, 413 and 415, and 401 before any of the body is read."""
         if self.has_lines:
             limits = caller.services.settings.limits
-            values = await read_json_with_lines(request, limits.max_requests)
+            values = await read_json_with_lines(request, caller.tenant, limits.max_requests)
         else:
             values = await read_json(request, may_be_empty=self.may_be_empty)
         try:

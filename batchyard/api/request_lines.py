@@ -13,6 +13,7 @@ import msgspec
 
 from batchyard.api.body import (
     MAX_JSON_BYTES,
+    BodyPlaces,
     json_too_large,
     not_json,
     parse_object,
@@ -34,6 +35,7 @@ MAX_BODY_BYTES: Final = 20 * 1024**2
 is larger is uploaded as a file, which needs neither."""
 
 _READ_SECONDS: Final = 300.0
+_PLACES: Final = BodyPlaces(8)
 
 
 class RequestLines:
@@ -64,12 +66,13 @@ class RequestLines:
             yield b"%b\n" % line
 
 
-async def read_json_with_lines(request: Request, most_lines: int) -> dict[str, Any]:
+async def read_json_with_lines(request: Request, tenant: str, most_lines: int) -> dict[str, Any]:
     """The body, a JSON object of at most 1 MiB beside its ``requests``, which are given as
     :class:`RequestLines`. Raises 400, 408, 413 and 415.
     """
-    data = await read_within(request, MAX_BODY_BYTES, _READ_SECONDS)
-    return await in_thread(parse_with_lines, data, most_lines)
+    async with _PLACES.of(tenant):
+        data = await read_within(request, MAX_BODY_BYTES, _READ_SECONDS)
+        return await in_thread(parse_with_lines, data, most_lines)
 
 
 def parse_with_lines(data: bytes, most_lines: int) -> dict[str, Any]:

@@ -5,18 +5,15 @@ A request without ``background`` is a live one, and :mod:`batchyard.api.live` an
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
-from weakref import WeakValueDictionary
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
 
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.body import parse_object, read_within
+from batchyard.api.body import BodyPlaces, parse_object, read_within
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.live import ANSWERS, BODY, pass_on
@@ -30,16 +27,11 @@ from batchyard.steps.accept_response import accept_response, window_of
 from batchyard.wire import result_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from fastapi import FastAPI
-
-    from batchyard.api.auth import Caller
     from batchyard.services.services import Services
     from batchyard.store import ResponseRecord
 
-_READ_AT_ONCE: Final = 16
-"""Bodies of one tenant, in each process: whether one is live is known when it is read."""
+_PLACES: Final = BodyPlaces(16)
+"""Whether a request is a live one, and counts as such, is known when its body is read."""
 _SHOWN_CHARS: Final = 100
 _OBJECT: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -58,13 +50,7 @@ class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
-@asynccontextmanager
-async def _bodies(app: FastAPI) -> AsyncIterator[None]:
-    app.state.response_bodies = WeakValueDictionary[str, asyncio.Semaphore]()
-    yield
-
-
-router = APIRouter(prefix="/responses", lifespan=_bodies, route_class=Route)
+router = APIRouter(prefix="/responses", route_class=Route)
 
 
 @router.post(
@@ -80,7 +66,8 @@ async def create_response(request: Request, caller: Authenticated) -> Response:
     `completion_window` of `2h` or `8h` gives it more time. Without `background` it is a live
     request: an engine that is live answers at once.
     """
-    raw = await _body(request, caller)
+    async with _PLACES.of(caller.tenant):
+        raw = await read_within(request, caller.services.settings.limits.max_line_bytes)
     body = parse_object(raw)
     window_of(body)
     if not body.get("background"):
@@ -138,13 +125,6 @@ async def delete_response(
         await _stop_batch(request, record)
         await _delete_files(services, record)
     return JsonResponse(ResponseDeleted(id=response_id))
-
-
-async def _body(request: Request, caller: Caller) -> bytes:
-    bodies = request.app.state.response_bodies
-    places = bodies.setdefault(caller.tenant, asyncio.Semaphore(_READ_AT_ONCE))
-    async with places:
-        return await read_within(request, caller.services.settings.limits.max_line_bytes)
 
 
 async def _check_model(request: Request, model: Any) -> None:

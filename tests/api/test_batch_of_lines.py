@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.requests import Request
 
+from batchyard.api import request_lines
 from batchyard.api.batch_of_lines import accept_batch_of
+from batchyard.api.body import BodyPlaces
 from batchyard.errors import IdempotencyConflict, RequestRefused
 from batchyard.steps.create import BatchRequest
 from batchyard.store import IdempotencyKey
@@ -15,6 +19,8 @@ from tests.api.conftest import LINE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from starlette.types import Message
 
     from batchyard.services.services import Services
     from tests.api.conftest import Api
@@ -117,3 +123,23 @@ def test_an_idempotency_key_covers_the_lines(api: Api) -> None:
     first = post(api, body(b'{"a": 1}'), "k")
     assert post(api, body(b'{"a": 1}'), "k") == first
     assert post(api, body(b'{"a": 2}'), "k")[0] == 409
+
+
+async def test_while_a_tenants_large_bodies_are_read_its_others_wait_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = BodyPlaces(1)
+    monkeypatch.setattr(request_lines, "_PLACES", places)
+
+    def reading(tenant: str) -> asyncio.Task[dict[str, Any]]:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body(b'{"a": 1}')}
+
+        request = Request({"type": "http", "headers": []}, receive)
+        return asyncio.create_task(request_lines.read_json_with_lines(request, tenant, 9))
+
+    async with places.of("one"):
+        waiting = reading("one")
+        assert "requests" in await reading("other")
+        assert not waiting.done()
+    assert "requests" in await waiting
