@@ -33,13 +33,14 @@ from batchyard.errors import (
 )
 from batchyard.lifecycle import STOPPABLE
 from batchyard.steps.create import accept_batch
-from batchyard.steps.retry import Caller, accept_retry
+from batchyard.steps.retry import RetryCaller, accept_retry
 from batchyard.store import IdempotencyKey
 from batchyard.wire import Batch  # noqa: TC001 — FastAPI reads it at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from batchyard.api.auth import Caller
     from batchyard.services.services import Services
     from batchyard.steps.create import BatchRequest
     from batchyard.store import BatchRecord
@@ -75,13 +76,8 @@ async def create_batch(
     key = await _idempotency_key(_ROUTE, idempotency_key, asked)
     services = caller.services
     with as_batches_say():
-        earlier = None
-        if key is not None:
-            # A request that was accepted before is not checked again: its URLs may have expired.
-            earlier = await services.store.idempotency.find(caller.tenant, key)
-        if earlier is not None:
-            batch = await services.store.batches.get(earlier, caller.tenant)
-        else:
+        batch = await _accepted_before(caller, key)
+        if batch is None:
             wanted = replace(
                 await asked.to_request(caller.tenant, services.settings),
                 traceparent=request.headers.get("traceparent"),
@@ -147,18 +143,14 @@ async def retry_batch(
     """
     services = caller.services
     key = await _idempotency_key(f"{_ROUTE}/{batch_id}/retry", idempotency_key, asked)
-    asking = Caller(
+    asking = RetryCaller(
         tenant=caller.tenant,
         batches_per_hour=services.settings.quota.batches_per_hour,
         idempotency=key,
     )
     with as_batches_say(), _as_retries_say():
-        earlier = None
-        if key is not None:
-            earlier = await services.store.idempotency.find(caller.tenant, key)
-        if earlier is not None:
-            batch = await services.store.batches.get(earlier, caller.tenant)
-        else:
+        batch = await _accepted_before(caller, key)
+        if batch is None:
             async with _ONE_AT_A_TIME:
                 batch = await accept_retry(
                     services,
@@ -207,6 +199,18 @@ async def deliver_results(
     return JsonResponse(
         to_list_page([delivery_object(each) for each in deliveries], has_more=False)
     )
+
+
+async def _accepted_before(caller: Caller, key: IdempotencyKey | None) -> BatchRecord | None:
+    """The batch of a request that is repeated: it is not checked again, its URLs may have expired.
+
+    None for a request that is new.
+    """
+    if key is None:
+        return None
+    store = caller.services.store
+    earlier = await store.idempotency.find(caller.tenant, key)
+    return None if earlier is None else await store.batches.get(earlier, caller.tenant)
 
 
 async def _accept(

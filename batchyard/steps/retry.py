@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class RetryCaller:
     """Who asks for a retry: a client of the API, or, without a ``tenant``, an operator.
 
     A client's new batch is a client's, whoever created the first one.
@@ -49,7 +49,7 @@ class Caller:
     idempotency: IdempotencyKey | None = None
 
 
-_OPERATOR = Caller()
+_OPERATOR = RetryCaller()
 
 
 async def retry_batch(services: Services, batch_id: str, **asked: Any) -> str:
@@ -66,7 +66,7 @@ async def accept_retry(
     completion_window: str | None = None,
     output: Location | None = None,
     error: Location | None = None,
-    caller: Caller = _OPERATOR,
+    caller: RetryCaller = _OPERATOR,
 ) -> BatchRecord:
     """Create a batch of the chosen lines of ``batch_id``; returns the new batch.
 

@@ -606,6 +606,13 @@ async def with_deaths(yard: Yard, batch_id: str, deaths: int) -> None:
         )
 
 
+async def check_apart(yard: Yard, engine: Watched, *batches: tuple[str, str, int]) -> None:
+    """Each ends whole (its id, its name, its lines), and nothing ran beside batch a."""
+    for batch_id, name, count in batches:
+        await check_whole(yard, await ended(yard, batch_id), name, count)
+    assert all(set(together) == {"a"} for together in engine.together)
+
+
 async def test_a_chunk_that_was_held_at_two_deaths_runs_with_nothing_beside_it(yard: Yard) -> None:
     engine = Watched(latency=0.3)
     yard.use(engine)
@@ -615,9 +622,7 @@ async def test_a_chunk_that_was_held_at_two_deaths_runs_with_nothing_beside_it(y
     later = await yard.prepared(lines(100, "b"))
     await with_deaths(yard, hers, 2)
     async with working(yard):
-        for batch_id, name in ((his, "b"), (hers, "a"), (later, "b")):
-            await check_whole(yard, await ended(yard, batch_id), name, 100)
-    assert all(set(together) == {"a"} for together in engine.together)
+        await check_apart(yard, engine, (his, "b", 100), (hers, "a", 100), (later, "b", 100))
     assert max(map(len, engine.together)) > 64, "all of it runs at once"
 
 
@@ -632,9 +637,7 @@ async def test_a_suspect_whose_input_comes_late_does_not_join_others(yard: Yard)
     async with working(yard):
         await engine.began["b"].wait()
         answers.set()
-        for batch_id, name, count in ((hers, "a", 20), (his, "b", 100)):
-            await check_whole(yard, await ended(yard, batch_id), name, count)
-    assert all(set(together) == {"a"} for together in engine.together)
+        await check_apart(yard, engine, (hers, "a", 20), (his, "b", 100))
 
 
 async def test_a_chunk_whose_input_comes_late_does_not_join_a_suspect(yard: Yard) -> None:
@@ -648,9 +651,7 @@ async def test_a_chunk_whose_input_comes_late_does_not_join_a_suspect(yard: Yard
     async with working(yard):
         await engine.began["a"].wait()
         answers.set()
-        for batch_id, name, count in ((hers, "a", 100), (his, "b", 20)):
-            await check_whole(yard, await ended(yard, batch_id), name, count)
-    assert all(set(together) == {"a"} for together in engine.together)
+        await check_apart(yard, engine, (hers, "a", 100), (his, "b", 20))
 
 
 async def test_an_input_that_comes_while_a_suspect_is_claimed_keeps_the_suspect_away(
@@ -674,9 +675,7 @@ async def test_an_input_that_comes_while_a_suspect_is_claimed_keeps_the_suspect_
 
     monkeypatch.setattr(chunks, "standing", standing)
     async with working(yard):
-        for batch_id, name, count in ((hers, "a", 100), (his, "b", 20)):
-            await check_whole(yard, await ended(yard, batch_id), name, count)
-    assert all(set(together) == {"a"} for together in engine.together)
+        await check_apart(yard, engine, (hers, "a", 100), (his, "b", 20))
 
 
 async def test_a_suspect_waits_for_a_batch_whose_next_chunk_is_slow_to_begin(yard: Yard) -> None:
@@ -704,9 +703,7 @@ async def test_a_suspect_waits_for_a_batch_whose_next_chunk_is_slow_to_begin(yar
     storage = SecondPlanHangs(yard.services.settings.home_folder / "objects")
     yard.services = replace(yard.services, storage=storage)
     async with working(yard):
-        for batch_id, name, count in ((hers, "a", 20), (his, "b", 40)):
-            await check_whole(yard, await ended(yard, batch_id), name, count)
-    assert all(set(together) == {"a"} for together in engine.together)
+        await check_apart(yard, engine, (hers, "a", 20), (his, "b", 40))
     assert plans_read > 1, "it was slow"
 
 

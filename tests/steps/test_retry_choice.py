@@ -12,7 +12,7 @@ from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
 from batchyard.steps.prepare import prepare_batch
-from batchyard.steps.retry import Caller, accept_retry, retry_batch
+from batchyard.steps.retry import RetryCaller, accept_retry, retry_batch
 from batchyard.steps.retry_lines import LineChoice
 from batchyard.store import BatchOptions
 from tests.steps.conftest import chat_line
@@ -148,7 +148,7 @@ async def test_a_client_cannot_send_in_a_retry_what_only_the_operators_file_may_
     mine = await yard.finish(await retry_batch(yard.services, first.id, patch=patch))
     assert mine.errors is None
     clients = await accept_retry(
-        yard.services, first.id, patch=patch, caller=Caller(tenant="default")
+        yard.services, first.id, patch=patch, caller=RetryCaller(tenant="default")
     )
     refused = await yard.finish(clients.id)
     assert {error.code for error in refused.errors or ()} == {"unsupported_parameter"}
