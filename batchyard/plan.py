@@ -58,9 +58,9 @@ _RECORD = struct.Struct("<QIIIIHHI")
 _MOST_SHARED = 2**16 - 1
 BYTES_PER_TOKEN = 4
 """What prompts are taken for: English text has about as many."""
-_MOST_CHUNKS = 256
+_MOST_CHUNKS = 128
 """Before the last ones are parted; of a very large batch more, see :data:`_MOST_REQUESTS`."""
-_MOST_REQUESTS = 4096
+_MOST_REQUESTS = 8192
 """How far a chunk grows: tenants take turns chunk by chunk, and many engines share a batch."""
 _PARTS_OF_A_CHUNK = 4
 _LEAST_CHUNKS_TO_PART = 8

@@ -242,8 +242,8 @@ class Settings(BaseSettings):
     order: Literal["prefix", "input"] = "prefix"
     """The order in which requests run; results are always in input order."""
     chunk_requests: int = Field(default=1024, ge=1)
-    """About how many requests one chunk holds. In a batch of more than 262,144 lines it holds more,
-    up to 4096."""
+    """About how many requests one chunk holds. In a batch of more than 131,072 lines it holds more,
+    up to 8192."""
     live_host: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.:_-]{1,253}$")
     """The name or address of this machine at which the API reaches its engines for live requests.
     Unset: they listen on a Unix socket, for an API on the same machine."""

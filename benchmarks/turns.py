@@ -2,9 +2,10 @@
 
 Prefect's server, run-batches and run-chunks are real, each a process; the engine is the stub, with
 the latency and the sequences of a small GPU. Behind a hundred batches of another tenant, and beside
-a large batch of its own tenant and of another. The large batch has 20,000 lines in chunks of 4,096,
-the size of those of a million lines: a small batch waits for chunks and for the window, whose sizes
-are the same, and before tenants took turns in every queue it waited for the end of either batch.
+a large batch of its own tenant and of another. The large batch has 20,000 lines in chunks of 8,192,
+more than those of a million lines have: a small batch waits for chunks and for the window, whose
+sizes are the same, and before tenants took turns in every queue it waited for the end of either
+batch.
 
 The prefix cache is simulated: the stub says in which order it ran the prompts.
 """
@@ -99,7 +100,7 @@ def measure() -> Waits:
         more = {
             "BATCHYARD_HOME": str(folder),
             "BATCHYARD_RUNNERS": "pool",
-            "BATCHYARD_CHUNK_REQUESTS": "4096",
+            "BATCHYARD_CHUNK_REQUESTS": "8192",
             "BATCHYARD_RUNNER_IDLE_SECONDS": "3600",
             "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder}/prefect.db",
         }

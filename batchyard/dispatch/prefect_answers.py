@@ -38,6 +38,8 @@ class FlowRun:
     """Its parameter of that name."""
     pool: str | None = None
     """The work pool that it was sent to."""
+    is_deployed: bool = False
+    """It belongs to a deployment."""
 
     @property
     def has_ended(self) -> bool:
@@ -119,4 +121,5 @@ def flow_run_from(found: Mapping[str, Any], at: datetime | None) -> FlowRun:
         tags=tuple(found.get("tags") or ()),
         model=(found.get("parameters") or {}).get("model"),
         pool=found.get("work_pool_name"),
+        is_deployed=found.get("deployment_id") is not None,
     )

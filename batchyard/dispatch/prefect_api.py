@@ -35,6 +35,8 @@ ENGINE_BLOCKS = ("batchyard-vllm-engine", "batchyard-remote-engine")
 TAKEN_UP = "run-batches"
 """The tag of the process-batch flow runs that a batch runner makes: no worker ends them for it."""
 
+_STANDING_BY = "StandingBy"
+"""The state of a flow run that another one postpones again and again."""
 _PAGE = 200
 """Prefect's own limit for one answer."""
 _NEWEST_AMONG = 20
@@ -99,7 +101,11 @@ class PrefectApi(PrefectHttp):
             run = flow_run_from(found.json, found.at)
             if run.state not in ON_ITS_WAY:
                 return False
-            body = {"state": _scheduled(found.at, seconds), "force": False}
+            state = _scheduled(found.at, seconds)
+            if seconds:
+                # Workers ask for flow runs when one becomes "Scheduled": this one can wait.
+                state["name"] = _STANDING_BY
+            body = {"state": state, "force": False}
             await self._call("POST", f"/flow_runs/{flow_run_id}/set_state", body)
         except Missing:
             return False
@@ -158,15 +164,13 @@ class PrefectApi(PrefectHttp):
 
         Others belong to somebody's command.
         """
-        flow = {"name": {"any_": list(flows)}}
-        state = {"type": {"any_": list(BEGUN)}}
-        deployed = await self._filter(
-            {"flows": flow, "flow_runs": {"state": state, "deployment_id": {"is_null_": False}}}
+        found = await self._filter(
+            {
+                "flows": {"name": {"any_": list(flows)}},
+                "flow_runs": {"state": {"type": {"any_": list(BEGUN)}}},
+            }
         )
-        taken_up = await self._filter(
-            {"flows": flow, "flow_runs": {"state": state, "tags": {"all_": [TAKEN_UP]}}}
-        )
-        return list({run.id: run for run in (*deployed, *taken_up)}.values())
+        return [run for run in found if run.is_deployed or TAKEN_UP in run.tags]
 
     async def find(self, flow_run_ids: Collection[str]) -> list[FlowRun]:
         """Those of the flow runs that there are."""

@@ -40,6 +40,8 @@ _LEASE = "scheduler"
 _LEASE_SECONDS = 15.0
 _END_LOST_SECONDS = 10.0
 """So long a flow run may take to end, once its runner has retired, before it counts as lost."""
+_LIMIT_SECONDS = 10.0
+"""So long a pool's limit counts as known: people change it seldom, and a look comes often."""
 _NO_SLOT_SECONDS = 30.0
 """No runner is started in a pool for so long after one found every slot of its machine taken."""
 
@@ -84,6 +86,8 @@ class RunnerScheduler:
         self._suspects: set[str] = set()
         self._lost_ended_at = -math.inf
         self._no_slot_until: dict[str, float] = {}
+        self._pool_limits: dict[str, tuple[float, int | None]] = {}
+        """Until when each pool's limit counts as known, and the limit."""
         self.is_acting = False
         """Whether it was our turn at the last look."""
 
@@ -112,7 +116,7 @@ class RunnerScheduler:
         wanted = {self._settings.pool_of(entry.model) for entry in demand}
         if waiting:
             wanted |= {row.pool for row in await self._runners() if row.id in waiting}
-        pools = await self._read_pools(wanted)
+        pools = await self._read_pools(wanted, now)
         if not pools:
             return ()
         # The database after Prefect: a flow run that has become a runner since is counted once.
@@ -182,13 +186,13 @@ class RunnerScheduler:
         else:
             self._troubles.pop("lost flow runs", None)
 
-    async def _read_pools(self, names: set[str]) -> dict[str, _Pool]:
+    async def _read_pools(self, names: set[str], now: float) -> dict[str, _Pool]:
         """The pools that Prefect can tell us about."""
         pools: dict[str, _Pool] = {}
         for name in sorted(names):
             deployment = f"{RUN_CHUNKS}/{name}"
             try:
-                limit = await self._api.pool_limit(name)
+                limit = await self._limit_of(name, now)
                 active = await self._api.active(deployment)
             except (DispatchFailed, SettingsError) as error:
                 self._say(name, error)
@@ -196,6 +200,13 @@ class RunnerScheduler:
             self._troubles.pop(name, None)
             pools[name] = _Pool(active, limit)
         return pools
+
+    async def _limit_of(self, pool: str, now: float) -> int | None:
+        until, limit = self._pool_limits.get(pool, (now, None))
+        if until <= now:
+            limit = await self._api.pool_limit(pool)
+            self._pool_limits[pool] = (now + _LIMIT_SECONDS, limit)
+        return limit
 
     async def _ended(
         self, pools: Mapping[str, _Pool], rows: Sequence[RunnerRecord]

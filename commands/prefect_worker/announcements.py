@@ -37,6 +37,8 @@ _SCHEDULED: Final = (
 )
 _ENDED: Final = ("Completed", "Failed", "Crashed", "Cancelled")
 """After these there is a place for a flow run that waited for the pool's limit."""
+HEARD_OF: Final = (*_SCHEDULED, *_ENDED)
+"""The names of the states after which a worker asks. One that stands by has another name."""
 
 
 class Announcements:
@@ -109,7 +111,7 @@ async def _ask_when(is_new: asyncio.Event, ask: Callable[[], Awaitable[Any]]) ->
 
 
 def _events_of(pool_id: object) -> EventFilter:
-    names = [f"prefect.flow-run.{name}" for name in (*_SCHEDULED, *_ENDED)]
+    names = [f"prefect.flow-run.{name}" for name in HEARD_OF]
     return EventFilter(
         event=EventNameFilter(name=names),
         any_resource=EventAnyResourceFilter(id=[f"prefect.work-pool.{pool_id}"]),

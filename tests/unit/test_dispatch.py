@@ -76,6 +76,7 @@ class SmallPrefect:
     tokens: dict[str, str] = field(default_factory=dict)
     """The newest of each client, as far as it has asked for one."""
     tokens_made: int = 0
+    pools_read: int = 0
 
     def states(self) -> list[str]:
         return [run["state"]["type"] for run in self.runs]
@@ -119,6 +120,7 @@ class SmallPrefect:
             case ["flow_runs", run_id, "set_state"]:
                 return self.set_state(run_id, (await request.json())["state"])
             case ["work_pools", pool] if pool in self.limits:
+                self.pools_read += 1
                 limit = self.limits[pool]
                 return web.json_response(
                     {"name": pool, "type": "process", "concurrency_limit": limit}
@@ -176,7 +178,8 @@ class SmallPrefect:
         for index, run in enumerate(self.runs):
             if run["id"] == run_id:
                 if run["state"]["type"] in {"SCHEDULED", "PENDING", "RUNNING", "CANCELLING"}:
-                    self.put(state["type"], state.get("message", ""), run=index)
+                    name = state.get("name", "")
+                    self.put(state["type"], state.get("message", ""), run=index, name=name)
                     run["state"]["state_details"] = state.get("state_details", {})
                 return web.json_response({"status": "ACCEPT"})
         return web.json_response({"detail": "not found"}, status=404)
@@ -659,6 +662,16 @@ async def test_work_that_deserves_more_gets_as_many_as_the_pool_allows(
     assert len(prefect.runs) == 3
 
 
+async def test_a_pools_limit_is_not_read_at_each_look(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    for _ in range(3):
+        await looking.look()
+    assert prefect.pools_read == 1
+
+
 async def test_only_the_holder_of_the_lease_acts_until_it_closes(
     api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
@@ -722,6 +735,7 @@ async def odd_answer(_: PrefectApi) -> list[OfferedModel]:
 @pytest.fixture
 def always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_blocks, "_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "_LIMIT_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("always_asked")

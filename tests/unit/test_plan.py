@@ -325,7 +325,7 @@ def test_copies_do_not_make_a_chunk_one_of_short_answers() -> None:
 
 @pytest.mark.parametrize(
     ("requests", "size"),
-    [(10, 1024), (50_000, 1024), (262_144, 1024), (1_000_000, 3906), (100_000_000, 4096)],
+    [(10, 1024), (50_000, 1024), (131_072, 1024), (1_000_000, 7812), (100_000_000, 8192)],
 )
 def test_the_chunks_of_a_large_batch_are_larger(requests: int, size: int) -> None:
     assert requests_of_a_chunk(requests, 1024) == size

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.dispatch import RECONCILE, Standby, standby
+from commands.prefect_worker.announcements import HEARD_OF
 from tests.unit.test_dispatch import SmallPrefect, serving
 from tests.unit.test_dispatch import api as api  # noqa: PLC0414 - a fixture
 
@@ -44,6 +45,16 @@ async def test_the_same_one_is_postponed(api: PrefectApi, prefect: SmallPrefect)
     await stands_by.postpone()
     assert len(prefect.runs) == 1
     assert starts_in(prefect) > standby.SECONDS - 2
+
+
+async def test_workers_hear_of_it_when_it_is_to_start_and_not_when_it_is_postponed(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    stands_by = Standby(api, RECONCILE)
+    await stands_by.postpone()
+    assert prefect.runs[0]["state"]["name"] not in HEARD_OF
+    await stands_by.start_now()
+    assert prefect.runs[0]["state"]["name"] in HEARD_OF
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
