@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from batchyard.engine.base import LivePromise
 from batchyard.engine.presets import Speculation, with_presets
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.sharing.objective import Objective
@@ -28,6 +29,18 @@ _BATCH_HOURS = (
     'When batches may use the engine, such as [{"cron": "0 20 * * 1-5", "until": "06:00", '
     '"timezone": "Europe/Berlin"}]. Empty: at any time.'
 )
+_Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Quantile = Annotated[float, Field(ge=0.5, lt=1)]
+_Seats = Annotated[int, Field(ge=0)]
+_TTFT = (
+    "Objective for users beside batches: time to first token in milliseconds. Batches then use as "
+    "much of the engine as keeps it."
+)
+_ITL = (
+    "Objective for users beside batches: time between two tokens of an answer (inter-token "
+    "latency) in milliseconds."
+)
+_QUANTILE = "The quantile for which ttft_ms and itl_ms shall hold: 0.99 is p99."
 
 
 class VllmEngineBlock(Block):
@@ -73,12 +86,26 @@ class VllmEngineBlock(Block):
         "on the API, for tenants who may. It then runs all the time, and batches step back for "
         "live requests.",
     )
+    ttft_ms: _Milliseconds | None = Field(default=None, description=f"With live. {_TTFT}")
+    itl_ms: _Milliseconds | None = Field(default=None, description=f"With live. {_ITL}")
+    latency_quantile: _Quantile = Field(default=0.99, description=_QUANTILE)
+    reserve_seats: _Seats | None = Field(
+        default=None,
+        description="With live. How many of the places are always left free for live requests. "
+        "Empty: a quarter, or one of 16 with an objective.",
+    )
 
     @field_validator("options")
     @classmethod
     def _is_a_command_line(cls, options: str) -> str:
         shlex.split(options)
         return options
+
+    @model_validator(mode="after")
+    def _has_live_users_to_consider(self) -> Self:
+        if not self.live and _considers_users(self):
+            raise ValueError("ttft_ms, itl_ms and reserve_seats are for engines that are live")
+        return self
 
     @model_validator(mode="after")
     def _is_no_option_given_twice(self) -> Self:
@@ -103,6 +130,10 @@ class VllmEngineBlock(Block):
             log_path=log_path,
             media_domains=media_domains,
             live=self.live,
+            promise=LivePromise(
+                Objective.of(self.ttft_ms, self.itl_ms, self.latency_quantile),
+                self.reserve_seats,
+            ),
         )
 
 
@@ -127,29 +158,13 @@ class RemoteEngineBlock(Block):
         "use a quarter of its places, more while nobody else uses it, and wait while its queue is "
         "not empty.",
     )
-    ttft_ms: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Objective for the server's users: time to first token in milliseconds. "
-        "Batches then use as much of the server as keeps it, by the server's own metrics.",
+    ttft_ms: _Milliseconds | None = Field(
+        default=None, description=f"{_TTFT} By the server's own metrics."
     )
-    itl_ms: float | None = Field(
+    itl_ms: _Milliseconds | None = Field(default=None, description=_ITL)
+    latency_quantile: _Quantile = Field(default=0.99, description=_QUANTILE)
+    reserve_seats: _Seats | None = Field(
         default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Objective for the server's users: time between two tokens of an answer "
-        "(inter-token latency) in milliseconds.",
-    )
-    latency_quantile: float = Field(
-        default=0.99,
-        ge=0.5,
-        lt=1,
-        description="The quantile for which ttft_ms and itl_ms shall hold: 0.99 is p99.",
-    )
-    reserve_seats: int | None = Field(
-        default=None,
-        ge=0,
         description="How many of the places are always left free for users. Empty: one of 16.",
     )
     priority: int | None = Field(
@@ -173,8 +188,7 @@ class RemoteEngineBlock(Block):
 
     @model_validator(mode="after")
     def _has_users_to_consider(self) -> Self:
-        for_users = (self.ttft_ms, self.itl_ms, self.reserve_seats)
-        if self.exclusive and any(value is not None for value in for_users):
+        if self.exclusive and _considers_users(self):
             raise ValueError("ttft_ms, itl_ms and reserve_seats are for servers with other users")
         if self.max_num_seqs and (self.reserve_seats or 0) >= self.max_num_seqs:
             raise ValueError("reserve_seats must be less than max_num_seqs")
@@ -194,3 +208,8 @@ class RemoteEngineBlock(Block):
             takes_cache_salt={"ask": None, "always": True, "never": False}[self.cache_salt],
             ssl_context=ssl_context,
         )
+
+
+def _considers_users(block: VllmEngineBlock | RemoteEngineBlock) -> bool:
+    for_users = (block.ttft_ms, block.itl_ms, block.reserve_seats)
+    return any(value is not None for value in for_users)

@@ -13,6 +13,8 @@ from batchyard.engine.vllm_options import CPU
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from batchyard.engine.base import LivePromise
+
 STUB = Path(__file__).parent / "machines" / "stub_vllm.py"
 
 
@@ -27,7 +29,12 @@ def stub_python(folder: Path) -> Path:
 
 
 def live_engine(
-    folder: Path, model: str, *, max_num_seqs: int = 8, options: Sequence[str] = ()
+    folder: Path,
+    model: str,
+    *,
+    max_num_seqs: int = 8,
+    options: Sequence[str] = (),
+    promise: LivePromise | None = None,
 ) -> VllmEngine:
     """Not started; its witness is in ``folder``."""
     return VllmEngine(
@@ -37,6 +44,7 @@ def live_engine(
         environment={"HOME": str(folder)},
         profile=CPU,
         live=True,
+        promise=promise,
     )
 
 

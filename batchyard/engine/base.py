@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
     from pathlib import Path
 
+    from batchyard.engine.sharing.objective import Objective
+
 
 @dataclass(frozen=True, slots=True)
 class BatchTraits:
@@ -102,6 +104,15 @@ class CacheState:
 
 
 @dataclass(frozen=True, slots=True)
+class LivePromise:
+    """What the users of an engine that takes live requests have, while a batch runs there too."""
+
+    objective: Objective | None = None
+    reserve_seats: int | None = None
+    """How many of its places always stay free for them; None: as the runner sees fit."""
+
+
+@dataclass(frozen=True, slots=True)
 class LiveServer:
     """The HTTP server of an engine that takes live requests beside those of batches."""
 
@@ -109,6 +120,7 @@ class LiveServer:
     """The Unix socket that only we reach."""
     headers: Mapping[str, str]
     """What each request carries to be let in."""
+    promise: LivePromise
 
 
 class Gate(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from batchyard.engine.base import LiveServer, StartProgress
+from batchyard.engine.base import LivePromise, LiveServer, StartProgress
 from batchyard.engine.engine_log import (
     MAX_CAUSE_LINES,
     LogTail,
@@ -88,7 +88,8 @@ class VllmEngine:
     top of what the engine inherits. ``log_path`` is appended to and kept; without one the log
     lives in a temporary folder that is kept only if the start fails. ``media_domains`` are the
     only hosts from which it may fetch media that requests name by URL, without redirects; None:
-    whatever vLLM fetches by itself. ``live``: it takes live requests beside those of batches.
+    whatever vLLM fetches by itself. ``live``: it takes live requests beside those of batches,
+    whose users have ``promise``.
 
     It can be started again after :class:`~batchyard.errors.EngineLost`.
     """
@@ -105,6 +106,7 @@ class VllmEngine:
         profile: DeviceProfile | None = None,
         media_domains: Sequence[str] | None = None,
         live: bool = False,
+        promise: LivePromise | None = None,
         start_timeout_seconds: float = 1800.0,
     ) -> None:
         self.model = model
@@ -116,6 +118,7 @@ class VllmEngine:
         self._profile = profile
         self._media_domains = media_domains
         self.is_live = live
+        self.promise = promise or LivePromise()
         self._start_timeout_seconds = start_timeout_seconds
         self._running: _Running | None = None
         self._routes: frozenset[str] | None = None
@@ -148,7 +151,7 @@ class VllmEngine:
         """Its private socket, if it is live and runs."""
         if not self.is_live or self._running is None:
             return None
-        return LiveServer(self._running.socket_path, self._headers())
+        return LiveServer(self._running.socket_path, self._headers(), self.promise)
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start the engine and return once it answers.

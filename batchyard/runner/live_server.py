@@ -31,14 +31,23 @@ from batchyard.live_answers import (
 )
 from batchyard.logs import event_logger
 from batchyard.runner.live_counts import LiveCounts, Outcome
-from batchyard.runner.live_gate import LiveGate
+from batchyard.runner.live_share import LiveShare
 from batchyard.services.log_words import describe
 from batchyard.store import LiveEngine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 
-    from batchyard.engine.base import Engine, LiveServer
+    from batchyard.engine.base import (
+        Abort,
+        Engine,
+        EngineAnswer,
+        EngineRequest,
+        Gate,
+        LivePromise,
+        LiveServer,
+    )
+    from batchyard.engine.sharing.gate import Streaming
     from batchyard.runner.window import Window
     from batchyard.services.services import Services
     from batchyard.wire import TokenUsage
@@ -80,6 +89,7 @@ class LiveRequests:
         self,
         services: Services,
         engine: Engine,
+        promise: LivePromise,
         runner_id: str,
         on_answer: Callable[[TokenUsage], None],
     ) -> None:
@@ -92,11 +102,8 @@ class LiveRequests:
         self._is_draining = False
         self._is_closing = asyncio.Event()
         self._window: Window | None = None
-        self.has_changed = asyncio.Event()
-        """Set whenever a request comes or goes."""
+        self._share = LiveShare(engine, promise)
         self.counts = LiveCounts()
-        self.in_flight = 0
-        """Live requests that are here now."""
         self.last_at = -math.inf
         """When the last one left, by the monotonic clock."""
         self._stack: contextlib.AsyncExitStack
@@ -123,10 +130,21 @@ class LiveRequests:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def join(self, window: Window) -> LiveGate:
+    @property
+    def in_flight(self) -> int:
+        """Live requests that are here now."""
+        return self._share.in_flight
+
+    def join(self, window: Window) -> Gate:
         """What each request of a batch waits for from now on."""
         self._window = window
-        return LiveGate(self, self._engine.max_num_seqs, lambda: window.in_flight)
+        return self._share.gate
+
+    def stream(
+        self, requests: AsyncIterable[EngineRequest | Abort], answers_of: Streaming
+    ) -> AsyncGenerator[EngineAnswer, None]:
+        """What ``answers_of`` makes of requests of batches, which are counted meanwhile."""
+        return self._share.gate.stream(requests, answers_of)
 
     def is_here(self) -> bool:
         """Whether the engine has live requests now."""
@@ -190,14 +208,12 @@ class LiveRequests:
         server = self._engine.live_server
         if server is None or not self._has_room:
             return web.Response(status=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
-        self.in_flight += 1
-        self.has_changed.set()
+        self._share.came()
         try:
             return await self._pass_on(request, server)
         finally:
-            self.in_flight -= 1
             self.last_at = time.monotonic()
-            self.has_changed.set()
+            self._share.left()
 
     @property
     def _has_room(self) -> bool:
@@ -271,13 +287,12 @@ class LiveRequests:
     ) -> None:
         with _leaving_noticed():
             await response.prepare(request)
-        is_first = answer.content_type == _EVENTS
+        is_stream, last_at = answer.content_type == _EVENTS, None
         async for data in answer.content.iter_any():
             passed = meter.feed(data)
             if passed:
-                if is_first:
-                    is_first = False
-                    self.counts.first_bytes(time.monotonic() - began_at)
+                if is_stream:
+                    last_at = self._note_bytes(began_at, last_at)
                 # Waits while the client does not read, and so does the engine's server.
                 with _leaving_noticed():
                     await response.write(passed)
@@ -285,6 +300,16 @@ class LiveRequests:
             if rest := meter.rest():
                 await response.write(rest)
             await response.write_eof()
+
+    def _note_bytes(self, began_at: float, last_at: float | None) -> float:
+        """Note how long a stream took to begin, or to go on; the moment of now."""
+        now = time.monotonic()
+        if last_at is None:
+            self.counts.first_bytes(now - began_at)
+            self._share.first_bytes(now - began_at)
+        else:
+            self._share.next_bytes(now - last_at)
+        return now
 
     # -- what it counts ---------------------------------------------------------------------
 

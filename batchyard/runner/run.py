@@ -133,9 +133,10 @@ class Runner:
             stack.push_async_callback(self._engine.stop)
             self.services.on_progress(Progress(self.batch_id or "", "loading"))
             await self._start_engine()
-            if self._registration is not None and self._engine.live_server is not None:
+            live_server = self._engine.live_server
+            if self._registration is not None and live_server is not None:
                 self._live = LiveRequests(
-                    self.services, self._engine, self._owner, self._count_live
+                    self.services, self._engine, live_server.promise, self._owner, self._count_live
                 )
             self._window = await stack.enter_async_context(
                 Window(

@@ -15,6 +15,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from batchyard.endpoints import ENDPOINTS
@@ -33,9 +34,16 @@ from batchyard.runner.verdict import given_up, is_retriable, result_of
 from batchyard.services.log_words import describe
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterable,
+        AsyncIterator,
+        Callable,
+        Hashable,
+    )
 
     from batchyard.engine.base import Engine, EngineAnswer, Gate, StartProgress
+    from batchyard.engine.sharing.gate import Streaming
     from batchyard.results import ResultLine
     from batchyard.runner.window_request import WindowRequest
 
@@ -53,6 +61,12 @@ class Company(Protocol):
 
     def join(self, window: Window) -> Gate:
         """What each request of the window waits for from now on."""
+        ...
+
+    def stream(
+        self, requests: AsyncIterable[EngineRequest | Abort], answers_of: Streaming
+    ) -> AsyncGenerator[EngineAnswer, None]:
+        """What ``answers_of`` makes of the window's requests, which are counted meanwhile."""
         ...
 
     def is_here(self) -> bool:
@@ -285,7 +299,10 @@ class Window:
 
     async def _stream_until_lost(self) -> bool:
         """Run one stream to its end; False if the engine was lost under it and is still needed."""
-        answers = self._engine.stream(self._feed(), timeout_seconds=self._timeout_seconds)
+        stream = partial(self._engine.stream, timeout_seconds=self._timeout_seconds)
+        requests = self._feed()
+        company = self._company
+        answers = stream(requests) if company is None else company.stream(requests, stream)
         self._is_streaming, self._is_hung = True, False
         self._streaming_since = time.monotonic()
         self._watch = HangWatch(self._engine, self._hang_seconds, self._is_engine_busy)

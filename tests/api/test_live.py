@@ -19,6 +19,8 @@ import pytest
 
 from batchyard import metric_families as families
 from batchyard.api import live_exchange
+from batchyard.engine.base import LivePromise
+from batchyard.engine.sharing.objective import Objective
 from batchyard.hours import ALWAYS, Hours, HoursWindow
 from batchyard.runner import hours_watch
 from batchyard.runner.run import Runner
@@ -96,8 +98,10 @@ def settings(settings: Settings) -> Settings:
 
 
 @asynccontextmanager
-async def serving(services: Services, folder: Path, **settings: Any) -> AsyncIterator[Live]:
-    engine = live_engine(folder, MODEL, max_num_seqs=SEATS)
+async def serving(
+    services: Services, folder: Path, promise: LivePromise | None = None, **settings: Any
+) -> AsyncIterator[Live]:
+    engine = live_engine(folder, MODEL, max_num_seqs=SEATS, promise=promise)
 
     async def engine_for(_: str) -> Any:
         return engine
@@ -337,6 +341,28 @@ async def test_a_batch_steps_back_while_live_requests_are_there(
     assert max(beside[2:]) <= SEATS // 4
     assert any(beside[2:])
     assert live.most <= SEATS - SEATS // 4
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Objective(first_token_seconds=1e-6, inter_token_seconds=60.0),
+        Objective(first_token_seconds=60.0, inter_token_seconds=1e-6),
+    ],
+    ids=["for their first token", "between two tokens"],
+)
+async def test_users_who_wait_longer_than_promised_leave_less_to_batches(
+    api: Api, services: Services, tmp_path: Path, objective: Objective
+) -> None:
+    client = api.async_openai(max_retries=0)
+    slow = [{"role": "user", "content": "takes 50 ms"}]
+    async with serving(services, tmp_path / "engine", LivePromise(objective)) as live:
+        assert live.runner._live is not None
+        controller = live.runner._live._share.gate.controller
+        before = controller.share(time.monotonic())
+        stream = await client.chat.completions.create(model=MODEL, messages=slow, stream=True)
+        assert [event async for event in stream]
+        await live.until(lambda: controller.share(time.monotonic()) < before)
 
 
 async def test_hours_of_batches_are_not_those_of_live_requests(

@@ -45,6 +45,12 @@ remote = 3
 endpoint_url = "https://s3.example.org"
 secret_access_key = { variable = "S3_SECRET" }
 """
+NO_OBJECTIVE = {
+    "ttft_ms": None,
+    "itl_ms": None,
+    "latency_quantile": 0.99,
+    "reserve_seats": None,
+}
 LISTS = ("work_pools", "deployments", "block_types", "block_schemas", "block_documents")
 
 
@@ -121,6 +127,7 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
         "environment": {"HF_HOME": "/data/hub"},
         "batch_hours": [],
         "live": False,
+        **NO_OBJECTIVE,
         "kv_offload": 0.0,
         "speculation": "none",
     }
@@ -336,6 +343,7 @@ def test_the_file_of_the_page_is_deployed(server: PrefectServer, tmp_path: Path)
         "environment": {},
         "batch_hours": [],
         "live": False,
+        **NO_OBJECTIVE,
         "kv_offload": 0.0,
         "speculation": "none",
     }

@@ -12,6 +12,7 @@ from prefect.settings import PREFECT_API_URL
 from pydantic import ValidationError
 
 from batchyard.dispatch import PrefectApi, block_name
+from batchyard.engine.base import LivePromise
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.vllm import VllmEngine
@@ -92,6 +93,22 @@ async def test_a_remote_block_has_an_objective_for_the_servers_users(settings: S
     assert engine.gate.controller.objective == Objective(0.25, 0.05, 0.95)
     assert engine.window_size == 54
     assert engine._priority == 5
+
+
+async def test_a_live_engine_has_an_objective_for_its_users(
+    settings: Settings, tmp_path: Path
+) -> None:
+    fields = {"ttft_ms": 250, "itl_ms": 50, "latency_quantile": 0.95, "reserve_seats": 10}
+    await VllmEngineBlock(model="ours", weights=str(tmp_path), live=True, **fields).save("ours")
+    engine = await engine_from_block(settings, "ours")
+    assert isinstance(engine, VllmEngine)
+    assert engine.promise == LivePromise(Objective(0.25, 0.05, 0.95), 10)
+
+
+@pytest.mark.parametrize("field", ["ttft_ms", "itl_ms", "reserve_seats"])
+def test_an_engine_without_live_users_promises_them_nothing(field: str) -> None:
+    with pytest.raises(ValidationError, match="for engines that are live"):
+        VllmEngineBlock(model="m", **{field: 100})
 
 
 @pytest.mark.parametrize(

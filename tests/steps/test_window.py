@@ -937,6 +937,9 @@ class Company:
         self.window = window
         return self
 
+    def stream(self, requests: Any, answers_of: Any) -> Any:
+        return answers_of(requests)
+
     def is_here(self) -> bool:
         return self.wants_in and not self.window.needs_quiet
 

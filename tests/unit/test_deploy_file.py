@@ -37,6 +37,12 @@ def test_the_page_about_live_requests_makes_a_live_block(read) -> None:
     assert model.block.live
 
 
+def test_the_page_about_live_requests_promises_their_users_a_latency(read) -> None:
+    (model,) = read(block("docs/how-to/serve-live.md", "objective")).models
+    assert isinstance(model.block, VllmEngineBlock)
+    assert (model.block.ttft_ms, model.block.itl_ms) == (300, 60)
+
+
 def test_the_file_of_the_page_can_be_read(read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LARGE_API_KEY", "sk-1")
     monkeypatch.setenv("S3_SECRET", "s3")

@@ -55,7 +55,8 @@ _MOST_SETTLING_SECONDS: Final = 5.0
 class ShareController:
     """``seats``: how many requests the engine runs at once, or a guess (``are_known`` False).
 
-    ``reserve_seats`` of them are always left free; None: one of sixteen.
+    ``reserve_seats`` of them are always left free; None: one of sixteen. ``live``: how many
+    requests of others there were on average before the first observation, at most one.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ShareController:
         are_known: bool = True,
         objective: Objective | None = None,
         reserve_seats: int | None = None,
+        live: float = 1.0,
     ) -> None:
         self.objective = objective
         self.seats = 0
@@ -86,7 +88,7 @@ class ShareController:
         self._is_blind = False
         self._live = 0.0
         self._waiting = 0.0
-        self._mean_live = 1.0
+        self._mean_live = live
         self._is_quiet = False
         self._level = 0
         self._level_at = -math.inf
