@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from batchyard.body_policy import BodyPolicy
 
 
+TEMPLATE_ERROR: Final = "template_error"
+"""The key of a line that stands for a row of which a template made no request."""
 _MOST_REQUESTS: Final = 2**32 - 1
 """A plan numbers its requests with 32 bits."""
 _MOST_BYTES: Final = 2**63 - 1
@@ -63,6 +65,7 @@ class Rules:
     ``models``: the models on offer, or ``None`` where any name goes through to the engine.
     ``one_model``: every line names the same one.
     ``policy``: what bodies may hold beyond that; ``None``: whatever the engine takes.
+    ``is_rendered``: a template has made them of rows, and some say that it could not.
     """
 
     endpoint: str | None
@@ -70,6 +73,7 @@ class Rules:
     one_model: bool = True
     limits: Limits = Limits()
     policy: BodyPolicy | None = None
+    is_rendered: bool = False
 
 
 class RequestLine(msgspec.Struct, frozen=True):
@@ -219,6 +223,10 @@ class Validator:
             self._refuse("invalid_json_line", message, None, number)
             return None
         custom_id = self._check_custom_id(line, number)
+        if self.rules.is_rendered and TEMPLATE_ERROR in line:
+            why = line[TEMPLATE_ERROR]
+            self._refuse(why["code"], why["message"], "template", number)
+            return None
         self._check_method(line, number)
         url = self._check_url(line, number)
         body = self._check_body(line, url, number)

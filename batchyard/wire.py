@@ -77,8 +77,11 @@ def new_signing_secret() -> str:
     return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
-    """The id of a batch's result file: always the same, so that publishing twice is harmless."""
+def result_file_id(batch_id: str, kind: Literal["output", "error", "rows"]) -> str:
+    """The id of a batch's result file: always the same, so that publishing twice is harmless.
+
+    ``rows``: that of the rows of its dataset.
+    """
     number = int.from_bytes(hashlib.sha256(f"{batch_id} {kind}".encode()).digest()[:17])
     return "file-" + "".join(_BASE62[number // 62**place % 62] for place in range(22))
 

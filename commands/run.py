@@ -15,6 +15,8 @@ from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.progress import ProgressDisplay
 from batchyard.cli.say import say
 from batchyard.cli.stoppable import run_stoppable
+from batchyard.datasets.files import has_local_files, is_table
+from batchyard.datasets.process import check_installed
 from batchyard.engine.presets import Speculation  # noqa: TC001 - Typer reads it at run time
 from batchyard.errors import ObjectNotFound, RequestRefused
 from batchyard.services.services import Services, open_services
@@ -129,6 +131,7 @@ def run(
             "earlier answers (suffix, which needs arctic-inference beside vLLM)."
         ),
     ] = "none",
+    template: Annotated[str | None, options.TEMPLATE] = None,
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
     metadata: Annotated[list[str] | None, options.METADATA] = None,
@@ -171,10 +174,13 @@ def run(
         raise typer.BadParameter("Give an input file and an output file.", param_hint="-i and -o")
     else:
         check_is_there(input_file)
+        if template is not None:
+            check_installed()
         what = BatchRequest(
             input=input_file,
             output=output_file,
             error=errors or errors_beside(output_file),
+            template=template,
             endpoint=endpoint,
             models=choice.models,
             mixed_models=len(choice.models) != 1,
@@ -191,16 +197,20 @@ def run(
 
 def check_is_there(place: Location) -> None:
     """Refuse a path without a file, before a Prefect server is started for it."""
-    if isinstance(place, LocalFile) and not place.path.exists():
+    if isinstance(place, LocalFile) and not has_local_files(place.path):
         raise ObjectNotFound(f"{place.path.absolute()} does not exist")
 
 
 def errors_beside(output: Location) -> Location | None:
-    """``results.jsonl`` has its errors in ``results.errors.jsonl``; None for remote outputs."""
+    """``results.jsonl`` has its errors in ``results.errors.jsonl``; None for remote outputs.
+
+    A table has those rows itself. They are JSON lines nevertheless, for a retry.
+    """
     if not isinstance(output, LocalFile):
         return None
     path = output.path
-    return LocalFile(path.with_name(f"{path.stem}.errors{path.suffix or '.jsonl'}"))
+    suffix = ".jsonl" if is_table(output) else path.suffix or ".jsonl"
+    return LocalFile(path.with_name(f"{path.stem}.errors{suffix}"))
 
 
 async def _run(

@@ -108,6 +108,7 @@ async def submit_batch(
     priority: int = 0,
     tenant: str = "",
     output_expires_after: str = "",
+    template: str = "",
     *,
     metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
     **of_batch: Any,
@@ -132,6 +133,9 @@ async def submit_batch(
             `default` if it has none. If it has one, no other tenant can be named.
         output_expires_after: How long the result files are kept: a number and m, h or d, from 1h
             to 30d. Empty: 30 days.
+        template: The text of a Jinja2 template that makes a request's body of each row, where the
+            input is a dataset: Parquet, Arrow or JSON lines, also a folder or a pattern of such
+            files. An output that ends in .parquet has the rows and their answers.
         {of_batch}
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
     """
@@ -156,6 +160,7 @@ async def submit_batch(
                     priority=priority,
                     tenant=_tenant(services.settings, tenant),
                     output_lifetime_seconds=_lifetime(output_expires_after),
+                    template=template or None,
                     **as_fields({name: given or None for name, given in of_batch.items()}),
                 ),
                 owner=services.owner,

@@ -36,6 +36,7 @@ from batchyard.api.json_body import (
 )
 from batchyard.api.request_lines import KEY, MAX_BODY_BYTES, RequestLines
 from batchyard.batch_options import OPTIONS, Value, as_fields
+from batchyard.datasets.template import MOST_TEMPLATE_CHARS
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.notify.email import MAX_ADDRESS_CHARS
@@ -176,6 +177,11 @@ class CreateBatch(RequestBody):
         description="Instead of `input_file_id`: the lines themselves. A body with them may have "
         f"{MAX_BODY_BYTES // 1024**2} MiB.",
     )
+    template: Annotated[Text, Field(max_length=MOST_TEMPLATE_CHARS)] | None = Field(
+        default=None,
+        description="`input_url` is a dataset (Parquet, Arrow or JSON lines), and this Jinja2 "
+        "template makes the body of a request of each row.",
+    )
     endpoint: Annotated[Text, described(enum=list(ENDPOINTS))]
     completion_window: Annotated[
         Text, described(pattern=f"^({WINDOW_PATTERN}|{BACKGROUND_WINDOW})$")
@@ -188,7 +194,9 @@ class CreateBatch(RequestBody):
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
     output_url: Url | None = Field(
-        default=None, description="A presigned URL that the output file is PUT to as well."
+        default=None,
+        description="A presigned URL that the output file is PUT to as well. If its path ends in "
+        "`.parquet`, it gets a table of the results, joined to the rows of the dataset.",
     )
     error_url: Url | None = Field(default=None, description="The same for the error file.")
     output_upload: _Upload = None
@@ -222,6 +230,7 @@ class CreateBatch(RequestBody):
             input_file_id=self.input_file_id,
             input_file_ids=tuple(self.input_file_ids or ()),
             input=source,
+            template=self.template,
             endpoint=self.endpoint,
             completion_window=self.completion_window,
             metadata=self.metadata,

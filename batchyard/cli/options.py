@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -17,24 +18,41 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="Callable[..., Any]")
 
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise typer.BadParameter(f"{path} cannot be read: {why}") from None
+
+
 BATCH = typer.Argument(metavar="BATCH", help="A batch's id, for example batch_0123….")
 INPUT_FILE = typer.Option(
     *("--input-file", "-i"),
     parser=parse_location,
     metavar="PLACE",
-    help="The input: path, s3://bucket/key or http(s) URL.",
+    help="The input: path, s3://bucket/key or http(s) URL. With --template a dataset: Parquet, "
+    "Arrow or JSON lines, also a folder or a pattern of such files.",
 )
 OUTPUT_FILE = typer.Option(
     *("--output-file", "-o"),
     parser=parse_location,
     metavar="PLACE",
-    help="Where results go: path, s3://bucket/key or presigned PUT URL.",
+    help="Where results go: path, s3://bucket/key or presigned PUT URL. If it ends in .parquet, "
+    "they are joined to the dataset's rows.",
 )
 ERRORS = typer.Option(
     *("--errors", "-e"),
     parser=parse_location,
     metavar="PLACE",
     help="Where failed lines go: path, s3://bucket/key or presigned PUT URL.",
+)
+TEMPLATE = typer.Option(
+    parser=_read_text,
+    metavar="FILE",
+    help="A Jinja2 template that makes a request's body of each row of a dataset. Their endpoint "
+    "is --endpoint, or /v1/chat/completions.",
 )
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any endpoint.")
 COMPLETION_WINDOW = typer.Option(

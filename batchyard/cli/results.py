@@ -11,7 +11,8 @@ import typer
 from batchyard.cli import options
 from batchyard.cli.follow_results import STDOUT, follow_results, write_to
 from batchyard.cli.offline import offline_services
-from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file, redirect
+from batchyard.datasets.files import TABLE_SUFFIX
+from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file, kept_for, redirect
 from batchyard.files.cursor import Order  # noqa: TC001 - Typer reads it at run time
 from batchyard.lifecycle import STOPPABLE
 from batchyard.services.places import places_of
@@ -35,7 +36,8 @@ def results(
         typer.Option(
             *("--output", "--output-file", "-o"),
             help="Where the answers go: a path on this machine, s3://bucket/key, or a URL that "
-            "takes a PUT. -: standard output, the default.",
+            "takes a PUT. -: standard output, the default. If it ends in .parquet, they are joined "
+            "to the rows of the batch's dataset.",
             show_default=False,
         ),
     ] = None,
@@ -88,6 +90,8 @@ def results(
     if output is None and errors is None:
         output = STDOUT
     asked: dict[Kind, str | None] = {"output": output, "error": errors}
+    if follow and output is not None and output.lower().endswith(TABLE_SUFFIX):
+        raise typer.BadParameter("It writes JSON lines: no table is made of some of the answers.")
     if follow:
         follow_results(batch_id, {kind: place for kind, place in asked.items() if place}, order)
     places = {
@@ -104,8 +108,8 @@ async def _results(batch_id: str, asked: Mapping[Kind, Location | None]) -> int:
         batch = await services.store.batches.get(batch_id)
         if batch.status in STOPPABLE and all(asked.values()):
             return await _redirect(services, batch, asked)
-        for kind in asked:
-            await kept_file(services, batch, kind)
+        for kind, place in asked.items():
+            await kept_for(services, batch, kind, place)
         places = await check_destinations(asked.get("output"), asked.get("error"), taken={})
         wanted = {kind: place for kind, place in zip(KINDS, places, strict=True) if place}
         failures = await deliver_to(services, batch, wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from batchyard.datasets.process import DatasetRefused
 from batchyard.delivery.redeliver import write_kept
 from batchyard.errors import (
     AccessDenied,
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 _FILE_SECONDS: Final = 6 * 3600.0
 """A file of 5 GiB at 250 kB a second takes as long."""
-_FINAL = (AccessDenied, LocationRefused, ObjectNotFound, ObjectTooLarge, RequestRefused)
+_FINAL = (
+    *(AccessDenied, DatasetRefused, LocationRefused, ObjectNotFound, ObjectTooLarge),
+    RequestRefused,
+)
 """A URL or a file with which no later attempt would go better."""
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from batchyard.datasets.files import is_table
 from batchyard.errors import RecordNotFound, RequestRefused
 from batchyard.lifecycle import TERMINAL
 from batchyard.services.places import places_of
 from batchyard.steps.publish import publish_file
+from batchyard.steps.table import ResultKeys, result_path
 from batchyard.storage.location import write_location
 
 if TYPE_CHECKING:
@@ -51,6 +54,25 @@ async def kept_file(services: Services, batch: BatchRecord, kind: Kind) -> FileR
         ) from None
 
 
+async def kept_for(
+    services: Services, batch: BatchRecord, kind: Kind, place: Location | None
+) -> FileRecord:
+    """:func:`kept_file`; a table of failed lines only is made of the error file."""
+    if kind == "output" and batch.output_file_id is None and batch.error_file_id is not None:
+        kind = "error" if place is not None and is_table(place) else kind
+    return await kept_file(services, batch, kind)
+
+
+async def _keys_of(services: Services, batch: BatchRecord) -> ResultKeys:
+    """Those of the files that are still kept."""
+    keys: dict[str, str] = {}
+    for kind, file_id in (("output", batch.output_file_id), ("error", batch.error_file_id)):
+        if file_id is not None:
+            with suppress(RecordNotFound):
+                keys[kind] = (await services.store.files.get(file_id)).storage_key
+    return ResultKeys(**keys)
+
+
 async def write_kept(
     services: Services, batch: BatchRecord, kind: Kind, place: Location, access: Access
 ) -> None:
@@ -59,9 +81,10 @@ async def write_kept(
     Raises :class:`~batchyard.errors.RequestRefused` as :func:`kept_file` does, and
     :class:`~batchyard.errors.StorageError`.
     """
-    key = (await kept_file(services, batch, kind)).storage_key
-    path = await services.storage.local_path(key, services.spool)
-    await write_location(place, path, access)
+    key = (await kept_for(services, batch, kind, place)).storage_key
+    keys = await _keys_of(services, batch)
+    async with result_path(services, batch, key, keys, place) as path:
+        await write_location(place, path, access)
     await services.store.batches.record_published(batch.id, kind, place.text)
 
 
@@ -73,8 +96,8 @@ async def ask_for_delivery(
     Raises :class:`~batchyard.errors.RequestRefused` as :func:`kept_file` does, and
     :class:`~batchyard.errors.TransitionConflict` where too many are pending.
     """
-    for kind in places:
-        await kept_file(services, batch, kind)
+    for kind, place in places.items():
+        await kept_for(services, batch, kind, place)
     return await services.store.deliveries.give_files(
         batch, {str(kind): place.text for kind, place in places.items()}, most_pending=_MOST_PENDING
     )
@@ -118,10 +141,11 @@ async def deliver_to(
     Raises :class:`~batchyard.errors.RequestRefused` as :func:`kept_file` does.
     """
     failures = []
+    keys = await _keys_of(services, batch)
     for kind, place in places.items():
-        has_file = (batch.output_file_id if kind == "output" else batch.error_file_id) is not None
-        key = (await kept_file(services, batch, kind)).storage_key if has_file else None
-        failure = await publish_file(services, kind, key, place, access or services.access)
+        if (batch.output_file_id if kind == "output" else batch.error_file_id) is not None:
+            await kept_file(services, batch, kind)
+        failure = await publish_file(services, batch, kind, keys, place, access or services.access)
         if failure is None:
             await services.store.batches.record_published(batch.id, kind, place.text)
         else:

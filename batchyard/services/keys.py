@@ -4,6 +4,7 @@
 
     files/<file id>                                   inputs
     files/<file id>.<epoch>                           outputs and error files
+    files/<file id>.rows                              the rows that the input was made of
     batches/<batch id>/plan                           records in the order of execution
     batches/<batch id>/segments/<chunk>-<epoch>-<n>-<writer>   finished lines
     uploads/<upload id>/<part id>                     parts, until their upload has ended
@@ -31,6 +32,11 @@ def result_key(file_id: str, epoch: int) -> str:
     ``epoch`` is that of the batch's lease: of two owners that make a file, one publishes it.
     """
     return f"{file_key(file_id)}.{epoch}"
+
+
+def rows_key(input_file_id: str) -> str:
+    """Where the rows are that an input was made of."""
+    return f"{file_key(input_file_id)}.rows"
 
 
 def plan_key(batch_id: str) -> str:

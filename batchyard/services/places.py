@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where the user keeps the input and wants the results. None: in the object store only."""
+    """Where the user keeps the input and wants the results. None: in the object store only.
+
+    ``template``: the input is a dataset, and this makes a request of each row.
+    """
 
     input: Location | None = None
     output: Location | None = None
     error: Location | None = None
+    template: str | None = None
 
     def to_text(self, receivers: Mapping[DeliveryKind, str] | None = None) -> BatchLocations:
         """As the database keeps them, with those who are told of the batch's end."""
         return BatchLocations(
-            _text(self.input), _text(self.output), _text(self.error), receivers or {}
+            _text(self.input), _text(self.output), _text(self.error), receivers or {}, self.template
         )
 
 
@@ -35,7 +39,10 @@ async def places_of(services: Services, batch_id: str) -> Places:
     """Those of the batch's row, which were parsed when the batch was created."""
     wanted = await services.store.batches.locations(batch_id)
     return Places(
-        input=_place(wanted.input), output=_place(wanted.output), error=_place(wanted.error)
+        input=_place(wanted.input),
+        output=_place(wanted.output),
+        error=_place(wanted.error),
+        template=wanted.template,
     )
 
 

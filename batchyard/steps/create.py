@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from batchyard.batch_options import RECEIVER_OPTIONS, OnInvalid
+from batchyard.datasets.files import is_table
+from batchyard.datasets.template import check_template
 from batchyard.endpoints import ENDPOINTS
 from batchyard.error_threshold import ErrorThreshold
 from batchyard.errors import ModelNotFound, RequestRefused
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TENANT = "default"
 """Whose batches are that name no tenant."""
+DATASET_ENDPOINT = "/v1/chat/completions"
+"""Where the requests of a dataset go that names no endpoint."""
 MIXED_ENDPOINTS = "mixed"
 """What ``endpoint`` says of a batch whose lines name several."""
 
@@ -63,6 +67,7 @@ class BatchRequest:
     ``on_invalid``: what bad lines do, an :class:`~batchyard.batch_options.OnInvalid`.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     ``error_threshold``: when the batch is stopped, for :class:`.ErrorThreshold`.
+    ``template``: the input is a dataset, and this Jinja2 template makes a request of each row.
     ``traceparent``: the caller's span, whose trace the batch continues where tracing is on.
     """
 
@@ -87,6 +92,7 @@ class BatchRequest:
     on_invalid: str = OnInvalid.FAIL
     any_body: bool = False
     error_threshold: str | None = None
+    template: str | None = None
     traceparent: str | None = None
 
 
@@ -125,6 +131,8 @@ async def accept_batch(
     :class:`~batchyard.errors.RequestRefused`, :class:`~batchyard.errors.WindowUnattainable`, and
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
+    if request.template is not None and request.endpoint is None:
+        request = replace(request, endpoint=DATASET_ENDPOINT)
     with span("batch.create", request.traceparent, tenant=request.tenant) as made:
         new = await _checked(services, request, made.traceparent)
         batch = await services.store.batches.create(
@@ -157,6 +165,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     check_priority(request.priority)
     if request.error_threshold is not None:
         ErrorThreshold.parse(request.error_threshold)
+    await in_thread(_check_dataset, request)
     await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
@@ -182,10 +191,11 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             traceparent=traceparent,
             urls=url_facts(output, error),
             parts=tuple(InputPart(file_id) for file_id in request.input_file_ids),
+            is_rendered=request.template is not None,
         ),
-        locations=Places(input=_absolute(request.input), output=output, error=error).to_text(
-            request.receivers
-        ),
+        locations=Places(
+            input=_absolute(request.input), output=output, error=error, template=request.template
+        ).to_text(request.receivers),
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
         message_requests=request.message_requests,
@@ -197,6 +207,25 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     if model is not None:
         await _check_backlog(services, batch, model)
     return batch
+
+
+def _check_dataset(request: BatchRequest) -> None:
+    if request.template is None:
+        if request.input is not None and is_table(request.input):
+            raise RequestRefused(
+                f"{request.input} is a dataset: give the template that makes a request of each "
+                "row.",
+                param="template",
+                code="missing_required_parameter",
+            )
+        return
+    if request.input is None:
+        raise RequestRefused(
+            "A template is for a dataset, and that is read from a URL or a path: upload none.",
+            param="template",
+            code="invalid_value",
+        )
+    check_template(request.template)
 
 
 async def check_model(services: Services, model: str, *, is_client: bool, param: str) -> None:
@@ -311,6 +340,13 @@ async def check_destinations(
     :class:`~batchyard.errors.StorageError` for a location that can never work.
     """
     wanted = {"output": output, "error": error}
+    if error is not None and is_table(error):
+        raise RequestRefused(
+            f"{error}: failed lines are JSON lines, and rows of the output where that is Parquet. "
+            "Give a place that does not end in .parquet.",
+            param="error",
+            code="invalid_value",
+        )
     for destination in wanted.values():
         if destination is not None:
             await destination.check_output()

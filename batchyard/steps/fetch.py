@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchyard.datasets.files import has_local_files
 from batchyard.errors import ObjectNotFound, RecordNotFound
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key
@@ -12,6 +13,7 @@ from batchyard.services.services import Progress
 from batchyard.steps.check_urls import check_urls
 from batchyard.steps.input_file import check_input_file, no_input_file
 from batchyard.steps.join import join_files
+from batchyard.steps.render import render_rows
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
 from batchyard.store import NewFile
@@ -45,9 +47,13 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         return file.size_bytes
     if batch.options.parts:
         return await join_files(services, batch)
-    location = (await places_of(services, batch_id)).input
+    places = await places_of(services, batch_id)
+    location = places.input
     if location is None:
         raise no_input_file(batch.input_file_id)
+    if places.template is not None:
+        await _check_here(services, location)
+        return await render_rows(services, batch, location, places.template)
     services.on_progress(Progress(batch_id, "fetching"))
 
     limits = services.settings.limits.to_limits(of_client=batch.options.public_urls)
@@ -82,8 +88,9 @@ async def fetch_input(services: Services, batch_id: str) -> int:
 
 async def is_small_here(services: Services, batch_id: str) -> bool:
     """Whether the input is a small file of this machine, so that it is soon fetched."""
-    location = (await places_of(services, batch_id)).input
-    if not isinstance(location, LocalFile):
+    places = await places_of(services, batch_id)
+    location = places.input
+    if not isinstance(location, LocalFile) or places.template is not None:
         return False
     try:
         return (await in_thread(location.path.stat)).st_size <= SMALL_BYTES
@@ -94,7 +101,7 @@ async def is_small_here(services: Services, batch_id: str) -> bool:
 
 async def _check_here(services: Services, location: Location) -> None:
     """Refuse a path that is missing here, naming this machine: it may be on another one."""
-    if not isinstance(location, LocalFile) or await in_thread(location.path.exists):
+    if not isinstance(location, LocalFile) or await in_thread(has_local_files, location.path):
         return
     if where := services.where(location):
         raise ObjectNotFound(

@@ -236,6 +236,7 @@ class Preparation:
             one_model=not options.mixed_models,
             limits=settings.limits.to_limits(of_client=options.public_urls),
             policy=None if options.any_body else settings.bodies.to_policy(),
+            is_rendered=options.is_rendered,
         )
         if options.on_invalid is OnInvalid.FAIL:
             return Validator(rules)

@@ -9,6 +9,7 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.batch_span import traced
 from batchyard.services.places import places_of
 from batchyard.services.services import Progress
+from batchyard.steps.table import ResultKeys, result_path
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import write_location
 from batchyard.threads import in_thread
@@ -71,13 +72,13 @@ async def _publish_files(
         return {}
     wanted = await places_of(services, batch.id)
     access = services.access_for(batch.options)
+    keys = ResultKeys(
+        output=collected.output.storage_key if collected.output else None,
+        error=collected.error.storage_key if collected.error else None,
+    )
     failures = {}
-    for kind, file, place in (
-        ("output", collected.output, wanted.output),
-        ("error", collected.error, wanted.error),
-    ):
-        key = None if file is None else file.storage_key
-        failure = await publish_file(services, kind, key, place, access)
+    for kind, place in (("output", wanted.output), ("error", wanted.error)):
+        failure = await publish_file(services, batch, kind, keys, place, access)
         if failure is not None:
             # The outbox takes every URL for a client's: it would refuse an operator's private one.
             failures[kind] = (
@@ -88,26 +89,28 @@ async def _publish_files(
 
 async def publish_file(
     services: Services,
+    batch: BatchRecord,
     kind: str,
-    storage_key: str | None,
+    keys: ResultKeys,
     location: Location | None,
     access: Access,
 ) -> Failure | None:
     """Write one result file to the user's location; what went wrong, if anything did.
 
     In any case the file is in the object store, and the batch must not wait for this copy.
-    ``storage_key`` None: the batch has no such file, and an older one must not stay there.
+    If the batch has no such file, an older one must not stay there.
     """
     if location is None:
         return None
     try:
-        if storage_key is None:
+        key = keys.of(kind, location)
+        if key is None:
             if isinstance(location, LocalFile):
                 # Results of an earlier run must not pass for this one's.
                 await in_thread(location.path.unlink, missing_ok=True)
             return None
-        path = await services.storage.local_path(storage_key, services.spool)
-        await write_location(location, path, access)
+        async with result_path(services, batch, key, keys, location) as path:
+            await write_location(location, path, access)
     except (BatchyardError, OSError) as error:
         where = services.where(location)
         may_work = isinstance(error, StorageUnavailable)

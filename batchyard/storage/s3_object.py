@@ -57,6 +57,15 @@ class S3Object:
             async for block in stream:
                 yield block
 
+    async def keys(self, access: Access, prefix: str) -> AsyncGenerator[str]:
+        """The keys of this bucket that begin with ``prefix``, in byte order."""
+        async with (
+            self._connected(access) as connected,
+            contextlib.aclosing(connected.list(prefix)) as found,
+        ):
+            async for key in found:
+                yield key
+
     async def check_output(self) -> None:
         """Only a write tells."""
 

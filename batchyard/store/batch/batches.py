@@ -149,6 +149,7 @@ class Batches(Aggregate):
             rows[0].output_location,
             rows[0].error_location,
             {row.kind: row.destination for row in rows if row.kind is not None},
+            rows[0].template,
         )
 
     @writes

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Double,
     FromClause,
     Index,
+    Text,
     and_,
     false,
     literal_column,
@@ -89,6 +90,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     on_invalid: OnInvalid = OnInvalid.FAIL
     parts: tuple[InputPart, ...] = ()
     """The files that are joined to its input, in this order; empty: it is not joined."""
+    is_rendered: bool = False
+    """Its input is made of a dataset by a template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ class BatchLocations:
     error: str | None = field(default=None, repr=False)
     receivers: Mapping[DeliveryKind, str] = field(default_factory=dict, repr=False)
     """By their channel; an e-mail address is not a secret, and is the batch's."""
+    template: str | None = field(default=None, repr=False)
+    """What makes a request of each row, where the input is a dataset."""
 
 
 class _BatchColumns(Record):
@@ -151,7 +156,12 @@ class NewBatch(_BatchColumns):
     def values(self) -> dict[str, Any]:
         """The values of its row, without the times, which the database adds."""
         places = {column.name: getattr(self.locations, name) for name, column in _PLACES.items()}
-        return {**self.model_dump(exclude={"window_seconds", "locations"}), **places}
+        template = self.locations.template
+        return {
+            **self.model_dump(exclude={"window_seconds", "locations"}),
+            **places,
+            "template": template,
+        }
 
 
 class ScheduleColumns(SQLModel):
@@ -324,6 +334,8 @@ class BatchRow(Row, BatchRecord, table=True):  # type: ignore[misc]  # `metadata
     input_location: str | None = Field(sa_type=Sealed)
     output_location: str | None = Field(sa_type=Sealed)
     error_location: str | None = Field(sa_type=Sealed)
+    template: str | None = Field(default=None, sa_type=Text)
+    """What makes a request of each row of its dataset; None: its input has requests."""
 
 
 BATCHES = BatchRow.metadata.tables["batches"]
@@ -367,6 +379,6 @@ Index(
     postgresql_where=has_no_owner(BATCHES),
 )
 _PLACES = {name: BATCHES.c[f"{name}_location"] for name in ("input", "output", "error")}
-LOCATION_COLUMNS = list(_PLACES.values())
-"""The columns of :class:`BatchLocations`, in its order; its receivers have a table."""
+LOCATION_COLUMNS = [*_PLACES.values(), BATCHES.c.template]
+"""The columns of :class:`BatchLocations`; its receivers have a table."""
 RECORD_COLUMNS = BatchRecord.columns(BATCHES)

@@ -1,0 +1,110 @@
+"""Which files a dataset consists of: a file, a folder, a pattern, or what ``datasets`` saved."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from batchyard.errors import LocationRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from batchyard.storage.access import Location
+
+TABLE_SUFFIX: Final = ".parquet"
+_KINDS: Final = ((TABLE_SUFFIX,), (".arrow",), (".jsonl", ".ndjson", ".json"))
+"""Of a folder with several, the first kind is the data."""
+_NOT_DATA: Final = {"dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"}
+_PART_OF_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-[0-9a-f]+)?")
+_PATTERN: Final = re.compile(r"[*?\[]")
+
+
+def is_table(place: Location) -> bool:
+    """Whether its name says that it is a Parquet file."""
+    return place.filename.lower().endswith(TABLE_SUFFIX)
+
+
+def local_files(path: Path) -> tuple[Path, ...]:
+    """The files of the dataset at ``path``, in their order.
+
+    Raises :class:`~batchyard.errors.LocationRefused` where they are not clear, and ``OSError``.
+    """
+    if path.is_dir():
+        return _of_folder(path)
+    if path.exists() or not is_pattern(str(path)):
+        return (path,)
+    return tuple(Path(each) for each in data_files(map(str, _matches(path)), str(path)))
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it may name several files."""
+    return _PATTERN.search(text) is not None
+
+
+def has_local_files(path: Path) -> bool:
+    """Whether there is anything at the path, or of the pattern. Raises ``OSError``."""
+    return path.exists() or (is_pattern(str(path)) and any(_matches(path)))
+
+
+def _matches(pattern: Path) -> Iterator[Path]:
+    root = Path(pattern.anchor)
+    return root.glob(str(pattern.relative_to(root)))
+
+
+def data_files(names: Iterable[str], where: str) -> list[str]:
+    """Those of a folder's files that are its data, in their order.
+
+    Raises :class:`~batchyard.errors.LocationRefused` where there are none, and for several splits.
+    """
+    visible = [each for each in names if not _is_hidden(each)]
+    for kind in _KINDS:
+        found = sorted(each for each in visible if each.lower().endswith(kind))
+        if not found:
+            continue
+        splits = sorted({split for each in found if (split := _split_of(each))})
+        if len(splits) > 1:
+            raise LocationRefused(
+                f"{where} has the splits {', '.join(splits)}: name the files of one of them, for "
+                f"example {splits[0]}-*{PurePosixPath(found[0]).suffix}"
+            )
+        return found
+    raise LocationRefused(f"{where} has no Parquet, Arrow or JSON lines files")
+
+
+def _of_folder(folder: Path) -> tuple[Path, ...]:
+    if (splits := folder / "dataset_dict.json").is_file():
+        names = [str(each) for each in _read_object(splits).get("splits", ())]
+        if len(names) != 1:
+            raise LocationRefused(
+                f"{folder} has the splits {', '.join(names)}: name the folder of one of them"
+            )
+        return _of_folder(folder / PurePosixPath(names[0]).name)
+    if (state := folder / "state.json").is_file():
+        # Beside its data the folder may have what `datasets` has cached.
+        parts = _read_object(state).get("_data_files", ())
+        return tuple(folder / PurePosixPath(str(each["filename"])).name for each in parts)
+    names = [each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()]
+    return tuple(folder / each for each in data_files(names, str(folder)))
+
+
+def _read_object(path: Path) -> dict[str, list[dict[str, str]]]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise LocationRefused(f"{path} is not what datasets saves: it is no JSON object")
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.name in _NOT_DATA or any(each.startswith((".", "_")) for each in path.parts)
+
+
+def _split_of(name: str) -> str | None:
+    found = _PART_OF_SPLIT.fullmatch(PurePosixPath(name).stem)
+    return found[1] if found else None

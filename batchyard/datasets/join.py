@@ -1,0 +1,256 @@
+"""A program: joins a batch's results to its rows. ``python -m batchyard.datasets.join < JOB``.
+
+The input, both result files and the rows are in one order, so one walk over them needs no memory
+of any. A row without an answer keeps its place.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from batchyard.answer_checks import finish_reasons, texts_of
+from batchyard.datasets.jobs import TABLE_FILE, JoinJob
+from batchyard.datasets.program import run_program
+from batchyard.datasets.tables import Refused, RowsWriter, read_rows, schema_of
+from batchyard.framing import custom_id_of, read_lines
+from batchyard.results import head_of, usage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PART_ROWS: Final = 1024
+_PART_BYTES: Final = 16 * 1024**2
+_CUSTOM_ID: Final = "custom_id"
+_COLUMNS: Final = {
+    _CUSTOM_ID: pa.string(),
+    "status": pa.string(),
+    "content": pa.string(),
+    "finish_reason": pa.string(),
+    "input_tokens": pa.int64(),
+    "output_tokens": pa.int64(),
+    "error_code": pa.string(),
+    "error_message": pa.string(),
+    "response": pa.large_string(),
+}
+_EMBEDDING: Final = {"embedding": pa.list_(pa.float32())}
+_STATUS_OF_CODE: Final = {"batch_expired": "expired", "batch_cancelled": "cancelled"}
+"""Of a line that was not run; any other one has failed."""
+_decode = msgspec.json.Decoder().decode
+
+
+def main(job: JoinJob) -> None:
+    """Raises :class:`Refused`, and ``OSError``."""
+    columns = _COLUMNS | (_EMBEDDING if job.has_embeddings else {})
+    rows = schema_of(Path(job.rows)) if job.rows is not None else pa.schema([])
+    if _CUSTOM_ID in rows.names:
+        # The row's own is the same.
+        columns = {name: kind for name, kind in columns.items() if name != _CUSTOM_ID}
+    names = _free_names(columns, rows.names)
+    schema = pa.schema([*rows, *(pa.field(names[name], columns[name]) for name in columns)])
+    parts = _Parts(job, rows)
+    with RowsWriter(Path(TABLE_FILE), schema) as table:
+        for results in _results(job):
+            of_rows = parts.take(len(results))
+            made = [
+                pa.array([each.get(name) for each in results], kind)
+                for name, kind in columns.items()
+            ]
+            table.add(pa.RecordBatch.from_arrays([*of_rows, *made], schema=schema))
+    parts.check_end()
+
+
+class _Parts:
+    """The rows, as many at a time as there are results."""
+
+    def __init__(self, job: JoinJob, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._batches = iter(()) if job.rows is None else read_rows([Path(job.rows)], schema)
+        self._rest: pa.RecordBatch | None = None
+        self._has_rows = job.rows is not None
+
+    def take(self, number: int) -> list[Any]:
+        """The columns of the next ``number`` rows."""
+        if not self._has_rows:
+            return []
+        taken = []
+        while number:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            if batch is None:
+                raise _changed()
+            taken.append(batch.slice(0, number))
+            self._rest = batch.slice(number) if batch.num_rows > number else None
+            number -= taken[-1].num_rows
+        joined = pa.Table.from_batches(taken, self._schema).combine_chunks().to_batches()
+        return joined[0].columns if joined else []
+
+    def check_end(self) -> None:
+        """Refuse rows without a line."""
+        if self._rest is not None or next(self._batches, None) is not None:
+            raise _changed()
+
+
+class _Response(msgspec.Struct):
+    body: msgspec.Raw
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+    message: str | None = None
+
+
+class _Line(msgspec.Struct):
+    response: _Response | None = None
+    error: _Error | None = None
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+
+
+class _Cursor:
+    """A result file on the way. ``head`` says whose the next line is; None at the end."""
+
+    def __init__(self, path: str, *, is_output: bool) -> None:
+        self.is_output = is_output
+        self._lines = _lines_of(path)
+        self.advance()
+
+    def advance(self) -> None:
+        self.line = next(self._lines, b"")
+        self.head = head_of(self.line) if self.line else None
+
+    def is_at(self, ordinal: int, custom_id: str) -> bool:
+        """Whether the next line is that request's."""
+        if self.head is None:
+            return False
+        if self.head.refused is not None:
+            return self.head.refused == ordinal
+        return self.head.name == custom_id
+
+
+def _results(job: JoinJob) -> Iterator[list[dict[str, Any]]]:
+    """The result columns of all lines, in parts."""
+    cursors = [
+        _Cursor(path, is_output=is_output)
+        for path, is_output in ((job.output, True), (job.error, False))
+        if path is not None
+    ]
+    part: list[dict[str, Any]] = []
+    size = 0
+    for ordinal, line in enumerate(_lines_of(job.lines)):
+        custom_id = custom_id_of(line)
+        result = _none(custom_id)
+        for cursor in cursors:
+            if cursor.is_at(ordinal, custom_id):
+                size += len(cursor.line)
+                result = _columns_of(custom_id, cursor.line, is_output=cursor.is_output)
+                cursor.advance()
+                break
+        part.append(result)
+        if len(part) == _PART_ROWS or size >= _PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+    if any(cursor.head is not None for cursor in cursors):
+        raise _changed()
+
+
+def _none(custom_id: str) -> dict[str, Any]:
+    message = "The result files have no line of this request."
+    found = {"status": "failed", "error_code": "no_result", "error_message": message}
+    return {_CUSTOM_ID: custom_id or None, **found}
+
+
+def _columns_of(custom_id: str, line: bytes, *, is_output: bool) -> dict[str, Any]:
+    found = _decode_line(line)
+    made: dict[str, Any] = {_CUSTOM_ID: custom_id or None}
+    body = b"" if found.response is None else bytes(found.response.body)
+    answer = _decode(body) if body else None
+    if body:
+        made["response"] = body.decode()
+    if is_output:
+        usage = usage_of(body)
+        return made | {
+            "status": "succeeded",
+            "content": _content_of(answer),
+            "finish_reason": next(iter(sorted(finish_reasons(answer))), None),
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "embedding": _embedding_of(answer),
+        }
+    code, message = _error_of(found.error, answer)
+    status = _STATUS_OF_CODE.get(code or "", "failed") if found.response is None else "failed"
+    return made | {"status": status, "error_code": code, "error_message": message}
+
+
+def _content_of(answer: Any) -> str | None:
+    """The text of the first choice. A choice that calls a tool has none."""
+    if not isinstance(answer, dict):
+        return None
+    if isinstance(answer.get("text"), str):
+        return str(answer["text"])
+    if isinstance(answer.get("content"), list):
+        texts = [each.get("text") for each in answer["content"] if isinstance(each, dict)]
+        return "".join(each for each in texts if isinstance(each, str))
+    return next(texts_of(answer), None)
+
+
+def _embedding_of(answer: Any) -> list[float] | None:
+    """That of the first input."""
+    try:
+        found = answer["data"][0]["embedding"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    if isinstance(found, str):
+        try:
+            data = base64.b64decode(found)
+            return list(struct.unpack(f"<{len(data) // 4}f", data))
+        except (ValueError, struct.error):
+            return None
+    is_list = isinstance(found, list) and all(isinstance(each, int | float) for each in found)
+    return found if is_list else None
+
+
+def _error_of(error: _Error | None, answer: Any) -> tuple[str | None, str | None]:
+    """Of a line without an answer its own; else what the engine says."""
+    if error is not None:
+        return error.code, error.message
+    said = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(said, dict):
+        return None, None
+    code = said.get("code") or said.get("type")
+    message = said.get("message")
+    return (None if code is None else str(code)), (None if message is None else str(message))
+
+
+def _free_names(columns: dict[str, Any], taken: list[str]) -> dict[str, str]:
+    """The result columns' names in the table: the rows' own columns keep theirs."""
+    names: dict[str, str] = {}
+    for name in columns:
+        tries = (f"{'result_' * each}{name}" for each in count())
+        names[name] = next(each for each in tries if each not in taken)
+    return names
+
+
+def _lines_of(name: str) -> Iterator[bytes]:
+    path = Path(name)
+    with path.open("rb") as file:
+        for physical in read_lines(file, path.stat().st_size):
+            if physical.data:
+                yield physical.data
+
+
+def _changed() -> Refused:
+    words = "The rows, the input and the result files do not fit together: one was changed."
+    return Refused("invalid_dataset", words)
+
+
+if __name__ == "__main__":
+    run_program(JoinJob, main)

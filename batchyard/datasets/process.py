@@ -1,0 +1,109 @@
+"""Runs the programs of this package, each in a process of its own, with limits."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from batchyard.datasets.jobs import REFUSAL_FILE, JoinJob, Refusal, RenderJob
+from batchyard.errors import BatchyardError, RequestRefused
+from batchyard.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+_BLOCK_BYTES: Final = 1024**2
+_PROGRAMS: Final = {
+    RenderJob: "batchyard.datasets.render",
+    JoinJob: "batchyard.datasets.join",
+}
+_OWN: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    # The others reserve memory that the limit would count.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+_INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
+"""Of the environment: what a template must not find is not there."""
+
+
+class DatasetRefused(BatchyardError):
+    """A dataset or its template cannot be used, for the reason in ``refusal``."""
+
+    code = "invalid_dataset"
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(refusal.message)
+
+
+def check_installed() -> None:
+    """Raise :class:`~batchyard.errors.RequestRefused` where pyarrow is not installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise RequestRefused(
+            "Datasets need pyarrow, which is not installed where this is run: "
+            "pip install 'batchyard[datasets]'",
+            param="template",
+            code="datasets_not_installed",
+        )
+
+
+async def run_job(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:
+    """Do a job in ``folder``; yields what it writes to standard output.
+
+    A stream that ends without an error is complete. Raises :class:`DatasetRefused`, ``OSError``,
+    and :class:`~batchyard.errors.RequestRefused` where pyarrow is missing. The process ends with
+    the generator.
+    """
+    check_installed()
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", _PROGRAMS[type(job)]),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=folder,
+        env=environment | _OWN,
+    )
+    assert process.stdin is not None  # noqa: S101 - a pipe
+    assert process.stdout is not None  # noqa: S101
+    try:
+        process.stdin.write(msgspec.json.encode(job))
+        process.stdin.close()
+        while block := await process.stdout.read(_BLOCK_BYTES):
+            yield block
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if not code:
+        return
+    refusal = await in_thread(_why, code, folder)
+    if refusal.errno is not None:
+        raise OSError(refusal.errno, refusal.message)
+    raise DatasetRefused(refusal)
+
+
+def _why(code: int, folder: Path) -> Refusal:
+    try:
+        return msgspec.json.decode((folder / REFUSAL_FILE).read_bytes(), type=Refusal)
+    except (OSError, msgspec.DecodeError):
+        pass
+    if -code in {signal.SIGXCPU, signal.SIGKILL}:
+        return Refusal(
+            "template_limit",
+            "The dataset takes too much processor time or memory: its template may do too much "
+            "for a row.",
+        )
+    ended = f"signal {-code}" if code < 0 else f"exit status {code}"
+    return Refusal(
+        "invalid_dataset", f"The dataset cannot be read: the process that reads it fails ({ended})."
+    )

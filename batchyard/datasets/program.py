@@ -1,0 +1,57 @@
+"""The frame of the programs here: limits, the job on standard input, a refusal in a file."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from batchyard.datasets.jobs import REFUSAL_FILE, JoinJob, Refusal, RenderJob
+from batchyard.datasets.tables import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+J = TypeVar("J", RenderJob, JoinJob)
+
+_MEMORY_BYTES: Final = 3 * 1024**3
+"""What a program needs is far less, unless a template or a file is made for it."""
+_NICE: Final = 10
+
+
+def run_program(kind: type[J], work: Callable[[J], None]) -> None:
+    """Do the job on standard input. Exits with 1 behind a refusal."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
+    _limit(job)
+    try:
+        work(job)
+    except Refused as refused:
+        _refuse(refused.refusal)
+    except OSError as error:
+        _refuse(Refusal("storage_error", f"{os.strerror(error.errno or 0)}", error.errno or 0))
+
+
+def _limit(job: RenderJob | JoinJob) -> None:
+    # One core: the others are for batches that are further on.
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    os.nice(_NICE)
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_DATA: _MEMORY_BYTES,
+        resource.RLIMIT_CPU: job.limits.cpu_seconds,
+        resource.RLIMIT_FSIZE: job.limits.file_bytes,
+    }
+    for kind, most in limits.items():
+        if most is not None:
+            resource.setrlimit(kind, (most, most))
+
+
+def _refuse(refusal: Refusal) -> None:
+    Path(REFUSAL_FILE).write_bytes(msgspec.json.encode(refusal))
+    sys.exit(1)

@@ -1,0 +1,180 @@
+"""Render: the rows of a dataset become the one input of a batch, one line each."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections import defaultdict
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from batchyard.batch_error import BatchError
+from batchyard.datasets.files import data_files, is_pattern, local_files
+from batchyard.datasets.jobs import ROWS_FILE, ProcessLimits, RenderJob
+from batchyard.datasets.process import DatasetRefused, run_job
+from batchyard.errors import InputRefused, ObjectTooLarge, RequestRefused, TransitionConflict
+from batchyard.services.keys import file_key, rows_key
+from batchyard.services.services import Progress
+from batchyard.storage.file import os_errors_as_ours, read_file, write_file
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import read_location
+from batchyard.storage.s3_object import S3Object
+from batchyard.store import NewFile
+from batchyard.store.file.files import FILE_LIFETIME_SECONDS
+from batchyard.threads import in_thread
+from batchyard.wire import result_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from batchyard.lines import Limits
+    from batchyard.services.services import Services
+    from batchyard.storage.access import Location
+    from batchyard.store import BatchRecord
+
+CLIENTS_SECONDS: Final = 300
+"""Of processor time, for a client's dataset: 50,000 rows take about ten."""
+_LEAST_FILE_BYTES: Final = 1024**3
+_ROWS_PURPOSE: Final = "user_data"
+
+_AT_ONCE: Final = asyncio.Semaphore(4)
+"""Programs of this process, each with memory of its own."""
+_OF_TENANT: Final[defaultdict[str, asyncio.Semaphore]] = defaultdict(lambda: asyncio.Semaphore(1))
+"""One of each tenant: a template that takes long delays its own tenant's datasets only."""
+
+
+async def render_rows(
+    services: Services, batch: BatchRecord, location: Location, template: str
+) -> int:
+    """Store the lines of the dataset's rows as the input; returns its size in bytes.
+
+    The rows are stored as well, for the table of the results: the dataset may be gone by then.
+    Running it again after a crash replaces the same objects. Raises
+    :class:`~batchyard.errors.InputRefused` for a dataset or a template that cannot be used, and
+    :class:`~batchyard.errors.StorageError`.
+    """
+    services.on_progress(Progress(batch.id, "fetching"))
+    limits = services.settings.limits.to_limits(of_client=batch.options.public_urls)
+    folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="dataset-"))
+    try:
+        with os_errors_as_ours(str(location)):
+            files = await _local_files(services, batch, location, folder, limits)
+        job = RenderJob(
+            files=tuple(map(str, files)),
+            template=template,
+            url=batch.endpoint,
+            model=batch.models[0] if len(batch.models) == 1 else None,
+            most_line_bytes=limits.max_line_bytes,
+            most_rows=limits.max_requests,
+            limits=_limits_of(batch, limits),
+        )
+        async with _turn(batch.tenant):
+            return await _store(services, batch, job, folder, limits)
+    except DatasetRefused as error:
+        raise _refused(error.refusal.code, error.refusal.message) from None
+    except RequestRefused as error:
+        raise _refused(error.refusal_code, str(error)) from None
+    finally:
+        await in_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def _store(
+    services: Services, batch: BatchRecord, job: RenderJob, folder: Path, limits: Limits
+) -> int:
+    lines = _lines(services, batch, job, folder, limits)
+    async with aclosing(lines):
+        stored = await services.storage.put(file_key(batch.input_file_id), lines)
+    kept = await services.storage.put(rows_key(batch.input_file_id), read_file(folder / ROWS_FILE))
+    now = int(await services.store.database.now())
+    lifetime = batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS
+    with suppress(TransitionConflict):  # an earlier attempt has recorded it
+        await services.store.files.create(
+            NewFile(
+                id=result_file_id(batch.id, "rows"),
+                purpose=_ROWS_PURPOSE,
+                filename=f"{batch.id}_rows.parquet",
+                size_bytes=kept.size_bytes,
+                sha256=kept.sha256,
+                storage_key=kept.key,
+                tenant=batch.tenant,
+                lifetime_seconds=max(0, batch.expires_at - now) + lifetime,
+            )
+        )
+    await services.store.files.create(
+        NewFile(
+            id=batch.input_file_id,
+            purpose="batch",
+            filename=f"{batch.id}_input.jsonl",
+            size_bytes=stored.size_bytes,
+            sha256=stored.sha256,
+            storage_key=stored.key,
+            tenant=batch.tenant,
+        )
+    )
+    return stored.size_bytes
+
+
+async def _lines(
+    services: Services, batch: BatchRecord, job: RenderJob, folder: Path, limits: Limits
+) -> AsyncGenerator[bytes]:
+    done = 0
+    with os_errors_as_ours("the dataset"):
+        async with aclosing(run_job(job, folder)) as parts:
+            async for part in parts:
+                done += len(part)
+                if done > limits.max_bytes:
+                    raise ObjectTooLarge(
+                        f"The requests of the dataset have more than {limits.max_bytes} bytes."
+                    )
+                services.on_progress(Progress(batch.id, "fetching", done))
+                yield part
+
+
+def _limits_of(batch: BatchRecord, limits: Limits) -> ProcessLimits:
+    """None for the operator's own datasets, which may be as large as there is room for."""
+    if not batch.options.public_urls:
+        return ProcessLimits()
+    most = max(_LEAST_FILE_BYTES, 4 * limits.max_bytes)
+    return ProcessLimits(cpu_seconds=CLIENTS_SECONDS, file_bytes=most)
+
+
+@asynccontextmanager
+async def _turn(tenant: str) -> AsyncIterator[None]:
+    async with _OF_TENANT[tenant], _AT_ONCE:
+        yield
+
+
+async def _local_files(
+    services: Services, batch: BatchRecord, location: Location, folder: Path, limits: Limits
+) -> tuple[Path, ...]:
+    """The files of the dataset on this machine: its own, or copies in ``folder``."""
+    if isinstance(location, LocalFile):
+        return await in_thread(local_files, location.path.absolute())
+    places: list[Location] = [location]
+    if isinstance(location, S3Object) and (location.key.endswith("/") or is_pattern(location.key)):
+        places = await _objects(services, batch, location)
+    left, copies = limits.max_bytes, []
+    for number, place in enumerate(places):
+        path = folder / f"{number:06d}{PurePosixPath(place.filename).suffix}"
+        access = services.access_for(batch.options)
+        copy = await write_file(path, read_location(place, limit_bytes=left, access=access))
+        left -= copy.size_bytes
+        copies.append(path)
+    return tuple(copies)
+
+
+async def _objects(services: Services, batch: BatchRecord, location: S3Object) -> list[Location]:
+    """The data files of a prefix that ends in a slash, or of a pattern."""
+    prefix, _, _ = location.key.partition("*")
+    access = services.access_for(batch.options)
+    keys = [key async for key in location.keys(access, prefix)]
+    if location.key != prefix:
+        keys = [key for key in keys if PurePosixPath(key).match(location.key)]
+    names = {key.removeprefix(prefix): key for key in keys}
+    return [S3Object(location.bucket, names[each]) for each in data_files(names, str(location))]
+
+
+def _refused(code: str, message: str) -> InputRefused:
+    return InputRefused([BatchError(code, message, param="input")])

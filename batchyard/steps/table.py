@@ -1,0 +1,91 @@
+"""Table: the results of a batch as one Parquet file, joined to the rows of its dataset."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from batchyard.datasets.files import is_table
+from batchyard.datasets.jobs import TABLE_FILE, JoinJob
+from batchyard.datasets.process import run_job
+from batchyard.errors import RecordNotFound
+from batchyard.services.keys import file_key
+from batchyard.storage.file import os_errors_as_ours
+from batchyard.threads import in_thread
+from batchyard.wire import result_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.services.services import Services
+    from batchyard.storage.access import Location
+    from batchyard.store import BatchRecord
+
+_EMBEDDINGS: Final = "/v1/embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultKeys:
+    """Where the result files of a batch are in the object store; None: it has no such file."""
+
+    output: str | None = None
+    error: str | None = None
+
+    def of(self, kind: str, location: Location) -> str | None:
+        """What is written to the location: its file, or any of both for a table."""
+        own = self.output if kind == "output" else self.error
+        return own or (self.error if is_table(location) else None)
+
+
+@asynccontextmanager
+async def result_path(
+    services: Services, batch: BatchRecord, key: str, keys: ResultKeys, location: Location
+) -> AsyncIterator[Path]:
+    """The local file that goes to ``location``: a result file as it is, or the table of both.
+
+    Raises :class:`~batchyard.errors.StorageError`, and for a table
+    :class:`~batchyard.datasets.process.DatasetRefused` and
+    :class:`~batchyard.errors.RequestRefused`.
+    """
+    if not is_table(location):
+        yield await services.storage.local_path(key, services.spool)
+        return
+    with os_errors_as_ours(str(services.spool)):
+        folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="table-"))
+        try:
+            yield await _made(services, batch, keys, folder)
+        finally:
+            await in_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder: Path) -> Path:
+    storage = services.storage
+
+    async def local(key: str) -> str:
+        return str((await storage.local_path(key, folder)).absolute())
+
+    rows_key = await _rows_key(services, batch)
+
+    job = JoinJob(
+        lines=await local(file_key(batch.input_file_id)),
+        output=await local(keys.output) if keys.output else None,
+        error=await local(keys.error) if keys.error else None,
+        rows=await local(rows_key) if rows_key else None,
+        has_embeddings=batch.endpoint == _EMBEDDINGS,
+    )
+    async with aclosing(run_job(job, folder)) as parts:
+        async for _ in parts:
+            pass
+    return folder / TABLE_FILE
+
+
+async def _rows_key(services: Services, batch: BatchRecord) -> str | None:
+    """Where the rows are; None: it has none, or they are no longer kept."""
+    try:
+        return (await services.store.files.get(result_file_id(batch.id, "rows"))).storage_key
+    except RecordNotFound:
+        return None

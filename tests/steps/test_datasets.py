@@ -1,0 +1,377 @@
+"""Datasets: rows into requests by a template, and results as rows again."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import decimal
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchyard.datasets import process
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.errors import InputRefused, RequestRefused
+from batchyard.lifecycle import BatchStatus
+from batchyard.services.keys import file_key
+from batchyard.steps.fetch import fetch_input
+from batchyard.steps.prepare import prepare_batch
+from batchyard.wire import RequestCounts
+from tests.steps.conftest import CHAT, Yard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEMPLATE = """
+{
+  "model": "stub-model",
+  "max_tokens": 4,
+  "messages": [{"role": "user", "content": {{ question | tojson }}}]
+}
+"""
+RICH = {
+    "question": ['What is "ü"\n& <b>?', "two\u2028lines", None, "fails", "five 🎉"],
+    "status": ["open", None, "open", "", "done"],
+    "tags": [["a", "b"], [], None, ["c"], ["d"]],
+    "person": [{"name": "Ada", "born": datetime.date(1815, 12, 10)}, None, None, None, None],
+    "price": [decimal.Decimal("12.30"), None, None, None, decimal.Decimal("0.01")],
+    "seen": [datetime.datetime(2024, 2, 29, 12, 30, tzinfo=datetime.UTC)] * 5,
+    "picture": [b"\x89PNG\x00", None, b"", b"x", b"y"],
+}
+
+
+def rich_table() -> pa.Table:
+    table = pa.table(RICH)
+    seen = table["seen"].cast(pa.timestamp("ns", "UTC"))
+    kind = pa.array(["x", "y", None, "x", "x"]).dictionary_encode()
+    return table.set_column(5, "seen", seen).append_column("kind", kind)
+
+
+def write(yard: Yard, table: pa.Table, name: str = "data.parquet", **how: Any) -> Path:
+    path = yard.folder / name
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(table, path, **how)
+    return path
+
+
+async def create(yard: Yard, path: Path | str, template: str = TEMPLATE, **request: Any) -> str:
+    return await yard.create([], input=str(path), template=template, **request)
+
+
+async def rendered(yard: Yard, path: Path | str, template: str = TEMPLATE, **request: Any) -> Any:
+    """The lines of the batch's input."""
+    batch_id = await create(yard, path, template, **request)
+    await fetch_input(yard.services, batch_id)
+    batch = await yard.services.store.batches.get(batch_id)
+    return await yard.results(batch.input_file_id)
+
+
+def questions(count: int) -> pa.Table:
+    return pa.table({"question": [f"question {n}" for n in range(count)]})
+
+
+async def test_rows_become_requests_and_their_answers_rows(yard: Yard) -> None:
+    """Of all kinds of columns, in several row groups, and with one that fails."""
+    fault = Fault(FaultKind.ANSWER, lambda body: b"fails" in body, status=400)
+    yard.use(StubEngine(faults=[fault]))
+    table = rich_table()
+    path = write(yard, table, row_group_size=2)
+    answers = yard.folder / "answers.parquet"
+    batch = await yard.finish(await create(yard, path, output=str(answers)))
+    assert (batch.status, batch.counts) == (BatchStatus.COMPLETED, RequestCounts(5, 4, 1))
+    assert batch.endpoint == CHAT
+
+    found = pq.read_table(answers)
+    assert found.select(table.column_names).equals(table)
+    rows = found.to_pylist()
+    assert [row["custom_id"] for row in rows] == [f"row-{n}" for n in range(1, 6)]
+    assert [row["result_status"] for row in rows] == [
+        *["succeeded"] * 3,
+        "failed",
+        "succeeded",
+    ]
+    lines = {line["custom_id"]: line for line in await yard.results(batch.output_file_id)}
+    for row in rows[:3]:
+        body = lines[row["custom_id"]]["response"]["body"]
+        assert json.loads(row["response"]) == body
+        assert row["content"] == body["choices"][0]["message"]["content"]
+        assert row["finish_reason"] == body["choices"][0]["finish_reason"]
+        assert row["input_tokens"] == body["usage"]["prompt_tokens"]
+        assert row["output_tokens"] == body["usage"]["completion_tokens"]
+        assert row["error_code"] is row["error_message"] is None
+    assert (rows[3]["content"], rows[3]["input_tokens"]) == (None, None)
+    assert rows[3]["error_code"]
+    assert rows[3]["response"]
+
+
+async def test_a_template_has_every_value_as_json(yard: Yard) -> None:
+    template = """{"model": "m", "messages": [], "metadata": {{ row | tojson }},
+        "image": "data:image/png;base64,{{ (picture or "") | base64 }}"}"""
+    first, *_, last = await rendered(yard, write(yard, rich_table()), template)
+    assert first["custom_id"] == "row-1"
+    assert first["body"]["metadata"] == {
+        "question": RICH["question"][0],
+        "status": "open",
+        "tags": ["a", "b"],
+        "person": {"name": "Ada", "born": "1815-12-10"},
+        "price": "12.30",
+        "seen": "2024-02-29T12:30:00Z",
+        "picture": "iVBORwA=",
+        "kind": "x",
+    }
+    assert first["body"]["image"] == "data:image/png;base64,iVBORwA="
+    assert last["body"]["metadata"]["person"] is None
+
+
+async def test_a_column_custom_id_names_the_requests(yard: Yard) -> None:
+    table = questions(2).append_column("custom_id", pa.array([7, 8]))
+    answers = yard.folder / "answers.parquet"
+    batch = await yard.finish(await create(yard, write(yard, table), output=str(answers)))
+    lines = await yard.results(batch.output_file_id)
+    assert [line["custom_id"] for line in lines] == ["7", "8"]
+    assert pq.read_table(answers)["custom_id"].to_pylist() == [7, 8]
+
+
+async def test_the_batchs_model_is_that_of_bodies_without_one(yard: Yard) -> None:
+    template = '{"messages": [], "n": {{ 1 if question == "question 0" else 2 }}}'
+    lines = await rendered(yard, write(yard, questions(2)), template, models=("stub-model",))
+    assert [line["body"] for line in lines] == [
+        {"model": "stub-model", "messages": [], "n": n} for n in (1, 2)
+    ]
+
+
+BAD = """{"model": "stub-model", "max_tokens": 4, "messages": [
+    {%- if question == "question 1" %}{{ missing }}{% endif -%}
+    {%- if question == "question 2" %}{{ 1 / 0 }}{% endif -%}
+    {%- if question == "question 3" %}no JSON{% endif -%}
+    {"role": "user", "content": {{ question | tojson }}}]}"""
+
+
+async def test_a_row_that_cannot_be_rendered_refuses_the_file(yard: Yard) -> None:
+    batch = await yard.finish(await create(yard, write(yard, questions(5)), BAD))
+    assert batch.status is BatchStatus.FAILED
+    assert batch.errors is not None
+    assert [(error.code, error.line, error.param) for error in batch.errors] == [
+        ("template_failed", 2, "template"),
+        ("template_failed", 3, "template"),
+        ("template_invalid_json", 4, "template"),
+    ]
+    words = "The template fails for this row in its line 2: 'missing' is undefined."
+    assert batch.errors[0].message == words
+    assert "in its line 3: ZeroDivisionError" in batch.errors[1].message
+
+
+async def test_or_it_is_an_error_line_and_keeps_its_row(yard: Yard) -> None:
+    answers = yard.folder / "answers.parquet"
+    batch_id = await create(
+        yard, write(yard, questions(5)), BAD, output=str(answers), on_invalid="error_file"
+    )
+    batch = await yard.finish(batch_id)
+    assert (batch.status, batch.counts) == (BatchStatus.COMPLETED, RequestCounts(5, 2, 3))
+    rows = pq.read_table(answers).to_pylist()
+    assert [row["status"] for row in rows] == ["succeeded", *["failed"] * 3, "succeeded"]
+    assert rows[1]["custom_id"] == "row-2"
+    assert rows[1]["error_code"] == "template_failed"
+    assert rows[1]["error_message"].startswith("Line 2: The template fails for this row")
+    assert [row["question"] for row in rows] == [f"question {n}" for n in range(5)]
+
+
+async def test_a_dataset_whose_rows_all_fail_has_its_table(yard: Yard) -> None:
+    answers = yard.folder / "answers.parquet"
+    batch_id = await create(
+        yard,
+        write(yard, questions(2)),
+        "{{ missing }}",
+        output=str(answers),
+        on_invalid="error_file",
+    )
+    batch = await yard.finish(batch_id)
+    assert batch.output_file_id is None
+    assert pq.read_table(answers)["error_code"].to_pylist() == ["template_failed"] * 2
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
+        "{% set x = 'x' * 100000000000 %}{{ x | length }}",
+        "{{ ''.__class__.__mro__ }}",
+    ],
+    ids=["time", "length", "memory", "interpreter"],
+)
+async def test_a_hostile_template_costs_its_own_batch_a_moment(yard: Yard, hostile: str) -> None:
+    """And nobody else's: the loop of the process goes on meanwhile."""
+    limits = yard.services.settings.limits
+    yard.set(limits=limits.model_copy(update={"max_line_bytes": 100_000}))
+    fetching = asyncio.create_task(rendered(yard, write(yard, questions(1)), hostile))
+    turns = 0
+    while not fetching.done():
+        turns += 1
+        await asyncio.sleep(0.01)
+    (line,) = await fetching
+    code = "template_failed" if "class" in hostile else "template_limit"
+    assert line["template_error"]["code"] == code
+    assert turns > 10
+
+
+async def test_one_call_that_never_ends_is_ended_by_the_kernel(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no interpreter comes between: the batch fails, and the process is gone."""
+    monkeypatch.setattr("batchyard.steps.render.CLIENTS_SECONDS", 2)
+    quadratic = "{{ ([[1] * 1000] * 20000) | sum(start=[]) | length }}"
+    batch_id = await create(yard, write(yard, questions(1)), quadratic, public_urls=True)
+    with pytest.raises(InputRefused) as refused:
+        await fetch_input(yard.services, batch_id)
+    assert refused.value.entries[0].code == "template_limit"
+
+
+async def test_a_fetch_that_is_repeated_after_a_kill_gives_the_same_input(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends when the lines and the rows are durable, and the rows' file is known."""
+    answers = yard.folder / "answers.parquet"
+    batch_id = await create(yard, write(yard, questions(3)), output=str(answers))
+    files = yard.services.store.files
+    create_file = type(files).create
+
+    async def die(self: Any, new: Any) -> Any:
+        if new.purpose == "batch":
+            raise asyncio.CancelledError
+        return await create_file(self, new)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(type(files), "create", die)
+        with pytest.raises(asyncio.CancelledError):
+            await fetch_input(yard.services, batch_id)
+    batch = await yard.services.store.batches.get(batch_id)
+    first = [part async for part in yard.services.storage.get(file_key(batch.input_file_id))]
+    assert await fetch_input(yard.services, batch_id) == len(b"".join(first))
+    assert (await yard.finish(batch_id)).counts == RequestCounts(3, 3, 0)
+    assert pq.read_table(answers)["question"].to_pylist() == [f"question {n}" for n in range(3)]
+
+
+async def test_a_fetch_that_is_cancelled_leaves_no_process(yard: Yard) -> None:
+    hostile = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    batch_id = await create(yard, write(yard, questions(50)), hostile)
+    started = asyncio.Event()
+    real = asyncio.create_subprocess_exec
+    processes = []
+
+    async def noted(*words: Any, **how: Any) -> Any:
+        processes.append(await real(*words, **how))
+        started.set()
+        return processes[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process.asyncio, "create_subprocess_exec", noted)
+        fetching = asyncio.create_task(fetch_input(yard.services, batch_id))
+        await started.wait()
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+    assert processes[0].returncode is not None
+
+
+def save_as_datasets_does(folder: Path, table: pa.Table) -> Path:
+    """What ``Dataset.save_to_disk`` writes, with a file of its cache beside it."""
+    folder.mkdir(parents=True)
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    halves = [table.slice(0, 2), table.slice(2)]
+    for name, part in [*zip(names, halves, strict=True), ("cache-0123.arrow", table)]:
+        with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
+            writer.write_table(part)
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": n} for n in names]})
+    )
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def parts_of(yard: Yard, kind: str) -> str:
+    table, folder = questions(5), yard.folder / "dataset"
+    if kind in {"folder", "pattern"}:
+        write(yard, table.slice(0, 3), "dataset/part-0.parquet")
+        write(yard, table.slice(3), "dataset/part-1.parquet")
+        (folder / "_SUCCESS").touch()
+        return str(folder if kind == "folder" else folder / "part-*.parquet")
+    if kind == "lines":
+        lines = (json.dumps(row) + "\n" for row in table.to_pylist())
+        path = yard.folder / "data.jsonl"
+        path.write_text("".join(lines))
+        return str(path)
+    if kind == "arrow":
+        path = yard.folder / "data.arrow"
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+        return str(path)
+    if kind == "splits":
+        save_as_datasets_does(folder / "train", table)
+        (folder / "dataset_dict.json").write_text('{"splits": ["train"]}')
+        return str(folder)
+    return str(save_as_datasets_does(folder, table))
+
+
+@pytest.mark.parametrize("kind", ["folder", "pattern", "lines", "arrow", "saved", "splits"])
+async def test_a_dataset_may_be_of_several_files_and_formats(yard: Yard, kind: str) -> None:
+    lines = await rendered(yard, parts_of(yard, kind))
+    texts = [line["body"]["messages"][0]["content"] for line in lines]
+    assert texts == [f"question {n}" for n in range(5)]
+    assert [line["custom_id"] for line in lines] == [f"row-{n}" for n in range(1, 6)]
+
+
+async def test_what_is_no_dataset_is_refused_by_name(yard: Yard) -> None:
+    path = yard.folder / "data.parquet"
+    path.write_bytes(b"PAR1 and nothing else PAR1")
+    with pytest.raises(InputRefused, match=r"data\.parquet cannot be read") as refused:
+        await rendered(yard, path)
+    assert refused.value.entries[0].code == "invalid_dataset"
+
+
+async def test_parts_with_other_columns_are_refused(yard: Yard) -> None:
+    write(yard, questions(1), "parts/0.parquet")
+    path = write(yard, pa.table({"answer": ["x"]}), "parts/1.parquet")
+    with pytest.raises(InputRefused, match=r"1\.parquet has other columns"):
+        await rendered(yard, path.parent)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param", "words"),
+    [
+        ({"template": "{% if %}"}, "template", "not valid in line 1"),
+        ({"template": "x" * 70_000}, "template", "65536 characters"),
+        ({"template": "{{" + "(" * 5000}, "template", "nested too deeply|not valid"),
+        ({"template": None}, "template", "give the template"),
+        ({"error": "errors.parquet"}, "error", "failed lines are JSON lines"),
+    ],
+)
+async def test_what_cannot_work_is_refused_at_once(
+    yard: Yard, request_: dict[str, Any], param: str, words: str
+) -> None:
+    if "error" in request_:
+        request_ = {"error": str(yard.folder / request_["error"])}
+    with pytest.raises(RequestRefused, match=words) as refused:
+        await create(yard, yard.folder / "data.parquet", **{"template": TEMPLATE, **request_})
+    assert refused.value.param == param
+
+
+async def test_without_pyarrow_the_batch_says_what_to_install(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(InputRefused, match=r"pip install 'batchyard\[datasets\]'") as refused:
+        await rendered(yard, write(yard, questions(1)))
+    assert refused.value.entries[0].code == "datasets_not_installed"
+
+
+async def test_a_clients_dataset_may_have_no_more_rows_than_a_file_has_lines(yard: Yard) -> None:
+    limits = yard.services.settings.limits
+    yard.set(limits=limits.model_copy(update={"max_requests": 3}))
+    batch_id = await create(yard, write(yard, questions(4)), public_urls=True)
+    await fetch_input(yard.services, batch_id)
+    with pytest.raises(InputRefused, match="more than 3 requests"):
+        await prepare_batch(yard.services, batch_id)
