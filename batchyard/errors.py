@@ -11,6 +11,7 @@
     │   ├── BatchRateExceeded         the tenant creates batches faster than it may
     │   └── WindowUnattainable        by forecast it cannot be done in its completion window
     ├── InputRefused                  the batch's input breaks the format; carries every entry
+    ├── DatasetRefused                a dataset, its template or its table cannot be made sense of
     ├── KeyExpired                    the API key's end has passed
     ├── UnexpectedError               a defect of Batchyard that occurred in one batch
     ├── IllegalTransition             the lifecycle does not allow this change of status
@@ -135,6 +136,19 @@ class InputRefused(BatchyardError):
         first = self.entries[0]
         where = f"line {first.line}: " if first.line is not None else ""
         super().__init__(f"{where}{first.message}")
+
+
+class DatasetRefused(BatchyardError):
+    """A dataset cannot be read, its template cannot be used, or no table can be made.
+
+    ``refusal_code`` says which of these.
+    """
+
+    code = "invalid_dataset"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        self.refusal_code = code
+        super().__init__(message)
 
 
 class UnexpectedError(BatchyardError):

@@ -4,6 +4,7 @@
 # for which the wheel has a copy of it and of the folder engine.
 #
 #   PYTHON=python3.11 infra/environment.sh product|runtime|engine-cpu|engine-cuda FOLDER
+#   DATASETS=yes      with the extra `datasets`, for `runtime`; `product` always has it
 set -euo pipefail
 
 environment=$1
@@ -80,6 +81,7 @@ runtime)
     announce "the product's dependencies"
     make_folder
     pip_install -r "$here"/../requirements/runtime.txt
+    [[ ${DATASETS:-no} != yes ]] || pip_install -r "$here"/../requirements/datasets.txt
     ;;
 engine-cpu)
     announce "engine environment, CPU: about 2.5 GB, two minutes"

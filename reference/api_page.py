@@ -21,6 +21,7 @@ OUR_FIELDS: Final = {
     "CreateBatch": {
         *(
             "requests",
+            "template",
             "input_url",
             "output_url",
             "error_url",

@@ -171,6 +171,22 @@ INPUT: Final = (
         "A client's file has more requests than `BATCHYARD_LIMITS__MAX_REQUESTS`.",
         "Split the file, or raise the setting.",
     ),
+    Code(
+        "template_failed",
+        "The template fails for this row of the dataset: the message says where.",
+        "Correct the template, for example `{{ column | default('') }}` for a column that may be "
+        "missing, or the row.",
+    ),
+    Code(
+        "template_invalid_json",
+        "The template does not make a JSON object of this row.",
+        "Write values as `{{ column | tojson }}`, without quotes around them.",
+    ),
+    Code(
+        "template_limit",
+        "The template takes too long or too much memory for this row, or makes too long a line.",
+        "Make the template simpler. [The limits](../how-to/datasets.md#limits).",
+    ),
     Code("empty_file", "The file has no request.", "Check what was uploaded."),
     Code(
         "more_errors",
@@ -200,6 +216,28 @@ WARNINGS: Final = (
 )
 
 BATCH: Final = (
+    Code(
+        "invalid_dataset",
+        "The dataset is no Parquet, Arrow or JSON lines file, its files do not have the same "
+        "columns, or it has a type that cannot be kept.",
+        "The message names the file. [What a dataset may be](../how-to/datasets.md#datasets).",
+    ),
+    Code(
+        "dataset_too_large",
+        "Rows of the dataset do not fit into the memory of the process that reads it.",
+        "Write it with smaller row groups, or without columns that the template does not use.",
+    ),
+    Code(
+        "template_limit",
+        "The template takes too long or too much memory, and its process was ended.",
+        "Make the template simpler. [The limits](../how-to/datasets.md#limits).",
+    ),
+    Code(
+        "datasets_not_installed",
+        "The process that reads the dataset has no pyarrow.",
+        "`pip install 'batchyard[datasets]'` where the control workers run, or build the image "
+        "with `--build-arg DATASETS=yes`.",
+    ),
     Code(
         "destination_refused",
         "A presigned URL for a result file would be refused: it is signed for another method or "
@@ -312,6 +350,12 @@ BATCH: Final = (
 )
 
 API: Final = (
+    Code(
+        "invalid_template",
+        "`template` is no Jinja2 template, or too long.",
+        "The message names the line of the template.",
+        "400",
+    ),
     Code(
         "invalid_api_key",
         "The key is unknown, revoked or expired. Without any key the answer is a 401 without a "

@@ -26,6 +26,11 @@ WITH_A_CODE_AT = {
     ("batchyard/steps/retry.py", "_refused"): 1,
     ("batchyard/files/upload.py", "_lifetime_refused"): 1,
     ("batchyard/lines.py", "_refuse_file"): 0,
+    ("batchyard/datasets/render.py", "_RowFailed"): 0,
+    ("batchyard/datasets/render.py", "Refused"): 0,
+    ("batchyard/datasets/tables.py", "Refused"): 0,
+    ("batchyard/datasets/join.py", "Refused"): 0,
+    ("batchyard/datasets/process.py", "Refusal"): 0,
 }
 """Calls that take a code, and as which of their arguments."""
 LISTS = ("LINES", "INPUT", "WARNINGS", "BATCH", "API", "COMMANDS")

@@ -177,7 +177,7 @@ class CreateBatch(RequestBody):
         description="Instead of `input_file_id`: the lines themselves. A body with them may have "
         f"{MAX_BODY_BYTES // 1024**2} MiB.",
     )
-    template: Annotated[Text, Field(max_length=MOST_TEMPLATE_CHARS)] | None = Field(
+    template: Annotated[Text, described(maxLength=MOST_TEMPLATE_CHARS)] | None = Field(
         default=None,
         description="`input_url` is a dataset (Parquet, Arrow or JSON lines), and this Jinja2 "
         "template makes the body of a request of each row.",

@@ -42,6 +42,7 @@ OF_ERRORS: Final[Mapping[type[errors.BatchyardError], ExitStatus]] = {
     errors.BatchyardError: ExitStatus.FAILED,
     errors.RequestRefused: ExitStatus.REFUSED,
     errors.InputRefused: ExitStatus.REFUSED,
+    errors.DatasetRefused: ExitStatus.REFUSED,
     errors.IllegalTransition: ExitStatus.REFUSED,
     errors.TransitionConflict: ExitStatus.REFUSED,
     errors.IdempotencyConflict: ExitStatus.REFUSED,

@@ -11,7 +11,7 @@ import typer
 from batchyard.cli import options
 from batchyard.cli.follow_results import STDOUT, follow_results, write_to
 from batchyard.cli.offline import offline_services
-from batchyard.datasets.files import TABLE_SUFFIX
+from batchyard.datasets.files import TABLE_SUFFIX, is_table
 from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file, kept_for, redirect
 from batchyard.files.cursor import Order  # noqa: TC001 - Typer reads it at run time
 from batchyard.lifecycle import STOPPABLE
@@ -118,7 +118,9 @@ async def _results(batch_id: str, asked: Mapping[Kind, Location | None]) -> int:
                 await _print(services, batch, kind)
     for failure in failures:
         typer.echo(f"batchyard: {failure}", err=True)
-    if "error" not in asked and batch.error_file_id is not None:
+    table = asked.get("output")
+    has_all = table is not None and is_table(table)
+    if "error" not in asked and batch.error_file_id is not None and not has_all:
         typer.echo(
             f"batchyard: Lines without a good answer are in the error file: "
             f"batchyard results {batch.id} --errors FILE",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from batchyard.datasets.jobs import REFUSAL_FILE, JoinJob, Refusal, RenderJob
-from batchyard.errors import BatchyardError, RequestRefused
+from batchyard.errors import DatasetRefused, RequestRefused
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
@@ -34,16 +34,6 @@ _INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
 """Of the environment: what a template must not find is not there."""
 
 
-class DatasetRefused(BatchyardError):
-    """A dataset or its template cannot be used, for the reason in ``refusal``."""
-
-    code = "invalid_dataset"
-
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
-        super().__init__(refusal.message)
-
-
 def check_installed() -> None:
     """Raise :class:`~batchyard.errors.RequestRefused` where pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
@@ -58,9 +48,10 @@ def check_installed() -> None:
 async def run_job(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:
     """Do a job in ``folder``; yields what it writes to standard output.
 
-    A stream that ends without an error is complete. Raises :class:`DatasetRefused`, ``OSError``,
-    and :class:`~batchyard.errors.RequestRefused` where pyarrow is missing. The process ends with
-    the generator.
+    A stream that ends without an error is complete. Raises
+    :class:`~batchyard.errors.DatasetRefused`, ``OSError``, and
+    :class:`~batchyard.errors.RequestRefused` where pyarrow is missing. The process ends with the
+    generator.
     """
     check_installed()
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
@@ -89,7 +80,7 @@ async def run_job(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[byte
     refusal = await in_thread(_why, code, folder)
     if refusal.errno is not None:
         raise OSError(refusal.errno, refusal.message)
-    raise DatasetRefused(refusal)
+    raise DatasetRefused(refusal.message, code=refusal.code)
 
 
 def _why(code: int, folder: Path) -> Refusal:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from batchyard.datasets.process import DatasetRefused
 from batchyard.delivery.redeliver import write_kept
 from batchyard.errors import (
     AccessDenied,
+    DatasetRefused,
     LocationRefused,
     ObjectNotFound,
     ObjectTooLarge,

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Final
 from batchyard.batch_error import BatchError
 from batchyard.datasets.files import data_files, is_pattern, local_files
 from batchyard.datasets.jobs import ROWS_FILE, ProcessLimits, RenderJob
-from batchyard.datasets.process import DatasetRefused, run_job
-from batchyard.errors import InputRefused, ObjectTooLarge, RequestRefused, TransitionConflict
+from batchyard.datasets.process import run_job
+from batchyard.errors import (
+    DatasetRefused,
+    InputRefused,
+    ObjectTooLarge,
+    RequestRefused,
+    TransitionConflict,
+)
 from batchyard.services.keys import file_key, rows_key
 from batchyard.services.services import Progress
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
@@ -72,10 +78,9 @@ async def render_rows(
         )
         async with _turn(batch.tenant):
             return await _store(services, batch, job, folder, limits)
-    except DatasetRefused as error:
-        raise _refused(error.refusal.code, error.refusal.message) from None
-    except RequestRefused as error:
-        raise _refused(error.refusal_code, str(error)) from None
+    except (DatasetRefused, RequestRefused) as error:
+        param = "input_url" if batch.options.public_urls else "input"
+        raise InputRefused([BatchError(error.refusal_code, str(error), param)]) from None
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -174,7 +179,3 @@ async def _objects(services: Services, batch: BatchRecord, location: S3Object) -
         keys = [key for key in keys if PurePosixPath(key).match(location.key)]
     names = {key.removeprefix(prefix): key for key in keys}
     return [S3Object(location.bucket, names[each]) for each in data_files(names, str(location))]
-
-
-def _refused(code: str, message: str) -> InputRefused:
-    return InputRefused([BatchError(code, message, param="input")])

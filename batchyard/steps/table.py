@@ -48,8 +48,7 @@ async def result_path(
     """The local file that goes to ``location``: a result file as it is, or the table of both.
 
     Raises :class:`~batchyard.errors.StorageError`, and for a table
-    :class:`~batchyard.datasets.process.DatasetRefused` and
-    :class:`~batchyard.errors.RequestRefused`.
+    :class:`~batchyard.errors.DatasetRefused` and :class:`~batchyard.errors.RequestRefused`.
     """
     if not is_table(location):
         yield await services.storage.local_path(key, services.spool)

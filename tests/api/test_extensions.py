@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
@@ -12,6 +13,7 @@ from batchyard.storage.location import parse_location
 from batchyard.storage.parted_url import PartedUrl
 from batchyard.store import DeliveryKind
 from tests.api.test_batches import WANTED, post
+from tests.pages import block, replaced
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -70,6 +72,48 @@ def test_an_address_is_refused_where_no_mail_server_is_configured(api: Api) -> N
     assert body["error"]["message"].startswith("This server sends no e-mail: ")
     assert body["error"]["param"] == "notify_email"
     assert body["error"]["code"] == "email_not_configured"
+
+
+async def test_a_dataset_comes_with_its_template(
+    api: Api, services: Services, tmp_path: Path
+) -> None:
+    """The call is that of docs/how-to/datasets.md."""
+    template = '{"messages": {{ messages | tojson }}}'
+    (tmp_path / "question.json.j2").write_text(template)
+    path = f'"{tmp_path}/question.json.j2"'
+    program = replaced(
+        block("docs/how-to/datasets.md", "dataset-api"),
+        {"bucket.example": "example.com", '"question.json.j2"': path},
+    )
+    names: dict[str, Any] = {"client": api.openai(), "Path": Path}
+    exec(program, names)  # noqa: S102 - of our own page
+    batch_id = names["batch"].id
+    places = await services.store.batches.locations(batch_id)
+    assert places.template == template
+    assert str(places.input).startswith("https://example.com/data.parquet?")
+    assert (await services.store.batches.get(batch_id)).options.is_rendered
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "code"),
+    [
+        ({"template": "{% if %}"}, "template", "invalid_template"),
+        ({"template": None}, "template", "missing_required_parameter"),
+        ({"template": "x" * 65_537}, "template", "invalid_template"),
+        ({"error_url": "https://example.com/e.parquet"}, "error_url", "invalid_value"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(
+    api: Api, asked: dict[str, Any], param: str, code: str
+) -> None:
+    wanted = {"template": "{}", "input_url": "https://example.com/data.parquet", **asked}
+    status, body = post(api, input_file_id=..., **wanted)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, code)
+
+
+def test_a_template_is_not_for_an_uploaded_file(api: Api) -> None:
+    status, body = post(api, template="{}")
+    assert (status, body["error"]["param"]) == (400, "template")
 
 
 async def test_extensions_are_kept_for_those_who_need_them(

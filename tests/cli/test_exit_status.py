@@ -31,6 +31,7 @@ EXPECTED = {
     "BatchRateExceeded": 3,
     "WindowUnattainable": 3,
     "InputRefused": 3,
+    "DatasetRefused": 3,
     "UnexpectedError": 1,
     "IllegalTransition": 3,
     "StoreError": 1,

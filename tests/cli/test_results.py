@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from batchyard.batch_error import BatchError
@@ -19,6 +20,7 @@ from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import NewBatch
 from tests.cli.conftest import Background, Ended, with_services, with_store
+from tests.pages import block, replaced, words_of
 from tests.steps.conftest import Yard, chat_line
 from tests.unit.storage.web_server import running_web_server, says
 
@@ -75,6 +77,26 @@ def test_both_files_go_to_paths(alone: Run, ran: Callable[..., str], tmp_path: P
     assert (ended.status, ended.stdout, ended.stderr) == (0, "", "")
     assert ids((tmp_path / "out.jsonl").read_text()) == ["id-0"]
     assert ids((tmp_path / "bad.jsonl").read_text()) == ["id-1"]
+
+
+def test_a_place_that_ends_in_parquet_gets_a_table(
+    alone: Run, ran: Callable[..., str], tmp_path: Path
+) -> None:
+    command = replaced(
+        block("docs/how-to/datasets.md", "table"), {"batch_…": ran("one", "refused")}
+    )
+    ended = alone(*words_of(command))
+    assert (ended.status, ended.stderr) == (0, "")
+    rows = pq.read_table(tmp_path / "answers.parquet").to_pylist()
+    assert [row["custom_id"] for row in rows] == ["id-0", "id-1"]
+    assert [row["status"] for row in rows] == ["succeeded", "failed"]
+    assert [bool(row["content"]) for row in rows] == [True, False]
+
+
+def test_lines_that_still_come_make_no_table(alone: Run) -> None:
+    ended = alone("results", "batch_1", "--follow", "-o", "answers.parquet")
+    assert ended.status == 2
+    assert "It writes JSON lines" in ended.stderr
 
 
 def test_the_errors_alone_go_to_standard_output(alone: Run, ran: Callable[..., str]) -> None:

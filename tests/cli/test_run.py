@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -13,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from prefect.settings import temporary_settings
 
@@ -235,6 +238,69 @@ def test_s3_locations_use_the_credentials_of_the_block(
     assert ended.status == 0, ended.stderr
     body = client.get_object(Bucket=BUCKET, Key="block/out.jsonl")["Body"].read()
     assert ids([json.loads(line) for line in body.splitlines()]) == ALL
+
+
+def questions(texts: list[str]) -> bytes:
+    written = io.BytesIO()
+    pq.write_table(pa.table({"question": texts}), written)
+    return written.getvalue()
+
+
+def dataset_command(name: str, here: Callable[[str], str], engine_url: str) -> list[str]:
+    """That of docs/how-to/datasets.md, with the stub engine instead of vLLM."""
+    text = here(block("docs/how-to/datasets.md", name))
+    command = text[text.index("batchyard run") :]
+    model = "--model .models/tiny-chat --served-model-name tiny-chat"
+    ours = {model: f"--engine-url {engine_url} --model stub-model", "\\\n": ""}
+    return words_of(replaced(command, ours))
+
+
+def write_template(folder: Path) -> None:
+    text = block("docs/how-to/datasets.md", "dataset")
+    template = text[text.index("{") : text.index("EOF\nbatchyard")]
+    template = replaced(template, {"tiny-chat": "stub-model"})
+    (folder / "question.json.j2").write_text(template)
+
+
+def test_the_rows_of_a_dataset_come_back_with_their_answers(
+    terminal: Terminal, here: Run, serve_stub: Callable[..., str]
+) -> None:
+    """As docs/how-to/datasets.md says; a row that fails is in the error file as well."""
+    url = serve_stub(faults=[Fault(FaultKind.ANSWER, lambda body: b"two" in body, status=400)])
+    write_template(terminal.folder)
+    (terminal.folder / "data.parquet").write_bytes(questions(["one", "two", "three"]))
+    ended = here(*dataset_command("dataset", str, url))
+    assert ended.status == 0, ended.stderr
+    table = pq.read_table(terminal.folder / "answers.parquet")
+    assert table["question"].to_pylist() == ["one", "two", "three"]
+    assert table["status"].to_pylist() == ["succeeded", "failed", "succeeded"]
+    assert ids(terminal.read("answers.errors.jsonl")) == ["row-2"]
+
+
+def test_a_dataset_may_be_a_folder_of_a_bucket(
+    terminal: Terminal,
+    here: Run,
+    engine_url: str,
+    s3: S3Credentials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = s3.client()
+    for name, texts in (("0.parquet", ["one", "two"]), ("1.parquet", ["three"])):
+        client.put_object(Bucket=BUCKET, Key=f"questions/{name}", Body=questions(texts))
+    client.put_object(Bucket=BUCKET, Key="questions/_SUCCESS", Body=b"")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", s3.region)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
+    write_template(terminal.folder)
+    places = {"s3://inbox": f"s3://{BUCKET}", "s3://outbox": f"s3://{BUCKET}/table"}
+    words = dataset_command("dataset-s3", lambda text: replaced(text, places), engine_url)
+    ended = here(*words)
+    assert ended.status == 0, ended.stderr
+    body = client.get_object(Bucket=BUCKET, Key="table/answers.parquet")["Body"].read()
+    found = pq.read_table(io.BytesIO(body))
+    assert found["question"].to_pylist() == ["one", "two", "three"]
+    assert found["status"].to_pylist() == ["succeeded"] * 3
 
 
 def test_without_a_prefect_server_the_command_brings_its_own(

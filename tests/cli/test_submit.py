@@ -197,6 +197,20 @@ def test_that_identical_requests_run_once_is_kept_with_the_batch(here: Run) -> N
     assert sorted(batch.options.deduplicate for batch in all_batches()) == [False, True]
 
 
+def test_the_template_of_a_dataset_is_kept_with_the_batch(here: Run, tmp_path: Path) -> None:
+    (tmp_path / "body.j2").write_text('{"messages": {{ messages | tojson }}}')
+    words = ("submit", "-i", "data/*.parquet", "--template")
+    assert here(*words, "body.j2").status == 0
+    (batch,) = all_batches()
+    assert (batch.endpoint, batch.options.is_rendered) == ("/v1/chat/completions", True)
+    locations = with_store(lambda store: store.batches.locations(batch.id))
+    assert locations.input == str(tmp_path / "data" / "*.parquet")
+    assert locations.template == '{"messages": {{ messages | tojson }}}'
+    missing = here(*words, "missing.j2")
+    assert missing.status == 2
+    assert "missing.j2 cannot be read: No such file" in missing.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

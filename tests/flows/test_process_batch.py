@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import (
@@ -219,6 +221,25 @@ async def test_submit_batch_creates_the_batch_and_runs_it(
         del services
     assert state.is_completed()
     assert len(output.read_text().splitlines()) == 5
+
+
+async def test_submit_batch_takes_a_dataset_and_its_template(
+    open_yard: OpenYard, tmp_path: Path
+) -> None:
+    path, output = tmp_path / "data.parquet", tmp_path / "answers.parquet"
+    pq.write_table(pa.table({"question": ["one", "two"]}), path)
+    message = '{"role": "user", "content": {{ question | tojson }}}'
+    async with open_yard():
+        state = await submit_batch(
+            str(path),
+            output=str(output),
+            model="stub-model",
+            template=f'{{"max_tokens": 4, "messages": [{message}]}}',
+            return_state=True,
+        )
+    assert state.is_completed(), state.message
+    assert pq.read_table(output)["question"].to_pylist() == ["one", "two"]
+    assert pq.read_table(output)["status"].to_pylist() == ["succeeded"] * 2
 
 
 async def test_submit_batch_refuses_what_prefect_must_not_record(open_yard: OpenYard) -> None:

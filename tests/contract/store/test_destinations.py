@@ -22,14 +22,16 @@ NEW = "https://bucket.example/new?sign=hunter2"
 async def test_a_batch_gets_other_destinations_and_keeps_the_rest(store: Store) -> None:
     batch = await store.batches.create(
         new_batch(
-            locations=BatchLocations("in", "out", "error"),
+            locations=BatchLocations("in", "out", "error", template="{}"),
             options=BatchOptions(deduplicate=True, urls={"error": UrlFacts(5, "away")}),
         )
     )
     changed = await store.batches.redirect(batch.id, {"output": NEW}, {"output": 99})
     assert changed.options.urls == {"error": UrlFacts(5, "away"), "output": UrlFacts(99)}
     assert changed.options.deduplicate
-    assert await store.batches.locations(batch.id) == BatchLocations("in", NEW, "error")
+    assert await store.batches.locations(batch.id) == BatchLocations(
+        "in", NEW, "error", template="{}"
+    )
     assert "hunter2" not in str(await raw_rows(store, "batches"))
 
 
