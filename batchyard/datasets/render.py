@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ROW_SECONDS: Final = 1.0
 """Of processor time, for one row; thousands of rows take as long."""
+_COMPILE_SECONDS: Final = 5.0
 _STUCK_SECONDS: Final = 10
 """After so many in one row, the kernel ends the process."""
 _CUSTOM_ID: Final = "custom_id"
@@ -81,7 +82,7 @@ class Renderer:
     def __init__(self, job: RenderJob, schema: pa.Schema) -> None:
         self._job = job
         self._source = job.template
-        with _limited():
+        with _limited(_COMPILE_SECONDS):
             self._template, names = _compiled(job.template)
         columns = [each for each in schema.names if _ROW in names or each in {*names, _CUSTOM_ID}]
         self._schema = pa.schema(
@@ -228,20 +229,20 @@ def _compiled(source: str) -> tuple[Template, set[str]]:
         raise Refused("template_limit", "The template needs too much memory.") from None
     except TemplateError as error:
         raise Refused("invalid_template", f"The template is not valid: {error}") from None
-    except (RecursionError, SyntaxError):
+    except (RecursionError, SyntaxError, ValueError):
         raise Refused("invalid_template", "The template is nested too deeply.") from None
     return template, names
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
-    """Raise :class:`_TooSlow` after :data:`ROW_SECONDS` of processor time."""
+def _limited(seconds: float = ROW_SECONDS) -> Iterator[None]:
+    """Raise :class:`_TooSlow` after so much processor time."""
     soft = int(time.process_time()) + _STUCK_SECONDS
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     if hard != resource.RLIM_INFINITY:
         soft = min(soft, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-    signal.setitimer(signal.ITIMER_PROF, ROW_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:

@@ -32,8 +32,9 @@ def check_template(text: str) -> None:
     except TemplateSyntaxError as error:
         words = str(error.message)[:_SHOWN_CHARS]
         raise _refused(f"The template is not valid in line {error.lineno}: {words}") from None
-    except (RecursionError, MemoryError):
-        raise _refused("The template is nested too deeply.") from None
+    except (RecursionError, ValueError):
+        # A number of thousands of digits is the latter.
+        raise _refused("The template is nested too deeply, or has too long a number.") from None
 
 
 def new_environment() -> ImmutableSandboxedEnvironment:

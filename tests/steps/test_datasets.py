@@ -345,6 +345,7 @@ async def test_parts_with_other_columns_are_refused(yard: Yard) -> None:
         ({"template": "{% if %}"}, "template", "not valid in line 1"),
         ({"template": "x" * 70_000}, "template", "65536 characters"),
         ({"template": "{{" + "(" * 5000}, "template", "nested too deeply|not valid"),
+        ({"template": "{{ " + "1" * 5000 + " }}"}, "template", "too long a number"),
         ({"template": None}, "template", "give the template"),
         ({"error": "errors.parquet"}, "error", "failed lines are JSON lines"),
     ],
@@ -375,3 +376,36 @@ async def test_a_clients_dataset_may_have_no_more_rows_than_a_file_has_lines(yar
     await fetch_input(yard.services, batch_id)
     with pytest.raises(InputRefused, match="more than 3 requests"):
         await prepare_batch(yard.services, batch_id)
+
+
+async def test_a_table_knows_bad_lines_by_their_places(yard: Yard) -> None:
+    """Also rows that repeat a custom_id or have none."""
+    ids = pa.array(["a", "a", None, "b"])
+    table = questions(4).append_column("custom_id", ids)
+    answers = yard.folder / "answers.parquet"
+    batch_id = await create(yard, write(yard, table), output=str(answers), on_invalid="error_file")
+    await yard.finish(batch_id)
+    assert pq.read_table(answers)["error_code"].to_pylist() == [
+        *(None, "duplicate_custom_id"),
+        *("invalid_request", None),
+    ]
+
+
+async def test_a_line_of_another_file_cannot_say_that_it_was_rendered(yard: Yard) -> None:
+    line = {"custom_id": "a", "template_error": {"code": "nonsense", "message": "m"}}
+    with pytest.raises(InputRefused) as refused:
+        await yard.prepared([line])
+    assert "nonsense" not in {entry.code for entry in refused.value.entries}
+
+
+async def test_other_tenants_wait_for_nobodys_template(yard: Yard) -> None:
+    slow = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    path = write(yard, questions(20))
+    hostile = [await create(yard, path, slow, tenant="hostile") for _ in range(5)]
+    fetching = [asyncio.create_task(fetch_input(yard.services, each)) for each in hostile]
+    await asyncio.sleep(0)
+    assert await rendered(yard, write(yard, questions(1), "one.parquet"))
+    assert not any(each.done() for each in fetching)
+    for each in fetching:
+        each.cancel()
+    await asyncio.gather(*fetching, return_exceptions=True)
