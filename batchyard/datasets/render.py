@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 ROW_SECONDS: Final = 1.0
 """Of processor time, for one row; thousands of rows take as long."""
-_COMPILE_SECONDS: Final = 5.0
-_STUCK_SECONDS: Final = 10
+_COMPILE_SECONDS: Final = 2.0
+_STUCK_SECONDS: Final = 3
 """After so many in one row, the kernel ends the process."""
 _CUSTOM_ID: Final = "custom_id"
 _ROW: Final = "row"

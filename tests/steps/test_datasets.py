@@ -32,7 +32,8 @@ TEMPLATE = """
   "messages": [{"role": "user", "content": {{ question | tojson }}}]
 }
 """
-RICH = {
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+RICH: dict[str, list[Any]] = {
     "question": ['What is "ü"\n& <b>?', "two\u2028lines", None, "fails", "five 🎉"],
     "status": ["open", None, "open", "", "done"],
     "tags": [["a", "b"], [], None, ["c"], ["d"]],
@@ -179,6 +180,24 @@ async def test_or_it_is_an_error_line_and_keeps_its_row(yard: Yard) -> None:
     assert [row["question"] for row in rows] == [f"question {n}" for n in range(5)]
 
 
+async def test_embeddings_are_lists_of_numbers(yard: Yard) -> None:
+    answers = yard.folder / "answers.parquet"
+    batch_id = await create(
+        yard,
+        write(yard, questions(2)),
+        '{"model": "stub-model", "input": {{ question | tojson }}}',
+        endpoint="/v1/embeddings",
+        output=str(answers),
+    )
+    batch = await yard.finish(batch_id)
+    found = pq.read_table(answers)
+    assert found.schema.field("embedding").type == pa.list_(pa.float32())
+    (first, _) = await yard.results(batch.output_file_id)
+    wanted = first["response"]["body"]["data"][0]["embedding"]
+    assert wanted
+    assert found["embedding"].to_pylist()[0] == pytest.approx(wanted)
+
+
 async def test_a_dataset_whose_rows_all_fail_has_its_table(yard: Yard) -> None:
     answers = yard.folder / "answers.parquet"
     batch_id = await create(
@@ -194,16 +213,18 @@ async def test_a_dataset_whose_rows_all_fail_has_its_table(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize(
-    "hostile",
+    ("hostile", "code", "words"),
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in range(999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
-        "{% set x = 'x' * 100000000000 %}{{ x | length }}",
-        "{{ ''.__class__.__mro__ }}",
+        (ENDLESS, "template_limit", "more than 1 s of processor time"),
+        (ENDLESS.replace("%}{% endfor", "%}xxxxxxxxxx{% endfor"), "template_limit", "100000 bytes"),
+        ("{% set x = 'x' * 100000000000 %}", "template_limit", "too much memory"),
+        ("{{ ''.__class__.__mro__ }}", "template_failed", "SecurityError"),
     ],
     ids=["time", "length", "memory", "interpreter"],
 )
-async def test_a_hostile_template_costs_its_own_batch_a_moment(yard: Yard, hostile: str) -> None:
+async def test_a_hostile_template_costs_its_own_batch_a_moment(
+    yard: Yard, hostile: str, code: str, words: str
+) -> None:
     """And nobody else's: the loop of the process goes on meanwhile."""
     limits = yard.services.settings.limits
     yard.set(limits=limits.model_copy(update={"max_line_bytes": 100_000}))
@@ -213,20 +234,26 @@ async def test_a_hostile_template_costs_its_own_batch_a_moment(yard: Yard, hosti
         turns += 1
         await asyncio.sleep(0.01)
     (line,) = await fetching
-    code = "template_failed" if "class" in hostile else "template_limit"
     assert line["template_error"]["code"] == code
+    assert words in line["template_error"]["message"]
     assert turns > 10
 
 
-async def test_one_call_that_never_ends_is_ended_by_the_kernel(
+async def test_one_call_that_never_ends_is_ended_by_the_kernel(yard: Yard) -> None:
+    """Where no interpreter comes between: the batch fails, and the process is gone."""
+    quadratic = "{{ ([[1] * 1000] * 40000) | sum(start=[]) | length }}"
+    async with asyncio.timeout(60):
+        with pytest.raises(InputRefused) as refused:
+            await rendered(yard, write(yard, questions(1)), quadratic)
+    assert refused.value.entries[0].code == "template_limit"
+
+
+async def test_a_clients_rows_have_so_much_time_altogether(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no interpreter comes between: the batch fails, and the process is gone."""
     monkeypatch.setattr("batchyard.steps.render.CLIENTS_SECONDS", 2)
-    quadratic = "{{ ([[1] * 1000] * 20000) | sum(start=[]) | length }}"
-    batch_id = await create(yard, write(yard, questions(1)), quadratic, public_urls=True)
     with pytest.raises(InputRefused) as refused:
-        await fetch_input(yard.services, batch_id)
+        await rendered(yard, write(yard, questions(9)), ENDLESS, public_urls=True)
     assert refused.value.entries[0].code == "template_limit"
 
 
@@ -256,8 +283,7 @@ async def test_a_fetch_that_is_repeated_after_a_kill_gives_the_same_input(
 
 
 async def test_a_fetch_that_is_cancelled_leaves_no_process(yard: Yard) -> None:
-    hostile = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    batch_id = await create(yard, write(yard, questions(50)), hostile)
+    batch_id = await create(yard, write(yard, questions(50)), ENDLESS)
     started = asyncio.Event()
     real = asyncio.create_subprocess_exec
     processes = []
@@ -399,9 +425,8 @@ async def test_a_line_of_another_file_cannot_say_that_it_was_rendered(yard: Yard
 
 
 async def test_other_tenants_wait_for_nobodys_template(yard: Yard) -> None:
-    slow = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     path = write(yard, questions(20))
-    hostile = [await create(yard, path, slow, tenant="hostile") for _ in range(5)]
+    hostile = [await create(yard, path, ENDLESS, tenant="hostile") for _ in range(5)]
     fetching = [asyncio.create_task(fetch_input(yard.services, each)) for each in hostile]
     await asyncio.sleep(0)
     assert await rendered(yard, write(yard, questions(1), "one.parquet"))
