@@ -84,13 +84,15 @@ def _of_folder(folder: Path) -> tuple[Path, ...]:
         return _of_folder(folder / PurePosixPath(names[0]).name)
     if (state := folder / "state.json").is_file():
         # Beside its data the folder may have what `datasets` has cached.
-        parts = _read_object(state).get("_data_files", ())
-        return tuple(folder / PurePosixPath(str(each["filename"])).name for each in parts)
+        names = [_filename_of(each) for each in _read_object(state).get("_data_files", ())]
+        if not any(names):
+            raise LocationRefused(f"{state} names no files: save the dataset again")
+        return tuple(folder / name for name in names if name)
     names = [each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()]
     return tuple(folder / each for each in data_files(names, str(folder)))
 
 
-def _read_object(path: Path) -> dict[str, list[dict[str, str]]]:
+def _read_object(path: Path) -> dict[str, list[object]]:
     try:
         found = json.loads(path.read_bytes())
     except ValueError:
@@ -98,6 +100,10 @@ def _read_object(path: Path) -> dict[str, list[dict[str, str]]]:
     if not isinstance(found, dict):
         raise LocationRefused(f"{path} is not what datasets saves: it is no JSON object")
     return found
+
+
+def _filename_of(part: object) -> str:
+    return PurePosixPath(str(part.get("filename", ""))).name if isinstance(part, dict) else ""
 
 
 def _is_hidden(name: str) -> bool:

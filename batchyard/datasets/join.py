@@ -172,7 +172,7 @@ def _columns_of(custom_id: str, line: bytes, *, is_output: bool) -> dict[str, An
     found = _decode_line(line)
     made: dict[str, Any] = {_CUSTOM_ID: custom_id or None}
     body = b"" if found.response is None else bytes(found.response.body)
-    answer = _decode(body) if body else None
+    answer = _answer_of(body)
     if body:
         made["response"] = body.decode()
     if is_output:
@@ -190,6 +190,14 @@ def _columns_of(custom_id: str, line: bytes, *, is_output: bool) -> dict[str, An
     return made | {"status": status, "error_code": code, "error_message": message}
 
 
+def _answer_of(body: bytes) -> Any:
+    """The body's value; None for what only looks like JSON: it stays the line's own trouble."""
+    try:
+        return _decode(body)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _content_of(answer: Any) -> str | None:
     """The text of the first choice. A choice that calls a tool has none."""
     if not isinstance(answer, dict):
@@ -203,19 +211,15 @@ def _content_of(answer: Any) -> str | None:
 
 
 def _embedding_of(answer: Any) -> list[float] | None:
-    """That of the first input."""
+    """That of the first input; None where there is none."""
     try:
         found = answer["data"][0]["embedding"]
-    except (KeyError, IndexError, TypeError):
-        return None
-    if isinstance(found, str):
-        try:
+        if isinstance(found, str):
             data = base64.b64decode(found)
             return list(struct.unpack(f"<{len(data) // 4}f", data))
-        except (ValueError, struct.error):
-            return None
-    is_list = isinstance(found, list) and all(isinstance(each, int | float) for each in found)
-    return found if is_list else None
+        return [float(each) for each in found]
+    except (LookupError, TypeError, ValueError, OverflowError, struct.error):
+        return None
 
 
 def _error_of(error: _Error | None, answer: Any) -> tuple[str | None, str | None]:

@@ -7,7 +7,9 @@ import importlib.util
 import os
 import signal
 import sys
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -16,7 +18,7 @@ from batchyard.errors import DatasetRefused, RequestRefused
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, AsyncIterator, Hashable
     from pathlib import Path
 
 _BLOCK_BYTES: Final = 1024**2
@@ -34,6 +36,14 @@ _INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
 """Of the environment: what a template must not find is not there."""
 
 
+_AT_ONCE: Final = 4
+"""Processes of one program, each with memory of its own."""
+_TURNS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Semaphore]]] = (
+    WeakKeyDictionary()
+)
+"""By program, and by program and tenant: a semaphore belongs to one event loop."""
+
+
 def check_installed() -> None:
     """Raise :class:`~batchyard.errors.RequestRefused` where pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
@@ -45,15 +55,30 @@ def check_installed() -> None:
         )
 
 
-async def run_job(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:
+async def run_job(job: RenderJob | JoinJob, folder: Path, tenant: str) -> AsyncGenerator[bytes]:
     """Do a job in ``folder``; yields what it writes to standard output.
 
-    A stream that ends without an error is complete. Raises
+    Of each program one process runs for a tenant at a time: a template that takes long delays its
+    own tenant's datasets only. A stream that ends without an error is complete. Raises
     :class:`~batchyard.errors.DatasetRefused`, ``OSError``, and
     :class:`~batchyard.errors.RequestRefused` where pyarrow is missing. The process ends with the
     generator.
     """
     check_installed()
+    async with _turn(type(job), tenant), aclosing(_run(job, folder)) as blocks:
+        async for block in blocks:
+            yield block
+
+
+@asynccontextmanager
+async def _turn(program: type, tenant: str) -> AsyncIterator[None]:
+    turns = _TURNS.setdefault(asyncio.get_running_loop(), {})
+    of_tenant = turns.setdefault((program, tenant), asyncio.Semaphore(1))
+    async with of_tenant, turns.setdefault(program, asyncio.Semaphore(_AT_ONCE)):
+        yield
+
+
+async def _run(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", _PROGRAMS[type(job)]),

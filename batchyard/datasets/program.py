@@ -21,7 +21,7 @@ J = TypeVar("J", RenderJob, JoinJob)
 
 _MEMORY_BYTES: Final = 3 * 1024**3
 """What a program needs is far less, unless a template or a file is made for it."""
-_NICE: Final = 10
+_NICE: Final = 5
 
 
 def run_program(kind: type[J], work: Callable[[J], None]) -> None:
@@ -32,6 +32,8 @@ def run_program(kind: type[J], work: Callable[[J], None]) -> None:
         work(job)
     except Refused as refused:
         _refuse(refused.refusal)
+    except MemoryError:
+        _refuse(Refusal("dataset_too_large", "The dataset has rows that do not fit into memory."))
     except OSError as error:
         _refuse(Refusal("storage_error", f"{os.strerror(error.errno or 0)}", error.errno or 0))
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
-from collections import defaultdict
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
@@ -33,7 +31,7 @@ from batchyard.threads import in_thread
 from batchyard.wire import result_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from batchyard.lines import Limits
     from batchyard.services.services import Services
@@ -43,12 +41,8 @@ if TYPE_CHECKING:
 CLIENTS_SECONDS: Final = 300
 """Of processor time, for a client's dataset: 50,000 rows take about ten."""
 _LEAST_FILE_BYTES: Final = 1024**3
+_NAME_CHARS: Final = 64
 _ROWS_PURPOSE: Final = "user_data"
-
-_AT_ONCE: Final = asyncio.Semaphore(4)
-"""Programs of this process, each with memory of its own."""
-_OF_TENANT: Final[defaultdict[str, asyncio.Semaphore]] = defaultdict(lambda: asyncio.Semaphore(1))
-"""One of each tenant: a template that takes long delays its own tenant's datasets only."""
 
 
 async def render_rows(
@@ -76,8 +70,7 @@ async def render_rows(
             most_rows=limits.max_requests,
             limits=_limits_of(batch, limits),
         )
-        async with _turn(batch.tenant):
-            return await _store(services, batch, job, folder, limits)
+        return await _store(services, batch, job, folder, limits)
     except (DatasetRefused, RequestRefused) as error:
         param = "input_url" if batch.options.public_urls else "input"
         raise InputRefused([BatchError(error.refusal_code, str(error), param)]) from None
@@ -126,7 +119,7 @@ async def _lines(
 ) -> AsyncGenerator[bytes]:
     done = 0
     with os_errors_as_ours("the dataset"):
-        async with aclosing(run_job(job, folder)) as parts:
+        async with aclosing(run_job(job, folder, batch.tenant)) as parts:
             async for part in parts:
                 done += len(part)
                 if done > limits.max_bytes:
@@ -145,12 +138,6 @@ def _limits_of(batch: BatchRecord, limits: Limits) -> ProcessLimits:
     return ProcessLimits(cpu_seconds=CLIENTS_SECONDS, file_bytes=most)
 
 
-@asynccontextmanager
-async def _turn(tenant: str) -> AsyncIterator[None]:
-    async with _OF_TENANT[tenant], _AT_ONCE:
-        yield
-
-
 async def _local_files(
     services: Services, batch: BatchRecord, location: Location, folder: Path, limits: Limits
 ) -> tuple[Path, ...]:
@@ -162,7 +149,8 @@ async def _local_files(
         places = await _objects(services, batch, location)
     left, copies = limits.max_bytes, []
     for number, place in enumerate(places):
-        path = folder / f"{number:06d}{PurePosixPath(place.filename).suffix}"
+        path = folder / str(number) / (place.filename[-_NAME_CHARS:] or "dataset")
+        await in_thread(path.parent.mkdir)
         access = services.access_for(batch.options)
         copy = await write_file(path, read_location(place, limit_bytes=left, access=access))
         left -= copy.size_bytes

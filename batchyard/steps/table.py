@@ -76,7 +76,7 @@ async def _made(services: Services, batch: BatchRecord, keys: ResultKeys, folder
         rows=await local(rows_key) if rows_key else None,
         has_embeddings=batch.endpoint == _EMBEDDINGS,
     )
-    async with aclosing(run_job(job, folder)) as parts:
+    async with aclosing(run_job(job, folder, batch.tenant)) as parts:
         async for _ in parts:
             pass
     return folder / TABLE_FILE

@@ -12,15 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchyard.datasets import process
+from batchyard.datasets import join, process
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import InputRefused, RequestRefused
 from batchyard.lifecycle import BatchStatus
+from batchyard.results import answered
 from batchyard.services.keys import file_key
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
 from batchyard.wire import RequestCounts
 from tests.steps.conftest import CHAT, Yard
+from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,9 +244,8 @@ async def test_a_hostile_template_costs_its_own_batch_a_moment(
 async def test_one_call_that_never_ends_is_ended_by_the_kernel(yard: Yard) -> None:
     """Where no interpreter comes between: the batch fails, and the process is gone."""
     quadratic = "{{ ([[1] * 1000] * 40000) | sum(start=[]) | length }}"
-    async with asyncio.timeout(60):
-        with pytest.raises(InputRefused) as refused:
-            await rendered(yard, write(yard, questions(1)), quadratic)
+    with pytest.raises(InputRefused) as refused:
+        await rendered(yard, write(yard, questions(1)), quadratic)
     assert refused.value.entries[0].code == "template_limit"
 
 
@@ -280,6 +281,38 @@ async def test_a_fetch_that_is_repeated_after_a_kill_gives_the_same_input(
     assert await fetch_input(yard.services, batch_id) == len(b"".join(first))
     assert (await yard.finish(batch_id)).counts == RequestCounts(3, 3, 0)
     assert pq.read_table(answers)["question"].to_pylist() == [f"question {n}" for n in range(3)]
+
+
+async def test_a_dataset_may_come_from_a_url_and_is_needed_once_only(yard: Yard) -> None:
+    """What it was when it was fetched is what comes back, under its own name in messages."""
+    path, answers = write(yard, questions(2)), yard.folder / "answers.parquet"
+    async with running_web_server() as web:
+        web.answers.append(gives(path.read_bytes()))
+        url = web.url("/data.parquet?sign=hunter2")
+        batch_id = await create(yard, url, output=str(answers))
+        await fetch_input(yard.services, batch_id)
+        web.answers[:] = [gives(b"PAR1")]
+        with pytest.raises(InputRefused, match=r"^data\.parquet cannot be read"):
+            await rendered(yard, url)
+    await yard.finish(batch_id)
+    assert pq.read_table(answers)["question"].to_pylist() == ["question 0", "question 1"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"choices":[{"message":{"content":"\ud800"}}]}',
+        rb'{"choices":7,"content":[7],"data":[{"embedding":["x"]}],"usage":[]}',
+        b"[" * 2000 + b"]" * 2000,
+        b'{"data":[{"embedding":[1' + b"0" * 400 + b"]}]}",
+        b'"text"',
+    ],
+)
+def test_an_answer_of_any_shape_spoils_no_other_row(body: bytes) -> None:
+    line = answered("a", "req_1", 200, body).line
+    columns = join._columns_of("a", line, is_output=True)
+    assert columns["embedding"] is None
+    assert columns["response"]
 
 
 async def test_a_fetch_that_is_cancelled_leaves_no_process(yard: Yard) -> None:
