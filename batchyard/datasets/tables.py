@@ -103,9 +103,25 @@ def _opened(path: Path) -> Generator[Any]:
             yield from stream
     else:
         how = pa.json.ReadOptions(use_threads=False, block_size=_BATCH_BYTES)
-        lines = pa.json.open_json(str(path), read_options=how)
-        yield lines.schema
-        yield from lines
+        with pa.json.open_json(str(path), read_options=how) as lines:
+            found = lines.schema
+        schema = pa.schema([field.with_type(_as_written(field.type)) for field in found])
+        parse = pa.json.ParseOptions(explicit_schema=schema)
+        with pa.json.open_json(str(path), read_options=how, parse_options=parse) as lines:
+            yield lines.schema
+            yield from lines
+
+
+def _as_written(kind: pa.DataType) -> pa.DataType:
+    """The type that Arrow infers from JSON, but a text stays one, also if it looks like a time."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        fields = (kind.field(each) for each in range(kind.num_fields))
+        return pa.struct([field.with_type(_as_written(field.type)) for field in fields])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_written(kind.value_type)))
+    return kind
 
 
 def _parquet(path: Path) -> Generator[Any]:

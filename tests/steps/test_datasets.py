@@ -383,6 +383,15 @@ async def test_a_dataset_may_be_of_several_files_and_formats(yard: Yard, kind: s
     assert [line["custom_id"] for line in lines] == [f"row-{n}" for n in range(1, 6)]
 
 
+async def test_a_text_of_json_lines_stays_a_text(yard: Yard) -> None:
+    """Also if it looks like a time, and also within objects and lists."""
+    row = {"day": "2024-02-29", "of": {"days": ["2024-02-29 12:00:00"]}, "n": 1, "none": None}
+    path = yard.folder / "data.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (line,) = await rendered(yard, path, '{"row": {{ row | tojson }}}')
+    assert line["body"]["row"] == row
+
+
 async def test_what_is_no_dataset_is_refused_by_name(yard: Yard) -> None:
     path = yard.folder / "data.parquet"
     path.write_bytes(b"PAR1 and nothing else PAR1")
