@@ -6,6 +6,8 @@ has no text, so nothing is wrong with it.
 
 from __future__ import annotations
 
+import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,6 +19,13 @@ STEPS_OF_ALL: Final = 1_000_000
 STEPS_OF_LINE: Final = 500
 """How many keywords and their values may be looked at, altogether and for each line more: a schema
 of a client's can be written so that one answer takes forever."""
+SECONDS_AT_ONCE: Final = 0.1
+SECONDS_OF_ANSWER: Final = 0.001
+MOST_SECONDS: Final = 0.005
+"""Of a :class:`TimeBudget`: at first, with each answer more, and for one answer at most. A schema
+with ten fields takes a fifth of a millisecond."""
+_MOST_KEPT: Final = 16
+"""Validators: a batch has one schema, or one for each line."""
 _KEYWORDS: Final = (
     *("$ref", "type", "enum", "const", "properties", "required", "additionalProperties"),
     *("items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength", "multipleOf"),
@@ -25,12 +34,31 @@ _KEYWORDS: Final = (
 )
 """Not those with regular expressions, in which one match can take forever, and not those whose
 work cannot be counted."""
+_NULL: Final = msgspec.Raw(b"null")
+
+
+class _Asked(msgspec.Struct):
+    """The fields of a body that may have a schema. Prompts are not decoded."""
+
+    response_format: msgspec.Raw = _NULL
+    text: msgspec.Raw = _NULL
+    structured_outputs: msgspec.Raw = _NULL
+
+
 _decode = msgspec.json.Decoder().decode
+_decode_asked = msgspec.json.Decoder(_Asked).decode
 _LENGTH: Final = "length"
 
 
+class Fault(StrEnum):
+    """What is wrong with the text of an answer."""
+
+    NOT_JSON = "is not JSON"
+    NOT_OF_ITS_SCHEMA = "does not fit the JSON schema of its request"
+
+
 class TooMuchToCheck(Exception):
-    """The schemas take more steps than there are."""
+    """The schemas take more than the budget has."""
 
 
 def finish_reasons(answer: Any) -> set[str]:
@@ -77,45 +105,132 @@ def schema_of(body: Any) -> Any:
     return None
 
 
-class OutputCheck:
-    """Checks answers of one batch, within a number of steps for all of them."""
+class StepBudget:
+    """So many steps for all answers together: for a caller who waits for the verdict on each."""
 
     def __init__(self) -> None:
         self._steps = STEPS_OF_ALL
-        self._validator: Any = None
 
-    def is_good(self, body: Any, answer: Any) -> bool:
-        """Whether each text is JSON, and of the schema that the request's body has, if any.
-
-        Raises :class:`TooMuchToCheck`.
-        """
+    def begin(self) -> None:
+        """The next answer is checked. Raises :class:`TooMuchToCheck`, as the other two do."""
         self._steps += STEPS_OF_LINE
-        try:
-            values = [_decode(text) for text in texts_of(answer)]
-        except (ValueError, RecursionError):
-            return False
-        schema = schema_of(body)
-        return schema is None or all(self._fits(value, schema) for value in values)
 
-    def _fits(self, value: Any, schema: Any) -> bool:
-        from referencing import Registry  # noqa: PLC0415 - see _validator_class
-
-        if self._validator is None:
-            self._validator = _validator_class(self._take)
-        # An empty registry, or a reference would be fetched from anywhere.
-        try:
-            plain = _without_dialects(schema)
-            return bool(self._validator(plain, registry=Registry()).is_valid(value))
-        except TooMuchToCheck:
-            raise
-        except Exception:  # noqa: BLE001 - jsonschema raises anything for what is no schema
-            # It says nothing about an answer: the engine did not go by it either.
-            return True
-
-    def _take(self, steps: int) -> None:
+    def take(self, steps: int) -> None:
+        """The next steps are done."""
         self._steps -= steps
         if self._steps < 0:
             raise TooMuchToCheck
+
+    def end(self) -> None:
+        """The answer is checked, or given up."""
+
+
+class TimeBudget:
+    """So much of this thread's processor time: where the work of others waits for each check.
+
+    What an answer takes too much, later answers have less.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
+        self._left = SECONDS_AT_ONCE
+        self._began = self._end = 0.0
+
+    def begin(self) -> None:
+        """See :meth:`StepBudget.begin`."""
+        self._left = min(self._left + SECONDS_OF_ANSWER, SECONDS_AT_ONCE)
+        self._began = self._clock()
+        self._end = self._began + min(self._left, MOST_SECONDS)
+        if self._left <= 0:
+            raise TooMuchToCheck
+
+    def take(self, steps: int) -> None:  # noqa: ARG002 - what they take is seen on the clock
+        """See :meth:`StepBudget.take`."""
+        if self._clock() > self._end:
+            raise TooMuchToCheck
+
+    def end(self) -> None:
+        """See :meth:`StepBudget.end`."""
+        self._left -= self._clock() - self._began
+
+
+class OutputCheck:
+    """Checks answers of one batch, within a budget.
+
+    ``most_bytes``: of a schema, and of the texts of an answer that are held against it.
+    """
+
+    def __init__(
+        self, budget: StepBudget | TimeBudget | None = None, *, most_bytes: int | None = None
+    ) -> None:
+        self._budget = budget or StepBudget()
+        self._most_bytes = most_bytes
+        self._class: Any = None
+        self._validators: dict[tuple[bytes, ...], Any] = {}
+        """By what requests' bodies say of the schema; None: they name none."""
+
+    def load(self) -> None:
+        """Import what checks schemas now, which takes a tenth of a second."""
+        if self._class is None:
+            self._class = _validator_class(self._budget.take)
+
+    def fault_of(self, body: bytes, answer: Any) -> Fault | None:
+        """What is wrong with a text of the answer to a request with this body, if anything.
+
+        Raises :class:`TooMuchToCheck`, for a text that is JSON.
+        """
+        texts = [*texts_of(answer)]
+        try:
+            values = [_decode(text) for text in texts]
+        except (ValueError, RecursionError):
+            return Fault.NOT_JSON
+        try:
+            self._budget.begin()
+            validator = self._validator_of(body) if values else None
+            if validator is None:
+                return None
+            self._check_size(sum(map(len, texts)))
+            is_good = all(_fits(validator, value) for value in values)
+        finally:
+            self._budget.end()
+        return None if is_good else Fault.NOT_OF_ITS_SCHEMA
+
+    def _validator_of(self, body: bytes) -> Any:
+        asked = _decode_asked(body)
+        said = bytes(asked.response_format), bytes(asked.text), bytes(asked.structured_outputs)
+        if said not in self._validators:
+            self._check_size(sum(map(len, said)))
+            if len(self._validators) == _MOST_KEPT:
+                self._validators.clear()
+            named = zip(_Asked.__struct_fields__, map(_decode, said), strict=True)
+            self._validators[said] = self._make(schema_of(dict(named)))
+        return self._validators[said]
+
+    def _make(self, schema: Any) -> Any:
+        from referencing import Registry  # noqa: PLC0415 - see _validator_class
+
+        if schema is None:
+            return None
+        self.load()
+        try:
+            # An empty registry, or a reference would be fetched from anywhere.
+            return self._class(_without_dialects(schema), registry=Registry())
+        except Exception:  # noqa: BLE001 - see _fits
+            return None
+
+    def _check_size(self, size: int) -> None:
+        if self._most_bytes is not None and size > self._most_bytes:
+            raise TooMuchToCheck
+
+
+def _fits(validator: Any, value: Any) -> bool:
+    try:
+        return bool(validator.is_valid(value))
+    except TooMuchToCheck:
+        raise
+    except Exception:  # noqa: BLE001 - jsonschema raises anything for what is no schema
+        # It says nothing about an answer: the engine did not go by it either.
+        return True
 
 
 def _validator_class(take: Callable[[int], None]) -> Any:

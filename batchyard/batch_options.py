@@ -46,6 +46,8 @@ class Value(Enum):
     """An https URL, which is a secret."""
     ADDRESS = "address"
     """One e-mail address."""
+    OBJECT = dict
+    """Names and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,16 @@ OPTIONS: Final = (
         form="What bad lines do. `fail`: the batch fails at validation. `error_file`: they are in "
         "the error file, and the others run.",
         choices=tuple(OnInvalid),
+    ),
+    BatchOption(
+        name="on_invalid_output",
+        value=Value.OBJECT,
+        command="Send requests whose answers are cut off or no valid JSON once more, with other "
+        "parameters: an object in JSON, or @FILE with it.",
+        body="What answers do that are not what was asked for: their requests are sent again, "
+        "with other parameters.",
+        form="What answers do that are cut off or no valid JSON, for example "
+        '{"finish_reasons": ["length"], "set": {"max_tokens": 4096}}.',
     ),
 )
 

@@ -67,13 +67,16 @@ class BodyPatch:
         if not self:
             return line
         fields = _decode_fields(line)
-        body = bytes(fields["body"])
+        fields["body"] = msgspec.Raw(self.applied_to_body(bytes(fields["body"])))
+        return msgspec.json.encode(fields)
+
+    def applied_to_body(self, body: bytes) -> bytes:
+        """The same for a body without its line."""
         for path in self.removed:
             body = _without(body, path.split("."))
         for path, value in self.values.items():
             body = _with(body, path.split("."), value, path)
-        fields["body"] = msgspec.Raw(body)
-        return msgspec.json.encode(fields)
+        return body
 
 
 NO_PATCH: Final = BodyPatch()

@@ -44,6 +44,8 @@ class NoAnswerCode(StrEnum):
     ENGINE_CRASH = "engine_crash"
     SERVER_ERROR = "server_error"
     FILE_UNAVAILABLE = "file_url_unavailable"
+    INVALID_OUTPUT = "invalid_output"
+    """There were answers, and the batch asks that such are failures."""
 
 
 NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
@@ -56,6 +58,7 @@ NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
     NoAnswerCode.ENGINE_CRASH: "The engine went down each time that it ran this request.",
     NoAnswerCode.SERVER_ERROR: "No connection to the engine lasted until this request's answer.",
     NoAnswerCode.FILE_UNAVAILABLE: "The file that body.file_url names could not be had.",
+    NoAnswerCode.INVALID_OUTPUT: "No answer to this request passed the tests of on_invalid_output.",
 }
 
 
@@ -68,6 +71,8 @@ class ResultLine:
     usage: TokenUsage = NO_USAGE
     is_copy: bool = False
     """It has the answer that another request got."""
+    first_usage: TokenUsage | None = None
+    """What the first answer used, where it was not the last: ``usage`` has all of them."""
 
 
 def answered(custom_id: str, request_id: str, status: int, body: bytes) -> ResultLine:

@@ -69,7 +69,11 @@ WebhookUrl = Annotated[
 ]
 Endpoint = Annotated[str, Field(json_schema_extra={"enum": ["", *ENDPOINTS]})]
 
-_FIELDS: dict[Value, tuple[Any, Any]] = {Value.FLAG: (bool, False), Value.URL: (WebhookUrl, "")}
+_FIELDS: dict[Value, tuple[Any, Any]] = {
+    Value.FLAG: (bool, False),
+    Value.URL: (WebhookUrl, ""),
+    Value.OBJECT: (dict[str, Any], {}),
+}
 """The annotation and the default of an option in the form; of all others: a text."""
 
 

@@ -31,15 +31,18 @@ from batchyard.api.json_body import (
     Integer,
     RequestBody,
     Text,
+    Texts,
     Url,
     described,
 )
 from batchyard.api.request_lines import KEY, MAX_BODY_BYTES, RequestLines
 from batchyard.batch_options import OPTIONS, Value, as_fields
+from batchyard.body_patch import MOST_PATHS
 from batchyard.datasets.template import MOST_TEMPLATE_CHARS
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.notify.email import MAX_ADDRESS_CHARS
+from batchyard.output_rules import MOST_ATTEMPTS
 from batchyard.settings import Settings
 from batchyard.steps.create import (
     MAX_METADATA,
@@ -125,10 +128,40 @@ def _only(key: str) -> dict[str, Any]:
     return {"required": [key], "properties": {key: {"type": _SOURCES[key]}, **others}}
 
 
+class InvalidOutput(RequestBody):
+    """When an answer is a bad one, and what is sent instead. One of the tests must be there."""
+
+    finish_reasons: Texts | None = Field(
+        default=None, description="Answers that ended so are bad; `length`: they were cut off."
+    )
+    invalid_json: Boolean | None = Field(
+        default=None,
+        description="Answers that are not JSON, or not of the JSON schema that their request has, "
+        "are bad.",
+    )
+    set: dict[str, Any] | None = Field(
+        default=None,
+        max_length=MOST_PATHS,
+        description="Fields of the body and their values for the next attempt, for example "
+        '`{"max_tokens": 4096}`. Dots lead into objects.',
+    )
+    unset: Texts | None = Field(default=None, description="Fields that the next attempt lacks.")
+    attempts: Annotated[Integer, described(minimum=1, maximum=MOST_ATTEMPTS)] | None = Field(
+        default=None, description="How often a request is sent again at most; without it once."
+    )
+    then: Annotated[Text, described(enum=["keep", "error_file"])] | None = Field(
+        default=None,
+        description="Where the line goes if its last answer is bad, too. `keep`, as without it: to "
+        "the output file with this answer. `error_file`: to the error file, with the code "
+        "`invalid_output`.",
+    )
+
+
 _VALUES: Final[dict[Value, Any]] = {
     Value.FLAG: Boolean,
     Value.TEXT: Text,
     Value.URL: Url,
+    Value.OBJECT: InvalidOutput,
     Value.ADDRESS: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)],
 }
 
@@ -239,7 +272,7 @@ class CreateBatch(RequestBody):
             error=error,
             priority=self.priority or 0,
             public_urls=True,
-            **as_fields({name: getattr(self, name) for name in _OPTIONS}),
+            **as_fields({name: _plain(getattr(self, name)) for name in _OPTIONS}),
         )
 
     async def fingerprint(self) -> str:
@@ -295,6 +328,13 @@ class DeliverResults(RequestBody):
             raise _invalid("error_url", "'output_url' and 'error_url' must be two URLs.")
         asked: dict[Kind, Location | None] = {"output": output, "error": error}
         return {kind: place for kind, place in asked.items() if place is not None}
+
+
+def _plain(value: Any) -> Any:
+    """An option without the objects of its description."""
+    if not isinstance(value, BaseModel):
+        return value
+    return {name: each for name, each in value if each is not None}
 
 
 async def _destination(

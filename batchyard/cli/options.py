@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from batchyard.batch_options import OPTIONS, Value, parameter, with_parameters
@@ -75,7 +76,23 @@ def of_batch(command: C) -> C:
 def _parameter(option: BatchOption) -> inspect.Parameter:
     if option.value is Value.FLAG:
         return parameter(option, Annotated[bool, _flag(option)], False)
+    if option.value is Value.OBJECT:
+        given = typer.Option(help=option.command, parser=_read_object, metavar="JSON")
+        return parameter(option, Annotated[dict[str, Any] | None, given], None)
     return parameter(option, Annotated[str | None, typer.Option(help=option.command)], None)
+
+
+def _read_object(text: str) -> dict[str, Any]:
+    """Of JSON, or of the file whose path stands behind an @."""
+    try:
+        found = msgspec.json.decode(Path(text[1:]).read_bytes() if text[:1] == "@" else text)
+    except OSError as error:
+        raise typer.BadParameter(f"{text[1:]} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"It is no JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter('It is no object: give {"finish_reasons": ["length"], …}.')
+    return found
 
 
 def _flag(option: BatchOption) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 EVENTS: Final = {
+    "answer.not_judged": "An answer could not be held against the batch's on_invalid_output; it"
+    " counts as a good one.",
     "answer.not_read": "An engine's answer could not be read; its line is an error line.",
     "api.client_left": "A client closed the connection before its request was complete.",
     "api.failed": "A request was answered with 500 or above. A traceback means a defect.",
@@ -101,6 +103,8 @@ EVENTS: Final = {
     "models.not_read": "Prefect could not be asked for the list of models.",
     "outcome.not_kept": "The result of a batch could not be kept in Prefect for other flows.",
     "outcome.not_known": "The result of a batch could not be read for other flows.",
+    "output.not_checked": "A batch's JSON schemas take too long to check: some of its answers count"
+    " as good ones unchecked.",
     "progress.not_seen": "The database did not say how far a batch is; it is asked again.",
     "progress.not_shown": "The progress of a batch could not be shown in Prefect.",
     "reconciler.failed": "A pass of `reconcile` failed; the next one follows.",

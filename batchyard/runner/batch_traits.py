@@ -1,4 +1,4 @@
-"""What all requests of a batch carry into the engine: from its row, its tenant and the settings."""
+"""What holds for all requests of a batch: from its row, its tenant and the settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.patience import patiently
 
 if TYPE_CHECKING:
+    from batchyard.output_rules import OnInvalidOutput
     from batchyard.services.services import Services
 
 
@@ -18,14 +19,18 @@ class TraitsOfBatches:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._traits: dict[str, BatchTraits] = {}
+        self._traits: dict[str, tuple[BatchTraits, OnInvalidOutput | None]] = {}
 
-    async def of(self, batch_id: str) -> BatchTraits:
-        """The batch's. Raises what the store raises, if it does so for long."""
+    async def of(self, batch_id: str) -> tuple[BatchTraits, OnInvalidOutput | None]:
+        """What they carry into the engine, and when an answer is bad; None: it never is.
+
+        Raises what the store raises, if it does so for long.
+        """
         if batch_id not in self._traits:
             batches = self._services.store.batches
             batch = await patiently(lambda: batches.get(batch_id), "a batch")
             salting = partial(cache_salt_of, self._services, batch.tenant)
             salt = await patiently(salting, "a cache salt")
-            self._traits[batch_id] = BatchTraits(cache_salt=salt)
+            traits = BatchTraits(cache_salt=salt)
+            self._traits[batch_id] = traits, batch.options.on_invalid_output
         return self._traits[batch_id]

@@ -23,6 +23,7 @@ from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.copies import Copies
 from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.line_reader import UnreadableLine, read_custom_ids, read_envelope
+from batchyard.runner.output_retries import OutputRetries
 from batchyard.runner.suspects import NARROWING, company_of, given_up_of, runs_alone
 from batchyard.runner.window_request import WindowRequest
 from batchyard.services.log_words import describe
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import BatchTraits
     from batchyard.framing import Envelope
+    from batchyard.output_rules import OnInvalidOutput
     from batchyard.results import ResultLine
     from batchyard.runner.admission import Admission
     from batchyard.runner.finished_lines import ChunkTally
@@ -76,10 +78,10 @@ class ChunkRun:
 
     ``admission`` is left when the last request has a slot: the next chunk may start.
     ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its requests
-    carry, ``find_lengths`` what is known of their answers. ``on_answer`` gets what each
-    answered request was to do, its prompt by the plan's estimate, and its tokens as the engine
-    says. ``turn`` is a lock under which the lines of copies are made: those of all chunks at once
-    would fill the memory.
+    carry and when an answer is bad, ``find_lengths`` what is known of their answers. ``on_answer``
+    gets what each answered request was to do, its prompt by the plan's estimate, and its tokens as
+    the engine says. ``turn`` is a lock under which the lines of copies are made: those of all
+    chunks at once would fill the memory.
     """
 
     services: Services
@@ -87,7 +89,7 @@ class ChunkRun:
     window: Window
     admission: Admission
     fetch_input: Callable[[], Awaitable[Path]]
-    find_traits: Callable[[], Awaitable[BatchTraits]]
+    find_traits: Callable[[], Awaitable[tuple[BatchTraits, OnInvalidOutput | None]]]
     find_lengths: Callable[[], Awaitable[BatchLengths]]
     plan_key: str
     on_answer: Callable[[Done, TokenUsage], None]
@@ -97,6 +99,8 @@ class ChunkRun:
     _finished: FinishedLines = field(init=False)
     _input_path: Path = field(init=False)
     _traits: BatchTraits = NO_TRAITS
+    _retries: OutputRetries | None = None
+    """None: every answer is a good one."""
     _lengths: BatchLengths = field(init=False)
     _in_window: dict[int, PlannedRequest] = field(default_factory=dict)
     """By ordinal."""
@@ -192,6 +196,8 @@ class ChunkRun:
         self._raise_failure()
         if self._is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
+        if self._retries is not None and self._action is ChunkAction.DROP:
+            self._retries.deliver_kept()
         await patiently(self._make_durable, "finished lines")
         await patiently(lambda: self.services.store.chunks.release(self.lease), "a chunk's release")
 
@@ -254,7 +260,10 @@ class ChunkRun:
         start = lease.first_record * RECORD.itemsize
         stop = start + lease.request_count * RECORD.itemsize
         self._input_path = await self.fetch_input()
-        self._traits = await self.find_traits()
+        self._traits, rule = await self.find_traits()
+        if rule is not None:
+            self._retries = OutputRetries(rule, lease.batch_id)
+            await self._retries.prepare()
         self._lengths = await self.find_lengths()
         packed = await read_object(storage, self.plan_key, start=start, stop=stop)
         if len(packed) != stop - start:
@@ -309,6 +318,8 @@ class ChunkRun:
                 self._in_window[request.ordinal] = planned
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
+                if self._retries is not None:
+                    self._retries.follow(request)
                 prompt = partial(_prompt_of, envelope)
                 if takes_form(request.url) and self.window.serves(request.url):
                     await self.admission.until_room(prompt)
@@ -382,17 +393,23 @@ class ChunkRun:
         self.on_answer(self._learn(ordinal, result), result.usage)
 
     def _learn(self, ordinal: int, result: ResultLine) -> Done:
-        """Count the length of the answer; returns what the engine had to do."""
+        """Count the length of the answer; returns what the engine had to do.
+
+        Of several, the first is the one that such a request gets. The work has only that one, as
+        have the estimates of what is left: so the rate says how fast lines are finished.
+        """
         expected = self._in_window.pop(ordinal, None)
         if expected is None:
             return Done(0, 0.0)  # it could not be read, so it was not sent
-        output = result.usage.output_tokens
-        self._lengths.count_prompt(expected.prompt_tokens, result.usage.input_tokens)
+        used = result.first_usage or result.usage
+        output = used.output_tokens
+        self._lengths.count_prompt(expected.prompt_tokens, used.input_tokens)
         if output:
             self._lengths.count(expected.length_class, output)
         elif result.outcome is Outcome.OUTPUT:
             output = expected.output_tokens  # the engine says nothing of them
-        return Done(expected.prompt_tokens + output, expected.prompt_work + output)
+        more = result.usage.output_tokens - used.output_tokens
+        return Done(expected.prompt_tokens + output + more, expected.prompt_work + output)
 
     def _flush_if_due(self) -> None:
         copies = self._copies

@@ -21,11 +21,13 @@ BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 
 """Of the histogram, in seconds. Half of a window waits in the engine, so lines take a while."""
 _BUCKETS: Final = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 _ENGINE_LOST: Final = "engine_lost"
+_INVALID_OUTPUT: Final = "invalid_output"
 _RETRY_REASONS: Final = (
     *(f"http_{status}" for status in sorted(RETRIED_STATUSES)),
     "http_5xx",
     *(reason.value for reason in NoAnswer if reason is not NoAnswer.TIMEOUT),
     _ENGINE_LOST,
+    _INVALID_OUTPUT,
 )
 
 
@@ -65,6 +67,10 @@ class RunnerCounts:
             is_named = answer.status in RETRIED_STATUSES
             reason = f"http_{answer.status}" if is_named else "http_5xx"
         self._retries[reason] += 1
+
+    def sent_again(self) -> None:
+        """Count a request that is sent again because its answer is not what was asked for."""
+        self._retries[_INVALID_OUTPUT] += 1
 
     def lost_engine(self, error: Exception, requests: int, *, is_hung: bool) -> None:
         """Count an engine that is started again, and the requests that it had, which run again."""

@@ -395,11 +395,26 @@ class Window:
         if is_aborted and is_departing:
             self._leave(request)
         elif not is_retriable(answer) or request.attempts >= self._retry.attempts:
-            self._leave(request, result_of(request, answer))
+            self._conclude(request, answer, is_departing=is_departing)
         elif is_departing:
             self._leave(request)
         else:
             self._pause(request, answer)
+
+    def _conclude(
+        self, request: WindowRequest, answer: EngineAnswer, *, is_departing: bool
+    ) -> None:
+        """The answer is final: the request leaves with it, unless it is to be sent again."""
+        if request.again is None or not request.again(answer):
+            self._leave(request, result_of(request, answer))
+        elif is_departing:
+            self._leave(request)
+        else:
+            self.counts.sent_again()
+            request.attempts = 0
+            # In its place, before those that came later: its prompt is still in the cache.
+            self._queue.appendleft(request)
+            self._feed_ready.set()
 
     def _pause(self, request: WindowRequest, answer: EngineAnswer) -> None:
         """Try it again later. The slot stays taken: an engine that asks for a pause gets less."""

@@ -10,7 +10,7 @@ from batchyard.engine.base import NO_TRAITS
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from batchyard.engine.base import BatchTraits
+    from batchyard.engine.base import BatchTraits, EngineAnswer
     from batchyard.results import ResultLine
 
 
@@ -39,3 +39,6 @@ class WindowRequest:
     is_suspect: bool = False
     fail: Callable[[Exception], None] | None = None
     """Takes what ``deliver`` raised: the request has left the window and has no result."""
+    again: Callable[[EngineAnswer], bool] | None = None
+    """Whether a final answer is not the last one: the request, which it may change, is sent once
+    more. It raises nothing."""

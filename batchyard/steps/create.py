@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchyard.batch_options import RECEIVER_OPTIONS, OnInvalid
 from batchyard.datasets.files import is_table
@@ -14,6 +14,7 @@ from batchyard.error_threshold import ErrorThreshold
 from batchyard.errors import ModelNotFound, RequestRefused
 from batchyard.forecast import OpenWork
 from batchyard.notify.email import check_address
+from batchyard.output_rules import OnInvalidOutput
 from batchyard.services.places import Places
 from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
@@ -66,6 +67,7 @@ class BatchRequest:
     ``message_requests``: it is a Message Batch with so many requests; None: it is not.
     ``on_invalid``: what bad lines do, an :class:`~batchyard.batch_options.OnInvalid`.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
+    ``on_invalid_output``: what answers do that are bad, for :class:`.OnInvalidOutput`.
     ``error_threshold``: when the batch is stopped, for :class:`.ErrorThreshold`.
     ``template``: the input is a dataset, and this Jinja2 template makes a request of each row.
     ``traceparent``: the caller's span, whose trace the batch continues where tracing is on.
@@ -93,6 +95,7 @@ class BatchRequest:
     any_body: bool = False
     error_threshold: str | None = None
     template: str | None = None
+    on_invalid_output: Mapping[str, Any] | None = None
     traceparent: str | None = None
 
 
@@ -188,6 +191,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             on_invalid=OnInvalid(request.on_invalid),
             any_body=request.any_body,
             error_threshold=request.error_threshold,
+            on_invalid_output=_output_rule(services.settings, request),
             traceparent=traceparent,
             urls=url_facts(output, error),
             parts=tuple(InputPart(file_id) for file_id in request.input_file_ids),
@@ -409,6 +413,13 @@ def _resolved(location: Location) -> Location:
 def _absolute(location: Location | None) -> Location | None:
     """A path that means the same to whichever process comes to use it."""
     return location.absolute() if isinstance(location, LocalFile) else location
+
+
+def _output_rule(settings: Settings, request: BatchRequest) -> OnInvalidOutput | None:
+    if request.on_invalid_output is None:
+        return None
+    policy = None if request.any_body else settings.bodies.to_policy()
+    return OnInvalidOutput.of(request.on_invalid_output, policy)
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:

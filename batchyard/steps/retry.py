@@ -128,6 +128,8 @@ async def _options(
     options = batch.options
     if is_client:
         options = msgspec.structs.replace(options, public_urls=True, any_body=False)
+        if options.on_invalid_output is not None:
+            options.on_invalid_output.check_patch(services.settings.bodies.to_policy())
     if (model := patch.model) is None:
         return options
     await check_model(services, model, is_client=options.public_urls, param="set")

@@ -157,7 +157,7 @@ def _is_bad_answer(line: bytes, result: _Result, choice: LineChoice, check: Outp
     if not choice.invalid_json:
         return False
     try:
-        return not check.is_good(_decode_any(parse_envelope(line).body), answer)
+        return check.fault_of(bytes(parse_envelope(line).body), answer) is not None
     except TooMuchToCheck:
         raise RequestRefused(
             "The requests' schemas take too long to check: choose lines in another way.",

@@ -202,7 +202,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             key = file_key(batch.input_file_id)
             return await services.storage.local_path(key, services.spool)
 
-        async def find_traits() -> BatchTraits:
+        async def find_traits() -> tuple[BatchTraits, None]:
             return NO_TRAITS
 
         async def find_lengths() -> BatchLengths:

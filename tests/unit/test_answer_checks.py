@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any
 
 import pytest
 
-from batchyard.answer_checks import OutputCheck, TooMuchToCheck, finish_reasons
+from batchyard.answer_checks import (
+    MOST_SECONDS,
+    SECONDS_AT_ONCE,
+    SECONDS_OF_ANSWER,
+    Fault,
+    OutputCheck,
+    TimeBudget,
+    TooMuchToCheck,
+    finish_reasons,
+)
 
 POINT: dict[str, Any] = {
     "type": "object",
@@ -30,8 +40,12 @@ def asking(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
+def is_good(body: Any, answer: Any) -> bool:
+    return OutputCheck().fault_of(json.dumps(body).encode(), answer) is None
+
+
 @pytest.mark.parametrize(
-    ("text", "is_good"),
+    ("text", "fits"),
     [
         ('{"x": 1}', True),
         (' {"x": 1, "tags": ["a", "b"]}\n', True),
@@ -44,8 +58,8 @@ def asking(schema: Any) -> dict[str, Any]:
         ("", False),
     ],
 )
-def test_an_answer_is_held_against_the_schema_of_its_own_request(text: str, is_good: bool) -> None:
-    assert OutputCheck().is_good(asking(POINT), chat(text)) is is_good
+def test_an_answer_is_held_against_the_schema_of_its_own_request(text: str, fits: bool) -> None:
+    assert is_good(asking(POINT), chat(text)) is fits
 
 
 @pytest.mark.parametrize(
@@ -62,17 +76,16 @@ def test_each_way_to_ask_for_a_schema_is_known(body: dict[str, Any]) -> None:
         "content": [{"type": "output_text", "text": '{"x":'}, {"text": "true}"}],
     }
     for answer in (chat('{"x": true}'), {"choices": [{"text": "{}"}]}, {"output": [said]}):
-        assert not OutputCheck().is_good(body, answer)
+        assert not is_good(body, answer)
     for answer in (chat('{"x": 1}'), {"choices": [{"text": '{"x": 1}'}]}):
-        assert OutputCheck().is_good(body, answer)
+        assert is_good(body, answer)
 
 
 def test_one_bad_choice_makes_a_bad_answer_and_a_call_of_a_tool_does_not() -> None:
-    check = OutputCheck()
-    assert not check.is_good({}, chat("{}", "no json"))
-    assert not check.is_good({}, chat(None))
-    assert check.is_good({}, chat(None, tool_calls=[{"id": "call_1"}]))
-    assert check.is_good({}, {"data": [{"embedding": [0.5]}]})
+    assert not is_good({}, chat("{}", "no json"))
+    assert not is_good({}, chat(None))
+    assert is_good({}, chat(None, tool_calls=[{"id": "call_1"}]))
+    assert is_good({}, {"data": [{"embedding": [0.5]}]})
 
 
 def test_a_response_that_is_cut_off_counts_as_one_that_ended_by_its_length() -> None:
@@ -99,13 +112,13 @@ def test_a_schema_that_would_take_forever_is_given_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr("batchyard.answer_checks.STEPS_OF_ALL", 1000)
     schema = {"$ref": "#/$defs/a0", "$defs": NESTED | {"a40": {"type": "integer"}}}
     with pytest.raises(TooMuchToCheck):
-        OutputCheck().is_good(asking(schema), chat("1"))
+        is_good(asking(schema), chat("1"))
 
 
 def test_a_schema_cannot_bring_another_validator() -> None:
     """One that knows ``pattern`` would find a fault here."""
     other = {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^x$"}
-    assert OutputCheck().is_good(asking({"items": other}), chat('["y"]'))
+    assert is_good(asking({"items": other}), chat('["y"]'))
 
 
 def test_a_regular_expression_of_a_client_is_never_run() -> None:
@@ -115,8 +128,8 @@ def test_a_regular_expression_of_a_client_is_never_run() -> None:
     text = json.dumps([{"a" * 40 + "b": "a" * 40 + "b"}])
     began = time.process_time()
     for schema in ({"items": {**keys, "allOf": [{"properties": {"a": slow}, "not": slow}]}}, keys):
-        OutputCheck().is_good(asking({"items": schema}), chat(text))
-        OutputCheck().is_good(asking({"allOf": [slow]}), chat('"' + "a" * 40 + 'b"'))
+        is_good(asking({"items": schema}), chat(text))
+        is_good(asking({"allOf": [slow]}), chat('"' + "a" * 40 + 'b"'))
     assert time.process_time() - began < 5
 
 
@@ -134,4 +147,73 @@ def test_a_regular_expression_of_a_client_is_never_run() -> None:
     ],
 )
 def test_what_is_no_schema_says_nothing_about_an_answer(schema: Any) -> None:
-    assert OutputCheck().is_good(asking(schema), chat("1"))
+    assert is_good(asking(schema), chat("1"))
+
+
+def taking(seconds: list[float]) -> tuple[TimeBudget, list[float]]:
+    """A budget on a clock that goes on by ``seconds[0]`` each time it is looked at."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += seconds[0]
+        return now[0]
+
+    return TimeBudget(clock), now
+
+
+def test_a_check_that_takes_long_is_given_up_for_this_answer_only() -> None:
+    step = [MOST_SECONDS / 2]
+    check = OutputCheck(taking(step)[0])
+    for _ in range(2):
+        with pytest.raises(TooMuchToCheck):
+            check.fault_of(json.dumps(asking(POINT)).encode(), chat('{"x": "1"}'))
+    step[0] = 0.0
+    assert check.fault_of(json.dumps(asking(POINT)).encode(), chat('{"x": "1"}'))
+
+
+def test_what_the_checks_of_many_answers_take_has_a_limit_for_each() -> None:
+    """Without a schema nothing of it is taken."""
+    budget, now = taking([0.0005])
+    check, body = OutputCheck(budget), json.dumps(asking(POINT)).encode()
+    refused = 0
+    for _ in range(1000):
+        try:
+            check.fault_of(body, chat('{"x": 1, "tags": ["a"]}'))
+        except TooMuchToCheck:
+            refused += 1
+    assert 0 < refused < 1000
+    assert now[0] < SECONDS_AT_ONCE + 1000 * (SECONDS_OF_ANSWER + 0.001)
+    assert check.fault_of(b"{}", chat("no json"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"$ref": "#/$defs/a0", "$defs": NESTED | {"a40": {"type": "integer"}}}, "1"),
+        ({"items": {"enum": [[n] for n in range(2000)]}}, json.dumps([[-n] for n in range(2000)])),
+        ({"anyOf": 4000 * [{"type": "string"}]}, json.dumps({"x": list(range(9000))})),
+        ({"not": {"allOf": 900 * [{"items": {}}]}}, json.dumps([0] * 20_000)),
+        ({"properties": {f"p{n}": {"type": "integer"} for n in range(9999)}}, "{}"),
+    ],
+)
+def test_no_schema_keeps_a_runner_for_long(schema: Any, text: str) -> None:
+    """A check of each would take seconds, or minutes."""
+    check = OutputCheck(TimeBudget(), most_bytes=64 * 1024)
+    check.load()
+    body, answer = json.dumps(asking(schema)).encode(), chat(text)
+    began = time.thread_time()
+    for _ in range(20):
+        with contextlib.suppress(TooMuchToCheck):
+            check.fault_of(body, answer)
+    assert time.thread_time() - began < 1
+
+
+def test_only_so_large_a_schema_and_text_are_held_against_each_other() -> None:
+    check = OutputCheck(most_bytes=1000)
+    large = json.dumps(asking({"type": "string", "title": "x" * 1000})).encode()
+    small = json.dumps(asking({"type": "string"})).encode()
+    for body, text in ((large, "1"), (small, json.dumps(["x" * 1000]))):
+        with pytest.raises(TooMuchToCheck):
+            check.fault_of(body, chat(text))
+    assert check.fault_of(small, chat("1")) is Fault.NOT_OF_ITS_SCHEMA
+    assert check.fault_of(large, chat("words")) is Fault.NOT_JSON

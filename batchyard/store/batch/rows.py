@@ -30,6 +30,7 @@ from batchyard.batch_options import (
 )
 from batchyard.lengths import LengthClass
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
+from batchyard.output_rules import OnInvalidOutput
 from batchyard.prices import BILLION
 from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
 from batchyard.store.leasing import LeaseColumns
@@ -88,6 +89,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     urls: dict[str, UrlFacts] = {}
     """Of its destinations, by ``output`` and ``error``."""
     on_invalid: OnInvalid = OnInvalid.FAIL
+    on_invalid_output: OnInvalidOutput | None = None
+    """What runners do with answers that are not what was asked for; None: nothing."""
     parts: tuple[InputPart, ...] = ()
     """The files that are joined to its input, in this order; empty: it is not joined."""
     is_rendered: bool = False
