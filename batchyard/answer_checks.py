@@ -1,7 +1,7 @@
 """Whether an answer is what its request asked for: complete, JSON, of its own schema. Pure.
 
-It knows the shapes of chat completions, completions and responses. An answer of another endpoint
-has no text, so nothing is wrong with it.
+It knows the shapes of chat completions, completions, responses and messages. An answer of another
+endpoint has no text, so nothing is wrong with it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class _Asked(msgspec.Struct):
 
     response_format: msgspec.Raw = _NULL
     text: msgspec.Raw = _NULL
+    output_config: msgspec.Raw = _NULL
     structured_outputs: msgspec.Raw = _NULL
 
 
@@ -62,7 +63,7 @@ class TooMuchToCheck(Exception):
 
 
 def finish_reasons(answer: Any) -> set[str]:
-    """Why the engine ended each choice. A response that is cut off has OpenAI's other word."""
+    """Why the engine ended each choice. What says in other words that it is cut off is `length`."""
     if not isinstance(answer, dict):
         return set()
     reasons = {choice.get("finish_reason") for choice in _dicts(answer.get("choices"))}
@@ -70,6 +71,8 @@ def finish_reasons(answer: Any) -> set[str]:
     if isinstance(details, dict):
         reason = details.get("reason")
         reasons.add(_LENGTH if reason == "max_output_tokens" else reason)
+    stopped = answer.get("stop_reason")
+    reasons.add(_LENGTH if stopped == "max_tokens" else stopped)
     return {reason for reason in reasons if isinstance(reason, str)}
 
 
@@ -86,8 +89,10 @@ def texts_of(answer: Any) -> Iterator[str]:
             yield ""
     for output in _dicts(answer.get("output")):
         if output.get("type") == "message":
-            parts = _dicts(output.get("content"))
-            yield "".join(str(part.get("text", "")) for part in parts)
+            yield _joined(_dicts(output.get("content")))
+    blocks = _dicts(answer.get("content"))
+    if any(block.get("type") == "text" for block in blocks):
+        yield _joined(blocks)
 
 
 def schema_of(body: Any) -> Any:
@@ -95,6 +100,7 @@ def schema_of(body: Any) -> Any:
     for keys in (
         ("response_format", "json_schema", "schema"),
         ("text", "format", "schema"),
+        ("output_config", "format", "schema"),
         ("structured_outputs", "json"),
     ):
         found = body
@@ -197,7 +203,7 @@ class OutputCheck:
 
     def _validator_of(self, body: bytes) -> Any:
         asked = _decode_asked(body)
-        said = bytes(asked.response_format), bytes(asked.text), bytes(asked.structured_outputs)
+        said = tuple(bytes(getattr(asked, name)) for name in _Asked.__struct_fields__)
         if said not in self._validators:
             self._check_size(sum(map(len, said)))
             if len(self._validators) == _MOST_KEPT:
@@ -264,6 +270,10 @@ def _without_dialects(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {key: _without_dialects(each) for key, each in schema.items() if key != "$schema"}
     return [_without_dialects(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def _joined(parts: list[dict[str, Any]]) -> str:
+    return "".join(str(part.get("text", "")) for part in parts)
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -121,7 +121,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchUsage(msgspec.Struct, frozen=True):
-    """Tokens of the successful lines; zeros until the batch ends.
+    """Tokens of all answers, also of those that were not taken; zeros until the batch ends.
 
     ``deduplicated_requests``, which OpenAI does not have, is absent unless the batch asked for it:
     the lines that have another one's answer. Their tokens are counted once. ``cost``, which it does

@@ -29,7 +29,7 @@ OUR_FIELDS: Final = {
             "error_upload",
             "priority",
         ),
-        *("webhook_url", "notify_email", "deduplicate", "on_invalid"),
+        *("webhook_url", "notify_email", "deduplicate", "on_invalid", "on_invalid_output"),
     }
 }
 

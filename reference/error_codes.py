@@ -61,6 +61,13 @@ LINES: Final = (
         "The message says why. Correct the URL, or put the file into the body as a `data:` URL.",
     ),
     Code(
+        "invalid_output",
+        "The batch has `on_invalid_output` with `then` `error_file`, and the last answer is a bad "
+        "one as well.",
+        "The message says which test it failed. `batchyard retry BATCH --code invalid_output` with "
+        "other parameters (`--set max_tokens=8192`) runs the request again.",
+    ),
+    Code(
         "endpoint_not_served",
         "A 404 in `response`: the engine does not serve the line's `url`.",
         "The message lists the endpoints that the engine serves. Use one of them, or a model that "

@@ -161,13 +161,16 @@ _VALUES: Final[dict[Value, Any]] = {
     Value.FLAG: Boolean,
     Value.TEXT: Text,
     Value.URL: Url,
-    Value.OBJECT: InvalidOutput,
     Value.ADDRESS: Annotated[Text, described(format="email", maxLength=MAX_ADDRESS_CHARS)],
 }
 
 
+_OBJECTS: Final = {"on_invalid_output": InvalidOutput}
+"""The options whose values are objects."""
+
+
 def _annotation(option: BatchOption) -> Any:
-    value = _VALUES[option.value]
+    value = _OBJECTS[option.name] if option.value is Value.OBJECT else _VALUES[option.value]
     return Annotated[value, described(enum=list(option.choices))] if option.choices else value
 
 

@@ -7,7 +7,7 @@ first one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class _Earlier:
 
     custom_id: str
     deliver: _Deliver
-    answers: list[TokenUsage]
+    answers: list[TokenUsage] = field(default_factory=list)
     """What each used, of those after which it was sent again."""
     kept: ResultLine | None = None
     """The last of these, if the batch keeps it where nothing better comes."""
@@ -114,14 +114,14 @@ class OutputRetries:
         is_last = repeats == self._rule.attempts
         if answer.status is None or not 200 <= answer.status < 300 or (is_last and self._is_kept):
             return False
-        fault = self._fault_of(request, answer)
         if earlier is not None:
-            earlier.fault = fault
+            earlier.fault = ""  # that of the answer before
+        fault = self._fault_of(request, answer)
         if not fault:
             return False
         if earlier is None:
-            earlier = _Earlier(request.custom_id, deliver, [], fault=fault)
-            self._earlier[request.ordinal] = earlier
+            earlier = self._earlier[request.ordinal] = _Earlier(request.custom_id, deliver)
+        earlier.fault = fault
         if is_last or not (repeats or self._is_changed(request)):
             return False
         result = result_of(request, answer)

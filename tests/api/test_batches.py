@@ -127,6 +127,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"requests": [{}]}, "requests", "invalid_value"),
     ({"on_invalid": "skip"}, "on_invalid", "invalid_value"),
     ({"on_invalid": True}, "on_invalid", "invalid_type"),
+    ({"on_invalid_output": ["length"]}, "on_invalid_output", "invalid_type"),
+    ({"on_invalid_output": {"attempts": 2}}, "on_invalid_output", "invalid_value"),
+    (
+        {"on_invalid_output": {"finish_reason": ["length"]}},
+        "on_invalid_output.finish_reason",
+        "unknown_parameter",
+    ),
+    (
+        {"on_invalid_output": {"finish_reasons": ["length"], "set": {"chat_template": "x"}}},
+        "on_invalid_output",
+        "unsupported_parameter",
+    ),
     ({"input_file_ids": ["a", "b"]}, "input_file_ids", "invalid_value"),
     ({"input_file_id": ..., "input_file_ids": []}, "input_file_ids", "empty_array"),
     ({"input_file_id": ..., "input_file_ids": "a"}, "input_file_ids", "invalid_type"),

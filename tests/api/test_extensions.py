@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
+from batchyard.output_rules import OnInvalidOutput
 from batchyard.settings import SmtpSettings
 from batchyard.storage.location import parse_location
 from batchyard.storage.parted_url import PartedUrl
@@ -143,6 +144,15 @@ async def test_identical_requests_run_once_if_that_is_asked_for(
         _, body = post(api, **asked)
         assert (await services.store.batches.get(body["id"])).options.deduplicate is kept
         assert ("deduplicated_requests" in body["usage"]) is kept
+
+
+async def test_what_is_to_become_of_bad_answers_is_kept(api: Api, services: Services) -> None:
+    """A value of null is one, where it is set in a body."""
+    rule = {"finish_reasons": ["length"], "set": {"stop": None}, "unset": None, "attempts": 2}
+    _, body = post(api, on_invalid_output=rule)
+    batch = await services.store.batches.get(body["id"])
+    kept = OnInvalidOutput(finish_reasons=("length",), set={"stop": None}, attempts=2)
+    assert batch.options.on_invalid_output == kept
 
 
 def test_deduplicate_is_a_boolean(api: Api) -> None:

@@ -10,6 +10,7 @@ import pytest
 from batchyard.dispatch import RUN_BATCHES
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.hours import Hours, HoursWindow
+from batchyard.output_rules import OnInvalidOutput
 from batchyard.store import DeliveryKind, RunnerKind
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.contract.store.samples import begun_batch
@@ -330,6 +331,38 @@ def test_a_batch_is_submitted_with_a_threshold_of_errors(
     assert here(*words_of(command.strip())).status == 0
     (batch,) = all_batches()
     assert batch.options.error_threshold == "5%"
+
+
+def test_a_batch_is_submitted_with_what_bad_answers_do(
+    here: Run, prefect: SmallPrefect, tmp_path: Path
+) -> None:
+    (tmp_path / "requests.jsonl").touch()
+    (tmp_path / "rule.json").write_text('{"invalid_json": true, "then": "error_file"}')
+    command = block("docs/how-to/operate-batches.md", "invalid-output").replace("\\\n", "")
+    found = []
+    for words in (words_of(command.strip()), (*SUBMIT, "--on-invalid-output", "@rule.json")):
+        batch_id = here(*words).stdout.strip()
+        batch = with_store(lambda store, it=batch_id: store.batches.get(it))
+        found.append(batch.options.on_invalid_output)
+    assert found == [
+        OnInvalidOutput(finish_reasons=("length",), set={"max_tokens": 4096}),
+        OnInvalidOutput(invalid_json=True, then="error_file"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("@none.json", "none.json cannot be read: No such file or directory."),
+        ("{", "It is no JSON"),
+        ("[]", "It is no object"),
+        ("{}", "on_invalid_output needs a test"),
+    ],
+)
+def test_what_bad_answers_do_is_an_object_in_json(here: Run, rule: str, message: str) -> None:
+    ended = here(*SUBMIT, "--on-invalid-output", rule)
+    assert ended.status != 0
+    assert message in " ".join(ended.stderr.replace("│", "").split())
 
 
 def custom_ids(file_id: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Answers that are not what was asked for, while the batch runs: what is sent again, what counts."""
+"""Answers that are not what was asked for: what is sent again while a batch runs, what counts."""
 
 from __future__ import annotations
 

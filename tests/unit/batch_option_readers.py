@@ -60,6 +60,17 @@ def in_the_form() -> dict[str, Any]:
     }
 
 
+def objects_in_the_form() -> dict[str, Any]:
+    from flows.submit_batch import submit_batch  # noqa: PLC0415 - see above
+
+    properties = submit_batch.parameters.properties
+    return {
+        each.name: [properties[each.name]["type"], properties[each.name]["default"]]
+        for each in batch_options.OPTIONS
+        if each.value is Value.OBJECT
+    }
+
+
 _BOTH = (SONG, RECEIVER)
 
 if __name__ == "__main__":
@@ -70,6 +81,7 @@ if __name__ == "__main__":
         "run": on_a_command_line("run"),
         "body": in_a_body(),
         "form": in_the_form(),
+        "form_objects": objects_in_the_form(),
         "fields": batch_options.as_fields({"favourite_song": "x", "song_url": "u", "other": None}),
     }
     print(json.dumps(found))  # noqa: T201 - what the test reads

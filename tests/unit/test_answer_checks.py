@@ -67,6 +67,7 @@ def test_an_answer_is_held_against_the_schema_of_its_own_request(text: str, fits
     [
         asking(POINT),
         {"text": {"format": {"type": "json_schema", "schema": POINT}}},
+        {"output_config": {"format": {"type": "json_schema", "schema": POINT}}},
         {"structured_outputs": {"json": POINT}},
     ],
 )
@@ -75,7 +76,8 @@ def test_each_way_to_ask_for_a_schema_is_known(body: dict[str, Any]) -> None:
         "type": "message",
         "content": [{"type": "output_text", "text": '{"x":'}, {"text": "true}"}],
     }
-    for answer in (chat('{"x": true}'), {"choices": [{"text": "{}"}]}, {"output": [said]}):
+    written = {"content": [{"type": "thinking"}, {"type": "text", "text": '{"x": null}'}]}
+    for answer in (chat('{"x": true}'), {"choices": [{"text": "{}"}]}, {"output": [said]}, written):
         assert not is_good(body, answer)
     for answer in (chat('{"x": 1}'), {"choices": [{"text": '{"x": 1}'}]}):
         assert is_good(body, answer)
@@ -96,6 +98,7 @@ def test_a_response_that_is_cut_off_counts_as_one_that_ended_by_its_length() -> 
         "length",
     }
     assert finish_reasons({"incomplete_details": {"reason": "max_output_tokens"}}) == {"length"}
+    assert finish_reasons({"stop_reason": "max_tokens"}) == {"length"}
     assert finish_reasons({"choices": 5, "incomplete_details": None}) == finish_reasons([]) == set()
 
 

@@ -42,6 +42,10 @@ def test_a_new_row_is_in_the_form_if_prefect_may_record_it(found: dict[str, Any]
     assert found["form"] == {"favourite_song": ["", "For a form."]}
 
 
+def test_an_object_is_one_in_the_form_as_well(found: dict[str, Any]) -> None:
+    assert found["form_objects"] == {"on_invalid_output": ["object", {}]}
+
+
 def test_what_names_a_receiver_stands_under_its_channel(found: dict[str, Any]) -> None:
     assert found["fields"] == {"favourite_song": "x", "receivers": {"file": "u"}}
 
