@@ -242,6 +242,33 @@ async def test_a_batch_that_is_cancelled_delivers_the_answers_that_it_keeps(
     assert len(await errors(yard, batch)) == 2 - completed
 
 
+async def test_a_batch_that_is_paused_sends_nothing_again(yard: Yard) -> None:
+    """The line has no result then, and its runner nothing to wait for."""
+    engine = StubEngine(max_num_seqs=2, latency=0.05)
+    results: list[int] = []
+    await engine.start()
+    async with Window(engine, timeout_seconds=60, hang_seconds=60) as window:
+        request = WindowRequest(
+            *(1, "id-1", CHAT, json.dumps(chat_line("")["body"]).encode()),
+            lambda ordinal, _: results.append(ordinal),
+            owner="me",
+        )
+        request.again = lambda _: True
+        await window.submit(request)
+        await until(lambda: engine.running == 1)
+        await asyncio.wait_for(window.withdraw("me", abort=False), SOON_SECONDS)
+    assert (results, engine.executed, window.withdrawn) == ([], 1, 1)
+
+
+async def test_the_first_answers_are_what_is_learned_of_lengths(yard: Yard) -> None:
+    """A batch without the option gets no longer ones."""
+    lines = [chat_line(f"id-{n}", f"question {n}") for n in range(16)]
+    await yard.run(lines, on_invalid_output=LONGER)
+    assert yard.engine.executed == 32
+    known = (await yard.services.store.lengths.of("default", "stub-model")).known
+    assert {each.mean for each in known.values()} == {4}
+
+
 async def test_a_request_that_is_sent_again_goes_before_those_that_came_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
