@@ -27,6 +27,7 @@ from batchyard.api.session import (
     read_form,
     session_holder,
 )
+from batchyard.batch_options import OnInvalid
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RecordNotFound, RequestRefused, StorageError
 from batchyard.files.upload import FileUse, upload_file
@@ -69,6 +70,8 @@ class EstimatePage:
     facts: list[tuple[str, str]]
     groups: list[Group]
     bad_lines: str
+    may_run: bool
+    """Whether there are good lines, and nothing is wrong with the file as a whole."""
     endpoint: str
     """The one to offer first."""
 
@@ -130,6 +133,7 @@ async def create(file_id: str, request: Request, caller: PageCaller) -> Response
                 completion_window=fields.get("window", "24h"),
                 metadata={"name": name} if name else None,
                 public_urls=True,
+                on_invalid=fields.get("on_invalid", OnInvalid.FAIL),
             ),
             batches_per_hour=caller.services.settings.quota.batches_per_hour,
         )
@@ -203,6 +207,8 @@ async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
         facts=_facts(found, known),
         groups=grouped_refusals(found.errors),
         bad_lines=count(len(found.errors)) if found.errors else "",
+        may_run=found.requests > 0
+        and all(each.line is not None or each.code == "more_errors" for each in found.errors),
         endpoint=endpoint if endpoint in ENDPOINTS else MIXED_ENDPOINTS,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from batchyard.batch_options import OnInvalid
 from batchyard.lifecycle import BatchStatus
 from tests.api.conftest import Api, served
 from tests.contract.store.samples import batch_in, begun_batch
@@ -208,12 +209,13 @@ async def test_a_new_batch_is_made_by_dropping_a_file(
     assert "invalid_json_line" in shown
     assert "line 2" in shown
     assert "line 3" in shown
-    assert not tab.run("document.getElementById('create')")
+    assert tab.run("document.getElementById('on-invalid').value") == "error_file"
     tab.open(f"{site}/new")
     drop(tab, "good.jsonl", line("a") + line("b"))
     tab.wait("document.getElementById('create') !== null")
     assert "2" in tab.text(".facts")
     assert tab.run("document.getElementById('endpoint').value") == "/v1/completions"
+    assert tab.run("document.getElementById('on-invalid').value") == "fail"
     tab.run("document.getElementById('name').focus()")
     tab.type("From a file")
     tab.press("Enter")
@@ -221,6 +223,25 @@ async def test_a_new_batch_is_made_by_dropping_a_file(
     (batch,) = await services.store.batches.page("one")
     assert batch.metadata == {"name": "From a file"}
     assert (batch.endpoint, batch.status) == ("/v1/completions", BatchStatus.VALIDATING)
+
+
+async def test_a_file_with_bad_lines_runs_without_them_if_there_are_others(
+    site: str, services: Services, keys: tuple[str, str]
+) -> None:
+    async with httpx.AsyncClient(base_url=site, follow_redirects=True) as client:
+        form = await client.get("/login")
+        fields = {"csrf": token_in(form.text), "key": keys[0], "next": "/new"}
+        fields = {"csrf": token_in((await client.post("/login", data=fields)).text)}
+        some = {"file": ("some.jsonl", line("a") + "no JSON\n")}
+        page = await client.post("/new", data=fields, files=some)
+        assert "or create a batch without them" in page.text
+        asked = {**fields, "endpoint": "/v1/completions", "on_invalid": "error_file"}
+        await client.post(page.url.path, data=asked)
+        none = {"file": ("none.jsonl", "no JSON\n")}
+        page = await client.post("/new", data=fields, files=none)
+        assert "Create batch" not in page.text
+    (batch,) = await services.store.batches.page("one")
+    assert batch.options.on_invalid is OnInvalid.ERROR_FILE
 
 
 def line(custom_id: str) -> str:
