@@ -19,6 +19,8 @@ from batchyard.services.shared_database import check_shared_database
 from batchyard.steps.create import BatchRequest, check_paths, create_batch
 from batchyard.steps.forecast import late_hours
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
+from batchyard.storage.location import parse_location
+from batchyard.storage.several import one_of
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -26,7 +28,16 @@ if TYPE_CHECKING:
 
 @options.of_batch
 def submit(
-    input_file: Annotated[Location, options.INPUT_FILE],
+    files: Annotated[
+        list[Location] | None,
+        typer.Argument(
+            metavar="FILE",
+            parser=parse_location,
+            help="The inputs: paths, s3://bucket/key or http(s) URLs, whose lines are one batch.",
+            show_default=False,
+        ),
+    ] = None,
+    input_file: Annotated[Location | None, options.INPUT_FILE] = None,
     output_file: Annotated[Location | None, options.OUTPUT_FILE] = None,
     errors: Annotated[Location | None, options.ERRORS] = None,
     model: Annotated[str | None, typer.Option(help="The model that every line must name.")] = None,
@@ -58,8 +69,11 @@ def submit(
 
     Presigned URLs are kept encrypted in the database and are never shown to Prefect.
     """
+    places = [*([] if input_file is None else [input_file]), *(files or ())]
+    if not places:
+        raise typer.BadParameter("Give an input file.", param_hint="FILE or -i")
     request = BatchRequest(
-        input=input_file,
+        input=one_of(places),
         output=output_file,
         error=errors,
         template=template,

@@ -20,6 +20,7 @@ from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered, endpoints_not_served
 from batchyard.storage.local_file import LocalFile
+from batchyard.storage.several import Several
 from batchyard.store import BatchOptions, InputPart, NewBatch, Quota, UrlFacts
 from batchyard.threads import in_thread
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
@@ -172,7 +173,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
-        request.output, request.error, taken={"input": request.input}
+        request.output, request.error, taken=places_of_input(request.input)
     )
     batch = NewBatch(
         input_file_id=request.input_file_id or new_file_id(),
@@ -412,7 +413,16 @@ def _resolved(location: Location) -> Location:
 
 def _absolute(location: Location | None) -> Location | None:
     """A path that means the same to whichever process comes to use it."""
+    if isinstance(location, Several):
+        return Several(tuple(filter(None, map(_absolute, location.places))))
     return location.absolute() if isinstance(location, LocalFile) else location
+
+
+def places_of_input(location: Location | None) -> dict[str, Location | None]:
+    """Each place of an input, under its name in a refusal."""
+    if isinstance(location, Several):
+        return {f"input {n}": place for n, place in enumerate(location.places, 1)}
+    return {"input": location}
 
 
 def _output_rule(settings: Settings, request: BatchRequest) -> OnInvalidOutput | None:

@@ -12,10 +12,11 @@ from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.steps.check_urls import check_urls
 from batchyard.steps.input_file import check_input_file, no_input_file
-from batchyard.steps.join import join_files
+from batchyard.steps.join import join_files, join_places
 from batchyard.steps.render import render_rows
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
+from batchyard.storage.several import Several
 from batchyard.store import NewFile
 from batchyard.threads import in_thread
 from batchyard.turns import SMALL_BYTES
@@ -45,10 +46,14 @@ async def fetch_input(services: Services, batch_id: str) -> int:
     else:
         check_input_file(batch, file)
         return file.size_bytes
-    if batch.options.parts:
-        return await join_files(services, batch)
     places = await places_of(services, batch_id)
     location = places.input
+    if isinstance(location, Several):
+        for place in location.places:
+            await _check_here(services, place)
+        return await join_places(services, batch, location.places)
+    if batch.options.parts:
+        return await join_files(services, batch)
     if location is None:
         raise no_input_file(batch.input_file_id)
     if places.template is not None:

@@ -1,8 +1,7 @@
-"""Join: several input files of one tenant become the one input of a batch."""
+"""Join: several files of a tenant, or places of a user, become the one input of a batch."""
 
 from __future__ import annotations
 
-import codecs
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -11,6 +10,8 @@ from batchyard.errors import ObjectTooLarge, RecordNotFound
 from batchyard.services.keys import file_key
 from batchyard.services.services import Progress
 from batchyard.steps.input_file import check_input_file, no_input_file
+from batchyard.storage.location import read_location
+from batchyard.storage.several import whole_lines
 from batchyard.store import InputPart, NewFile
 
 if TYPE_CHECKING:
@@ -18,21 +19,52 @@ if TYPE_CHECKING:
 
     from batchyard.batch_error import BatchError
     from batchyard.services.services import Services
+    from batchyard.storage.access import Location
     from batchyard.store import BatchRecord, FileRecord
+
+    _Source = tuple[str, AsyncIterator[bytes]]
+    """Its name in errors, and its bytes."""
 
 
 async def join_files(services: Services, batch: BatchRecord) -> int:
     """Store the lines of the files in ``options.parts`` as the input; returns its size in bytes.
 
-    How many lines each file has is recorded as well, so that an error can name its file. Raises
-    :class:`~batchyard.errors.InputRefused` for a file that may not be used, and
+    Raises :class:`~batchyard.errors.InputRefused` for a file that may not be used, and
     :class:`~batchyard.errors.StorageError`; an input over the limit is refused as soon as the
     limit is passed.
     """
-    services.on_progress(Progress(batch.id, "fetching"))
     files = [await _file(services, batch, part.file_id) for part in batch.options.parts]
+    sources = [(file.id, services.storage.get(file.storage_key)) for file in files]
+    return await _store(services, batch, sources)
+
+
+async def join_places(services: Services, batch: BatchRecord, places: Sequence[Location]) -> int:
+    """The same for the lines at these places. Raises :class:`~batchyard.errors.StorageError`."""
+    limit = _limit_bytes(services, batch)
+    access = services.access_for(batch.options)
+    sources = [
+        (str(place), read_location(place, limit_bytes=limit, access=access)) for place in places
+    ]
+    return await _store(services, batch, sources)
+
+
+def with_its_file(error: BatchError, parts: Sequence[InputPart]) -> BatchError:
+    """The error, whose message also names the file and the line that its line comes from."""
+    if error.line is None:
+        return error
+    line = error.line
+    for part in parts:
+        if line <= part.lines:
+            return replace(error, message=f"{part.file_id}, line {line}: {error.message}")
+        line -= part.lines
+    return error
+
+
+async def _store(services: Services, batch: BatchRecord, sources: Sequence[_Source]) -> int:
+    """How many lines each source has is recorded, so that an error can name it."""
+    services.on_progress(Progress(batch.id, "fetching"))
     counted: list[InputPart] = []
-    parts = _joined(services, batch, files, counted)
+    parts = _joined(services, batch, sources, counted)
     stored = await services.storage.put(file_key(batch.input_file_id), parts)
     # Before the file's row, with which this step is done.
     await services.store.batches.note_parts(batch.id, counted)
@@ -50,18 +82,6 @@ async def join_files(services: Services, batch: BatchRecord) -> int:
     return stored.size_bytes
 
 
-def with_its_file(error: BatchError, parts: Sequence[InputPart]) -> BatchError:
-    """The error, whose message also names the file and the line that its line comes from."""
-    if error.line is None:
-        return error
-    line = error.line
-    for part in parts:
-        if line <= part.lines:
-            return replace(error, message=f"{part.file_id}, line {line}: {error.message}")
-        line -= part.lines
-    return error
-
-
 async def _file(services: Services, batch: BatchRecord, file_id: str) -> FileRecord:
     try:
         file = await services.store.files.get(file_id)
@@ -72,38 +92,22 @@ async def _file(services: Services, batch: BatchRecord, file_id: str) -> FileRec
 
 
 async def _joined(
-    services: Services, batch: BatchRecord, files: Sequence[FileRecord], counted: list[InputPart]
+    services: Services, batch: BatchRecord, sources: Sequence[_Source], counted: list[InputPart]
 ) -> AsyncIterator[bytes]:
-    """The files' bytes, each with a line end behind its last line and without a BOM."""
-    limit, size_bytes = services.settings.limits.max_bytes, 0
-    for file in files:
-        lines, last = 0, b"\n"
-        async for block in _without_bom(services.storage.get(file.storage_key)):
-            lines += block.count(b"\n")
+    """The sources' bytes, each with a line end behind its last line and without a BOM."""
+    limit, size_bytes = _limit_bytes(services, batch), 0
+    for name, blocks in sources:
+        lines = 0
+        async for block, ends in whole_lines(blocks):
+            lines += ends
             size_bytes += len(block)
             if size_bytes > limit:
                 raise ObjectTooLarge(f"The files have more than {limit} bytes together.")
             services.on_progress(Progress(batch.id, "fetching", size_bytes))
-            last = block
             yield block
-        if not last.endswith(b"\n"):
-            lines += 1
-            size_bytes += 1
-            yield b"\n"
-        counted.append(InputPart(file.id, lines))
+        counted.append(InputPart(name, lines))
 
 
-async def _without_bom(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same, none of them empty."""
-    head: bytes | None = b""
-    async for block in blocks:
-        if head is None:
-            yield block
-            continue
-        head += block
-        if len(head) >= len(codecs.BOM_UTF8):
-            if rest := head.removeprefix(codecs.BOM_UTF8):
-                yield rest
-            head = None
-    if head:
-        yield head
+def _limit_bytes(services: Services, batch: BatchRecord) -> int:
+    limits = services.settings.limits
+    return limits.to_limits(of_client=batch.options.public_urls).max_bytes

@@ -18,6 +18,7 @@ from batchyard.errors import LocationRefused, ObjectTooLarge
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.parted_url import PartedUrl
 from batchyard.storage.s3_object import S3Object
+from batchyard.storage.several import Several
 from batchyard.storage.web_url import WebUrl
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
     # What the API makes of an object; nobody writes them.
     "multipart+http": PartedUrl.parse,
     "multipart+https": PartedUrl.parse,
+    # What commands make of several places.
+    "several": lambda text: Several.parse(text, parse_location),
 }
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 

@@ -11,6 +11,7 @@ from batchyard.dispatch import RUN_BATCHES
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.hours import Hours, HoursWindow
 from batchyard.output_rules import OnInvalidOutput
+from batchyard.services.places import places_of
 from batchyard.store import DeliveryKind, RunnerKind
 from tests.cli.conftest import Background, Ended, with_services, with_store
 from tests.contract.store.samples import begun_batch
@@ -331,6 +332,21 @@ def test_a_batch_is_submitted_with_a_threshold_of_errors(
     assert here(*words_of(command.strip())).status == 0
     (batch,) = all_batches()
     assert batch.options.error_threshold == "5%"
+
+
+def test_several_files_are_one_batch(here: Run, prefect: SmallPrefect, tmp_path: Path) -> None:
+    for name in ("part-1.jsonl", "part-2.jsonl"):
+        (tmp_path / name).touch()
+    command = block("docs/how-to/operate-batches.md", "several")
+    words = words_of(command.strip().replace("part-*.jsonl", "part-1.jsonl part-2.jsonl"))
+    batch_id = here(*words, "-i", "s3://bucket/part-0").stdout.strip()
+    places = with_services(lambda services: places_of(services, batch_id))
+    assert str(places.input) == ", ".join(
+        ("s3://bucket/part-0", str(tmp_path / "part-1.jsonl"), str(tmp_path / "part-2.jsonl"))
+    )
+    none = here("submit", "-o", "out.jsonl")
+    assert none.status != 0
+    assert "Give an input file." in none.stderr
 
 
 def test_a_batch_is_submitted_with_what_bad_answers_do(

@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.errors import InputRefused, ObjectTooLarge
+from batchyard.errors import (
+    InputRefused,
+    LocationRefused,
+    ObjectNotFound,
+    ObjectTooLarge,
+    RequestRefused,
+)
 from batchyard.files.delete import delete_file
 from batchyard.files.upload import FileUse, upload_file
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
+from batchyard.steps.retry import retry_batch
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.location import parse_location
+from batchyard.storage.several import Several
+from batchyard.store import InputPart
 from batchyard.wire import RequestCounts
 from tests.steps.conftest import CHAT, Yard, chat_line
 
@@ -34,8 +45,9 @@ async def uploaded(yard: Yard, content: bytes, tenant: str = "default") -> str:
     return (await upload_file(yard.services, tenant, blocks(), lambda: use)).id
 
 
-async def created(yard: Yard, *file_ids: str) -> str:
-    return await create_batch(yard.services, BatchRequest(input_file_ids=file_ids, endpoint=CHAT))
+async def created(yard: Yard, *file_ids: str, **request: Any) -> str:
+    wanted = BatchRequest(input_file_ids=file_ids, endpoint=CHAT, **request)
+    return await create_batch(yard.services, wanted)
 
 
 async def content(yard: Yard, file_id: str) -> bytes:
@@ -84,8 +96,9 @@ async def test_the_limit_is_that_of_all_files_together(yard: Yard) -> None:
     file_id = await uploaded(yard, line("a"))
     limits = yard.services.settings.limits
     yard.set(limits=limits.model_copy(update={"max_bytes": 2 * len(line("a")) + 1}))
+    three = await created(yard, file_id, file_id, file_id, public_urls=True)
     with pytest.raises(ObjectTooLarge):
-        await fetch_input(yard.services, await created(yard, file_id, file_id, file_id))
+        await fetch_input(yard.services, three)
 
 
 async def test_a_fetch_that_is_repeated_makes_the_same_input(yard: Yard) -> None:
@@ -97,3 +110,69 @@ async def test_a_fetch_that_is_repeated_makes_the_same_input(yard: Yard) -> None
     assert await fetch_input(yard.services, batch_id) == len(line("a")) + 1
     assert await yard.services.store.batches.get(batch_id) == batch
     assert [part.lines for part in batch.options.parts] == [1]
+
+
+# -- places that an operator names -----------------------------------------------------------------
+
+
+def placed(yard: Yard, **contents: bytes) -> Several:
+    for name, content in contents.items():
+        (yard.folder / f"{name}.jsonl").write_bytes(content)
+    return Several(tuple(LocalFile(yard.folder / f"{name}.jsonl") for name in contents))
+
+
+async def test_the_lines_at_several_places_are_one_batch(yard: Yard) -> None:
+    """None of the limits of a client's file applies."""
+    limits = yard.services.settings.limits
+    yard.set(limits=limits.model_copy(update={"max_bytes": 1}))
+    inputs = placed(
+        yard, two=codecs.BOM_UTF8 + line("c") + b"\r\n", one=line("b") + b"\n" + line("a")
+    )
+    batch = await yard.finish(await create_batch(yard.services, BatchRequest(input=inputs)))
+    assert [each["custom_id"] for each in await yard.results(batch.output_file_id)] == [
+        *("c", "b", "a")
+    ]
+    joined = line("c") + b"\r\n" + line("b") + b"\n" + line("a") + b"\n"
+    assert await content(yard, batch.input_file_id) == joined
+    again = yard.folder / "one.jsonl"
+    with pytest.raises(RequestRefused, match=r"the input 2 file of .* and output are the same"):
+        await retry_batch(yard.services, batch.id, output=LocalFile(again))
+
+
+async def test_an_error_names_its_place_and_the_line_there(yard: Yard) -> None:
+    inputs = placed(yard, one=line("a"), two=b"\n" + line("b", method="GET"))
+    batch_id = await create_batch(yard.services, BatchRequest(input=inputs))
+    # As after a crash, before the joined file had its row.
+    counted = [InputPart(str(place), 1) for place in inputs.places]
+    await yard.services.store.batches.note_parts(batch_id, counted)
+    await fetch_input(yard.services, batch_id)
+    with pytest.raises(InputRefused) as refused:
+        await prepare_batch(yard.services, batch_id)
+    (error,) = refused.value.entries
+    assert error.message == f"{yard.folder / 'two.jsonl'}, line 2: method must be POST."
+
+
+async def test_a_place_without_a_file_is_named(yard: Yard) -> None:
+    inputs = placed(yard, one=line("a"), two=line("b"))
+    (yard.folder / "two.jsonl").unlink()
+    batch_id = await create_batch(yard.services, BatchRequest(input=inputs))
+    with pytest.raises(ObjectNotFound, match=r"two\.jsonl"):
+        await fetch_input(yard.services, batch_id)
+
+
+async def test_results_replace_none_of_the_inputs(yard: Yard) -> None:
+    inputs = placed(yard, one=line("a"), two=line("b"))
+    with pytest.raises(RequestRefused, match="input 2 and output are the same place"):
+        await create_batch(yard.services, BatchRequest(input=inputs, output=inputs.places[1]))
+    with pytest.raises(LocationRefused, match="cannot be written to"):
+        await create_batch(yard.services, BatchRequest(output=inputs))
+
+
+def test_several_places_are_kept_as_text_and_shown_without_secrets() -> None:
+    texts = ("a b.jsonl", "s3://bucket/key", "https://host.example/in?X-Amz-Signature=hunter2")
+    inputs = Several(tuple(map(parse_location, texts)))
+    assert parse_location(inputs.text) == inputs
+    assert "hunter2" not in str(inputs)
+    assert str(inputs).startswith("a b.jsonl, s3://bucket/key, https://host.example/in")
+    with pytest.raises(LocationRefused, match="without its places"):
+        parse_location("several://x")

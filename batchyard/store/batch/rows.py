@@ -64,6 +64,7 @@ class InputPart(msgspec.Struct, frozen=True):
     """A file of which the input of a batch consists, among others."""
 
     file_id: str
+    """For one that is no file of ours: its place, as anybody may see it."""
     lines: int = 0
     """As the input has them; 0 until it is made."""
 
@@ -92,7 +93,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     on_invalid_output: OnInvalidOutput | None = None
     """What runners do with answers that are not what was asked for; None: nothing."""
     parts: tuple[InputPart, ...] = ()
-    """The files that are joined to its input, in this order; empty: it is not joined."""
+    """The files that are joined to its input, in this order; empty: it is not joined. Those of
+    places are known when they are joined."""
     is_rendered: bool = False
     """Its input is made of a dataset by a template."""
 
