@@ -173,7 +173,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
-        request.output, request.error, taken=places_of_input(request.input)
+        request.output, request.error, taken={"input": request.input}
     )
     batch = NewBatch(
         input_file_id=request.input_file_id or new_file_id(),
@@ -392,7 +392,12 @@ def _check_distinct(
     wanted: Mapping[str, Location | None], taken: Mapping[str, Location | None]
 ) -> None:
     """Results must replace nothing that counts, nor the error file the results."""
-    names = {_resolved(place): name for name, place in taken.items() if place is not None}
+    names = {
+        _resolved(place): name
+        for name, places in taken.items()
+        if places is not None
+        for place in (places.places if isinstance(places, Several) else [places])
+    }
     for name, location in wanted.items():
         if location is None:
             continue
@@ -416,13 +421,6 @@ def _absolute(location: Location | None) -> Location | None:
     if isinstance(location, Several):
         return Several(tuple(filter(None, map(_absolute, location.places))))
     return location.absolute() if isinstance(location, LocalFile) else location
-
-
-def places_of_input(location: Location | None) -> dict[str, Location | None]:
-    """Each place of an input, under its name in a refusal."""
-    if isinstance(location, Several):
-        return {f"input {n}": place for n, place in enumerate(location.places, 1)}
-    return {"input": location}
 
 
 def _output_rule(settings: Settings, request: BatchRequest) -> OnInvalidOutput | None:

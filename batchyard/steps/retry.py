@@ -21,7 +21,6 @@ from batchyard.steps.create import (
     check_model,
     default_quota,
     parse_window,
-    places_of_input,
     url_facts,
 )
 from batchyard.steps.retry_lines import ALL_FAILED, chosen_lines, lines_of
@@ -257,7 +256,7 @@ async def _destinations(
 ) -> Places:
     """The checked locations; none may replace a file of the first batch."""
     old = await places_of(services, batch.id)
-    kinds = {**places_of_input(old.input), "output": old.output, "error": old.error}
+    kinds = {"input": old.input, "output": old.output, "error": old.error}
     taken = {f"the {kind} file of {batch.id}": location for kind, location in kinds.items()}
     output, error = await check_destinations(output, error, taken=taken)
     return Places(output=output, error=error)

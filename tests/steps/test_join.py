@@ -135,7 +135,7 @@ async def test_the_lines_at_several_places_are_one_batch(yard: Yard) -> None:
     joined = line("c") + b"\r\n" + line("b") + b"\n" + line("a") + b"\n"
     assert await content(yard, batch.input_file_id) == joined
     again = yard.folder / "one.jsonl"
-    with pytest.raises(RequestRefused, match=r"the input 2 file of .* and output are the same"):
+    with pytest.raises(RequestRefused, match=r"the input file of .* and output are the same"):
         await retry_batch(yard.services, batch.id, output=LocalFile(again))
 
 
@@ -162,7 +162,7 @@ async def test_a_place_without_a_file_is_named(yard: Yard) -> None:
 
 async def test_results_replace_none_of_the_inputs(yard: Yard) -> None:
     inputs = placed(yard, one=line("a"), two=line("b"))
-    with pytest.raises(RequestRefused, match="input 2 and output are the same place"):
+    with pytest.raises(RequestRefused, match="input and output are the same place"):
         await create_batch(yard.services, BatchRequest(input=inputs, output=inputs.places[1]))
     with pytest.raises(LocationRefused, match="cannot be written to"):
         await create_batch(yard.services, BatchRequest(output=inputs))
