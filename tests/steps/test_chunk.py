@@ -203,7 +203,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             return await services.storage.local_path(key, services.spool)
 
         async def find_traits() -> tuple[BatchTraits, None]:
-            return NO_TRAITS
+            return NO_TRAITS, None
 
         async def find_lengths() -> BatchLengths:
             return BatchLengths(TenantLengths(LengthHistory()))
