@@ -216,10 +216,11 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
 
 def _check_dataset(request: BatchRequest) -> None:
     if request.template is None:
-        if request.input is not None and is_table(request.input):
+        places = request.input.places if isinstance(request.input, Several) else [request.input]
+        table = next((each for each in places if each is not None and is_table(each)), None)
+        if table is not None:
             raise RequestRefused(
-                f"{request.input} is a dataset: give the template that makes a request of each "
-                "row.",
+                f"{table} is a dataset: give the template that makes a request of each row.",
                 param="template",
                 code="missing_required_parameter",
             )

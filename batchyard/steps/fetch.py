@@ -48,9 +48,8 @@ async def fetch_input(services: Services, batch_id: str) -> int:
         return file.size_bytes
     places = await places_of(services, batch_id)
     location = places.input
-    if isinstance(location, Several):
-        for place in location.places:
-            await _check_here(services, place)
+    if isinstance(location, Several) and places.template is None:
+        await _check_here(services, location)
         return await join_places(services, batch, location.places)
     if batch.options.parts:
         return await join_files(services, batch)
@@ -106,6 +105,10 @@ async def is_small_here(services: Services, batch_id: str) -> bool:
 
 async def _check_here(services: Services, location: Location) -> None:
     """Refuse a path that is missing here, naming this machine: it may be on another one."""
+    if isinstance(location, Several):
+        for place in location.places:
+            await _check_here(services, place)
+        return
     if not isinstance(location, LocalFile) or await in_thread(has_local_files, location.path):
         return
     if where := services.where(location):

@@ -25,6 +25,7 @@ from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
 from batchyard.storage.s3_object import S3Object
+from batchyard.storage.several import Several
 from batchyard.store import NewFile
 from batchyard.store.file.files import FILE_LIFETIME_SECONDS
 from batchyard.threads import in_thread
@@ -142,20 +143,26 @@ async def _local_files(
     services: Services, batch: BatchRecord, location: Location, folder: Path, limits: Limits
 ) -> tuple[Path, ...]:
     """The files of the dataset on this machine: its own, or copies in ``folder``."""
-    if isinstance(location, LocalFile):
-        return await in_thread(local_files, location.path.absolute())
-    places: list[Location] = [location]
-    if isinstance(location, S3Object) and (location.key.endswith("/") or is_pattern(location.key)):
-        places = await _objects(services, batch, location)
-    left, copies = limits.max_bytes, []
+    places: list[Location] = []
+    for each in location.places if isinstance(location, Several) else (location,):
+        if isinstance(each, LocalFile):
+            places += map(LocalFile, await in_thread(local_files, each.path.absolute()))
+        elif isinstance(each, S3Object) and (each.key.endswith("/") or is_pattern(each.key)):
+            places += await _objects(services, batch, each)
+        else:
+            places.append(each)
+    left, files = limits.max_bytes, []
     for number, place in enumerate(places):
+        if isinstance(place, LocalFile):
+            files.append(place.path)
+            continue
         path = folder / str(number) / (place.filename[-_NAME_CHARS:] or "dataset")
         await in_thread(path.parent.mkdir)
         access = services.access_for(batch.options)
         copy = await write_file(path, read_location(place, limit_bytes=left, access=access))
         left -= copy.size_bytes
-        copies.append(path)
-    return tuple(copies)
+        files.append(path)
+    return tuple(files)
 
 
 async def _objects(services: Services, batch: BatchRecord, location: S3Object) -> list[Location]:

@@ -20,6 +20,8 @@ from batchyard.results import answered
 from batchyard.services.keys import file_key
 from batchyard.steps.fetch import fetch_input
 from batchyard.steps.prepare import prepare_batch
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.several import Several
 from batchyard.wire import RequestCounts
 from tests.steps.conftest import CHAT, Yard
 from tests.unit.storage.web_server import gives, running_web_server
@@ -353,10 +355,14 @@ def save_as_datasets_does(folder: Path, table: pa.Table) -> Path:
 
 def parts_of(yard: Yard, kind: str) -> str:
     table, folder = questions(5), yard.folder / "dataset"
-    if kind in {"folder", "pattern"}:
-        write(yard, table.slice(0, 3), "dataset/part-0.parquet")
-        write(yard, table.slice(3), "dataset/part-1.parquet")
+    if kind in {"folder", "pattern", "named"}:
+        parts = [
+            write(yard, table.slice(0, 3), "dataset/part-0.parquet"),
+            write(yard, table.slice(3), "dataset/part-1.parquet"),
+        ]
         (folder / "_SUCCESS").touch()
+        if kind == "named":
+            return Several(tuple(map(LocalFile, parts))).text
         return str(folder if kind == "folder" else folder / "part-*.parquet")
     if kind == "lines":
         lines = (json.dumps(row) + "\n" for row in table.to_pylist())
@@ -375,7 +381,9 @@ def parts_of(yard: Yard, kind: str) -> str:
     return str(save_as_datasets_does(folder, table))
 
 
-@pytest.mark.parametrize("kind", ["folder", "pattern", "lines", "arrow", "saved", "splits"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "pattern", "lines", "arrow", "saved", "splits", "named"]
+)
 async def test_a_dataset_may_be_of_several_files_and_formats(yard: Yard, kind: str) -> None:
     lines = await rendered(yard, parts_of(yard, kind))
     texts = [line["body"]["messages"][0]["content"] for line in lines]
