@@ -36,6 +36,15 @@ class OnInvalid(StrEnum):
     """The bad lines are in its error file, and the others run."""
 
 
+class Validation(StrEnum):
+    """How much of each line is checked before anything runs."""
+
+    BASIC = "basic"
+    """What needs no engine: its shape, its fields, the limits."""
+    DEEP = "deep"
+    """Also its tokens, by the model's own tokenizer, its schemas and its tools."""
+
+
 class Value(Enum):
     """What is given for an option."""
 
@@ -123,6 +132,17 @@ OPTIONS: Final = (
         "with other parameters.",
         form="What answers do that are cut off or no valid JSON, for example "
         '{"finish_reasons": ["length"], "set": {"max_tokens": 4096}}.',
+    ),
+    BatchOption(
+        name="validation",
+        value=Value.TEXT,
+        command="What is checked before anything runs: `basic` (the default), or `deep`: also "
+        "prompts that are too long for the model, JSON schemas and tools.",
+        body="What is checked before anything runs. `deep`: also prompts that are too long for the "
+        "model, by its own tokenizer, JSON schemas and tools.",
+        form="What is checked before anything runs. deep: also prompts that are too long for the "
+        "model, by its own tokenizer, JSON schemas and tools.",
+        choices=tuple(Validation),
     ),
 )
 

@@ -23,9 +23,9 @@ from batchyard.forms import is_file_url
 from batchyard.framing import PhysicalLine, custom_id_of, read_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from batchyard.body_policy import BodyPolicy
+    from batchyard.body_policy import BodyPolicy, Refusal
 
 
 TEMPLATE_ERROR: Final = "template_error"
@@ -140,6 +140,8 @@ class Validator:
         out."""
         self._errors: list[BatchError] = []
         self._error_count = 0
+        self._last_kept = 0
+        """The last line of which an error is kept."""
         self._embedding_inputs = 0
         self._id_hashes = array("Q")
         self._bad_numbers = array("Q")
@@ -177,6 +179,16 @@ class Validator:
             if self._of_line and self._leave_out is not None:
                 bad = BadLine(self.requests - 1, self._custom_id, tuple(self._of_line))
                 self._leave_out(bad)
+
+    def refuse(self, line: RequestLine, refusals: Iterable[Refusal]) -> None:
+        """Count a line that was good by these rules as bad, for what other checks have found."""
+        self._of_line.clear()
+        for refusal in refusals:
+            self._refuse(*refusal, line.number)
+        self._bad_numbers.append(line.number)
+        if self._leave_out is not None:
+            self._leave_out(BadLine(line.ordinal, line.custom_id, tuple(self._of_line)))
+            self._of_line.clear()
 
     def finish(self, file: BinaryIO) -> None:
         """Raise :class:`InputRefused` if anything was wrong with the file as a whole."""
@@ -372,10 +384,12 @@ class Validator:
         self, code: str, message: str, param: str | None = None, line: int | None = None
     ) -> None:
         self._error_count += 1
-        # Lines come in order, so whatever lies past the cap can never be among the first.
-        # File-level entries are few and always kept.
-        if line is None or len(self._errors) < self.rules.limits.max_reported_errors:
+        # Lines come nearly in order (:meth:`refuse` is a little behind), so that what lies past
+        # the cap and the last line can never be among the first. File-level entries are few.
+        is_early = len(self._errors) < self.rules.limits.max_reported_errors
+        if line is None or is_early or line < self._last_kept:
             self._errors.append(BatchError(code, message, param, line))
+            self._last_kept = max(self._last_kept, line or 0)
 
     def _refuse_duplicates(self, file: BinaryIO) -> None:
         for number in _repeated(file, self._id_hashes, self.rules.limits):

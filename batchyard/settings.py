@@ -273,6 +273,9 @@ class Settings(BaseSettings):
     """How long an engine serves at least before another model may take its slot."""
     admission: Literal["off", "refuse"] = "off"
     """``refuse``: refuse a batch if the forecast says that it cannot be done in its window."""
+    validation: Literal["basic", "deep"] = "basic"
+    """``deep``: the validation of every batch counts tokens with the model's own tokenizer and
+    tries schemas and tools, whether the batch asks for it or not."""
     background_days: int = Field(default=30, ge=1, le=365)
     """How long a batch with the completion window ``background`` may take before it expires."""
     max_window_days: int = Field(default=30, ge=1, le=3650)

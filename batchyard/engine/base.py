@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
     from pathlib import Path
 
+    from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.engine.sharing.objective import Objective
 
 
@@ -168,6 +169,11 @@ class Engine(Protocol):
     @property
     def live_server(self) -> LiveServer | None:
         """Where it takes live requests; None: it is for batches only, or does not run."""
+        ...
+
+    @property
+    def prompt_counter(self) -> CounterProgram | None:
+        """What counts prompts as the engine would, without it; None: only the engine itself."""
         ...
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:

@@ -132,6 +132,11 @@ class RemoteEngine:
         return None
 
     @property
+    def prompt_counter(self) -> None:
+        """None: its tokenizer is on another machine."""
+        return
+
+    @property
     def live_server(self) -> None:
         """None: its users reach it without us."""
         return None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.engine.base import Abort, CacheState, EngineRequest
+    from batchyard.engine.prompt_counting.counter import CounterProgram
 
 
 class FaultKind(StrEnum):
@@ -117,6 +118,9 @@ class StubEngine:
     def metrics_socket(self) -> None:
         """None: it has no metrics."""
         return None
+
+    prompt_counter: CounterProgram | None = None
+    """As a real engine has it, where a test gives it one."""
 
     @property
     def live_server(self) -> None:

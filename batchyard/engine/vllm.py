@@ -27,6 +27,7 @@ from batchyard.engine.guarded_process import GuardedProcess
 from batchyard.engine.line_client import stream_lines
 from batchyard.engine.middleware import line_stream
 from batchyard.engine.progress_metrics import cache_state_of, cache_used_of, work_done_of
+from batchyard.engine.prompt_counting.counter import CounterProgram, counter_program
 from batchyard.engine.routes import post_routes
 from batchyard.engine.vllm_options import (
     CPU,
@@ -152,6 +153,11 @@ class VllmEngine:
         if not self.is_live or self._running is None:
             return None
         return LiveServer(self._running.socket_path, self._headers(), self.promise)
+
+    @property
+    def prompt_counter(self) -> CounterProgram:
+        """A process of the same environment that loads the tokenizer only."""
+        return counter_program(self._python, self._weights, self._options, self._own_environment)
 
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Start the engine and return once it answers.

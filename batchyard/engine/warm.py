@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         LiveServer,
         StartProgress,
     )
+    from batchyard.engine.prompt_counting.counter import CounterProgram
 
 
 class WarmEngine:
@@ -56,6 +57,11 @@ class WarmEngine:
     def metrics_socket(self) -> Path | None:
         """That of the wrapped engine."""
         return self._engine.metrics_socket
+
+    @property
+    def prompt_counter(self) -> CounterProgram | None:
+        """That of the engine."""
+        return self._engine.prompt_counter
 
     @property
     def live_server(self) -> LiveServer | None:

@@ -19,6 +19,7 @@ EVENTS: Final = {
     "batch.at_risk": "By its forecast, a batch will miss its deadline.",
     "batch.began": "A flow run takes a batch on.",
     "batch.collected": "The result files are in the object store.",
+    "batch.counted": "A deep validation has counted the tokens of a batch's prompts.",
     "batch.fetched": "The input is in the object store.",
     "batch.input_gone": "A batch ended and its input can no longer be read, so lines without a "
     "result have no error line.",
@@ -26,6 +27,8 @@ EVENTS: Final = {
     "begin; it will expire.",
     "batch.lost": "The lease on a batch expired and another process has the batch.",
     "batch.not_cancelled": "A flow run was cancelled, but its batch could not be.",
+    "batch.not_counted": "A deep validation could not count the tokens of all prompts; the text "
+    "says why. The batch goes on.",
     "batch.not_ended": "A flow run of a batch has ended and the batch has not; it is tried again.",
     "batch.not_released": "The lease on a batch could not be released; it expires by itself.",
     "batch.not_stopped": "A batch whose model nothing serves could not be stopped; it is tried "

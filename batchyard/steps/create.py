@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from batchyard.batch_options import RECEIVER_OPTIONS, OnInvalid
+from batchyard.batch_options import RECEIVER_OPTIONS, OnInvalid, Validation
 from batchyard.datasets.files import is_table
 from batchyard.datasets.template import check_template
 from batchyard.endpoints import ENDPOINTS
@@ -67,6 +67,7 @@ class BatchRequest:
     ``deduplicate``: requests that ask the same and leave nothing to chance run once.
     ``message_requests``: it is a Message Batch with so many requests; None: it is not.
     ``on_invalid``: what bad lines do, an :class:`~batchyard.batch_options.OnInvalid`.
+    ``validation``: how much of each line is checked, a :class:`.Validation`.
     ``any_body``: the file is the operator's own, and no field or URL in its bodies is refused.
     ``on_invalid_output``: what answers do that are bad, for :class:`.OnInvalidOutput`.
     ``error_threshold``: when the batch is stopped, for :class:`.ErrorThreshold`.
@@ -93,6 +94,7 @@ class BatchRequest:
     deduplicate: bool = False
     message_requests: int | None = None
     on_invalid: str = OnInvalid.FAIL
+    validation: str = Validation.BASIC
     any_body: bool = False
     error_threshold: str | None = None
     template: str | None = None
@@ -159,12 +161,11 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             param="endpoint",
             code="invalid_value",
         )
-    if request.on_invalid not in list(OnInvalid):
-        raise RequestRefused(
-            f"on_invalid must be one of {', '.join(OnInvalid)}.",
-            param="on_invalid",
-            code="invalid_value",
-        )
+    for name, choices in (("on_invalid", OnInvalid), ("validation", Validation)):
+        if getattr(request, name) not in list(choices):
+            raise RequestRefused(
+                f"{name} must be one of {', '.join(choices)}.", param=name, code="invalid_value"
+            )
     check_metadata(request.metadata)
     check_priority(request.priority)
     if request.error_threshold is not None:
@@ -190,6 +191,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             public_urls=request.public_urls,
             deduplicate=request.deduplicate,
             on_invalid=OnInvalid(request.on_invalid),
+            validation=Validation(request.validation),
             any_body=request.any_body,
             error_threshold=request.error_threshold,
             on_invalid_output=_output_rule(services.settings, request),

@@ -26,6 +26,13 @@ from batchyard.services.defects import defects_as_ours
 from batchyard.services.keys import file_key, plan_key
 from batchyard.services.services import Progress
 from batchyard.steps.create import default_quota
+from batchyard.steps.deep_validation import (
+    DeepValidation,
+    find_counter,
+    findings_words,
+    first_model,
+    is_deep,
+)
 from batchyard.steps.forecast import check_window, late_hours
 from batchyard.steps.join import with_its_file
 from batchyard.steps.known_lengths import known_lengths
@@ -39,7 +46,9 @@ from batchyard.turns import BACKGROUND_WINDOW
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
+    from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.services.services import Services
+    from batchyard.steps.deep_validation import DeepFindings, NoCounter
     from batchyard.store import BatchRecord
 
 log = event_logger(__name__)
@@ -52,6 +61,7 @@ class Validated:
     ``endpoints``: each that a good line names, with the number of the first such line.
 
     ``requests`` are all lines, ``refused`` those of them that are left out because they are bad.
+    ``deep``: what a deep validation has counted; None: it was a basic one.
     """
 
     model: str | None
@@ -59,6 +69,7 @@ class Validated:
     size_bytes: int
     endpoints: Mapping[str, int]
     refused: int = 0
+    deep: DeepFindings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +132,20 @@ class Preparation:
         path = await self._services.storage.local_path(key, self._folder)
         with self._errors_explained():
             stopping = threading.Event()
-            reading = partial(self._read, path, stopping)
+            reading = partial(self._read, path, await self._find_counter(path), stopping)
             self._validated = await in_executor(None, reading, interrupt=stopping.set)
         if self._validated.model is not None:
             await self._check_served(self._validated.model, self._validated.endpoints)
         return self._validated
+
+    async def _find_counter(self, path: Path) -> CounterProgram | NoCounter | None:
+        """What counts the prompts of a deep validation, or why nothing does; None: it is basic."""
+        services, options = self._services, self._batch.options
+        if not is_deep(services, self._batch):
+            return None
+        most = services.settings.limits.max_line_bytes
+        named = options.models[0] if options.models else await in_thread(first_model, path, most)
+        return await find_counter(services.engine_for, named)
 
     async def _check_served(self, model: str, endpoints: Mapping[str, int]) -> None:
         try:
@@ -198,7 +218,12 @@ class Preparation:
         ):
             yield
 
-    def _read(self, input_path: Path, stopping: threading.Event) -> Validated:
+    def _read(
+        self,
+        input_path: Path,
+        counter: CounterProgram | NoCounter | None,
+        stopping: threading.Event,
+    ) -> Validated:
         """Raises :class:`InterruptedError` once it is ``stopping``."""
         options, settings = self._batch.options, self._services.settings
         self._planner = Planner(
@@ -215,16 +240,33 @@ class Preparation:
         endpoints: dict[str, int] = {}
         with input_path.open("rb") as file, ExitStack() as opened:
             validator = self._validator(file, opened, go_on)
-            for line in validator.lines(file):
+            lines, deep = validator.lines(file), None
+            if counter is not None:
+                deep = DeepValidation(validator, counter, opened, go_on)
+                lines = deep.lines(lines)
+            for line in lines:
                 go_on()
                 if not validator.has_errors:
                     self._planner.add(line)
                 if line.url not in endpoints:
                     endpoints[line.url] = line.number
+            findings = None if deep is None else deep.findings
+            self._tell(findings)
             self._finish(validator, file)
         size_bytes = input_path.stat().st_size
         refused = 0 if self._refused is None else self._refused.count
-        return Validated(validator.model, validator.requests, size_bytes, endpoints, refused)
+        # Without a good line there is none whose model counts.
+        model = validator.model if endpoints else None
+        return Validated(model, validator.requests, size_bytes, endpoints, refused, findings)
+
+    def _tell(self, findings: DeepFindings | None) -> None:
+        if findings is None:
+            return
+        words = findings_words(findings)
+        if findings.why_not:
+            log.warning("batch.not_counted", words, batch=self._batch.id)
+        elif words:
+            log.info("batch.counted", words, batch=self._batch.id)
 
     def _validator(
         self, file: BinaryIO, opened: ExitStack, go_on: Callable[[], object]

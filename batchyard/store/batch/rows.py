@@ -27,6 +27,7 @@ from batchyard.batch_error import BatchError
 from batchyard.batch_options import (
     DeliveryKind,
     OnInvalid,
+    Validation,
 )
 from batchyard.lengths import LengthClass
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
@@ -90,6 +91,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
     urls: dict[str, UrlFacts] = {}
     """Of its destinations, by ``output`` and ``error``."""
     on_invalid: OnInvalid = OnInvalid.FAIL
+    validation: Validation = Validation.BASIC
     on_invalid_output: OnInvalidOutput | None = None
     """What runners do with answers that are not what was asked for; None: nothing."""
     parts: tuple[InputPart, ...] = ()

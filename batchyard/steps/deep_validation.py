@@ -1,0 +1,259 @@
+"""The deep checks of an input, between the validator and the plan ([60]).
+
+Lines pass through in their order. What is found in one makes it a bad line like any other. Prompts
+are counted by a process of the engine's environment. Where there is none, or it fails, lines are
+checked without it, and the result says why.
+
+[60]: docs/adr/0060-deep-validation.md
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from batchyard.batch_options import Validation
+from batchyard.deep_checks import (
+    context_refusals,
+    engine_refusal,
+    format_schemas,
+    schema_refusals,
+    tool_refusals,
+)
+from batchyard.endpoints import ENDPOINTS
+from batchyard.engine.prompt_counting.counter import (
+    COUNTED_ENDPOINTS,
+    CountedRequest,
+    CounterProgram,
+    PromptCounter,
+)
+from batchyard.errors import BatchyardError
+from batchyard.framing import read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from batchyard.body_policy import Refusal
+    from batchyard.deep_checks import FormatSchema
+    from batchyard.engine.base import Engine
+    from batchyard.engine.prompt_counting.counter import Count
+    from batchyard.lines import RequestLine, Validator
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+_LINES_AT_ONCE: Final = 512
+_BYTES_AT_ONCE: Final = 1 << 20
+_MOST_SCHEMAS: Final = 10_000
+"""Whose verdicts are remembered: most files have a handful."""
+_FIRST_LINES: Final = 1000
+NO_COUNTER: Final = "its engine is a server of its own, with its tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class NoCounter:
+    """Why prompts are not counted, as the end of a sentence."""
+
+    why: str
+
+
+@dataclass(slots=True)
+class DeepFindings:
+    """What a deep validation has counted. ``prompt_tokens`` are of the ``counted`` good lines.
+
+    ``uncertain``: those of them that have more, because they hold media or tools. ``why_not``: why
+    nothing was counted, or not all; empty: it was.
+    """
+
+    prompt_tokens: int = 0
+    counted: int = 0
+    uncertain: int = 0
+    uncounted: int = 0
+    max_model_len: int | None = None
+    why_not: str = ""
+
+
+def is_deep(services: Services, batch: BatchRecord) -> bool:
+    """Whether the batch asks for it, or the operator does for all that clients wait for."""
+    if batch.holds_responses:
+        # Their clients wait for seconds, and the start of a counter takes some.
+        return False
+    wanted = {batch.options.validation, services.settings.validation}
+    return Validation.DEEP in wanted
+
+
+async def find_counter(
+    engine_for: Callable[[str], Any], model: str | None
+) -> CounterProgram | NoCounter:
+    """What counts the prompts of a model here; it raises nothing."""
+    if model is None:
+        return NoCounter("no line names a model")
+    try:
+        engine: Engine = await engine_for(model)
+    except BatchyardError as error:
+        return NoCounter(str(error).rstrip("."))
+    return engine.prompt_counter or NoCounter(NO_COUNTER)
+
+
+def first_model(path: Path, max_line_bytes: int) -> str | None:
+    """The model that the first line of the file names; None: the first thousand name none."""
+    with path.open("rb") as file:
+        for line in islice(read_lines(file, max_line_bytes), _FIRST_LINES):
+            try:
+                found = msgspec.json.decode(line.data or b"", type=_NamesModel)
+            except (ValueError, RecursionError):
+                continue
+            return found.body.model
+    return None
+
+
+class _Body(msgspec.Struct):
+    model: str
+
+
+class _NamesModel(msgspec.Struct):
+    body: _Body
+
+
+class DeepValidation:
+    """The deep checks of one input. ``program``: what counts its prompts, or why nothing does.
+
+    The counter's process lives as long as what is ``opened``. ``go_on`` is called often while it
+    works, and may raise.
+    """
+
+    def __init__(
+        self,
+        validator: Validator,
+        program: CounterProgram | NoCounter,
+        opened: ExitStack,
+        go_on: Callable[[], object],
+    ) -> None:
+        self._validator = validator
+        self._counter: PromptCounter | None = None
+        self.findings = DeepFindings()
+        if isinstance(program, CounterProgram):
+            self._counter = opened.enter_context(PromptCounter(program, go_on))
+            self.findings.max_model_len = self._counter.max_model_len
+        else:
+            self.findings.why_not = program.why
+        self._verdicts: dict[bytes, str | None] = {}
+        """Why the engine refuses a schema, by its digest; None: it does not."""
+
+    def lines(self, lines: Iterator[RequestLine]) -> Iterator[RequestLine]:
+        """Those of the ``lines`` in which nothing is found; the validator learns of the others.
+
+        While some are counted, the next ones are read.
+        """
+        sent: list[_Checked] = []
+        for batch in _batched(lines):
+            checked = [_Checked(line) for line in batch]
+            yield from self._counted(sent)
+            self._send(checked)
+            sent = checked
+        yield from self._counted(sent)
+        if self._counter is not None:
+            self.findings.why_not = self._counter.why_not
+
+    def _send(self, batch: list[_Checked]) -> None:
+        if self._counter is None:
+            return
+        if len(self._verdicts) > _MOST_SCHEMAS:
+            self._verdicts.clear()
+        asked: set[bytes] = set()
+        requests = []
+        for each in batch:
+            line, schema = each.line, None
+            is_known = each.digest in self._verdicts or each.digest in asked
+            if each.engine_schema is not None and not is_known:
+                schema = each.engine_schema.schema
+                asked.add(each.digest)
+            # Of another endpoint nothing would be counted.
+            body = line.body if line.url in COUNTED_ENDPOINTS else {}
+            requests.append(CountedRequest(line.url, body, schema))
+        self._counter.send(requests)
+
+    def _counted(self, batch: list[_Checked]) -> Iterator[RequestLine]:
+        counts: Iterable[Count | None] = [None] * len(batch)
+        if self._counter is not None and batch:
+            counts = self._counter.receive()
+        for each, count in zip(batch, counts, strict=True):
+            refusals = [*each.refusals, *self._refusals(each, count)]
+            if refusals:
+                self._validator.refuse(each.line, refusals)
+                continue
+            self._note(count)
+            yield each.line
+
+    def _refusals(self, each: _Checked, count: Count | None) -> Iterator[Refusal]:
+        line, context = each.line, self.findings.max_model_len
+        longest = None if count is None else count.longest
+        yield from context_refusals(line.url, line.body, longest, context)
+        if each.engine_schema is None or count is None:
+            return
+        why = self._verdicts.setdefault(each.digest, count.schema_refusal)
+        if why is not None:
+            yield engine_refusal(each.engine_schema, why)
+
+    def _note(self, count: Count | None) -> None:
+        findings = self.findings
+        if count is None or count.tokens is None:
+            findings.uncounted += 1
+            return
+        findings.counted += 1
+        findings.prompt_tokens += count.tokens
+        findings.uncertain += not count.is_exact
+
+
+class _Checked:
+    """A line, what was found in it here, and the schema that the engine shall try."""
+
+    def __init__(self, line: RequestLine) -> None:
+        self.line = line
+        self.refusals = list(tool_refusals(line.body))
+        self.engine_schema: FormatSchema | None = None
+        self.digest = b""
+        for asked in format_schemas(line.body):
+            found = list(schema_refusals(asked))
+            self.refusals += found
+            endpoint = ENDPOINTS[line.url]
+            if not found and endpoint.writes_tokens and self.engine_schema is None:
+                self.engine_schema = asked
+                encoded = msgspec.json.encode(asked.schema)
+                self.digest = hashlib.blake2b(encoded, digest_size=16).digest()
+
+
+def _batched(lines: Iterator[RequestLine]) -> Iterator[list[RequestLine]]:
+    """Lists of so many lines, or of fewer if they are long."""
+    batch: list[RequestLine] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += line.length
+        if len(batch) >= _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def findings_words(findings: DeepFindings) -> str:
+    """``12,345 prompt tokens in 100 lines; 2 lines were not counted: …``."""
+    words = []
+    if findings.counted:
+        more = f", {findings.uncertain:,} of which have some more" if findings.uncertain else ""
+        words.append(
+            f"{findings.prompt_tokens:,} prompt tokens in {findings.counted:,} lines{more}"
+        )
+    if findings.uncounted:
+        words.append(f"{findings.uncounted:,} lines were not counted")
+    if findings.why_not:
+        words.append(f"tokens could not be counted: {findings.why_not}")
+    if not findings.why_not and findings.counted and findings.max_model_len is None:
+        words.append("the length of the model's context is not known for certain")
+    return "; ".join(words)
