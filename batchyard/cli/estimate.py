@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from batchyard.batch_options import Validation
 from batchyard.cli import options
 from batchyard.cli.as_json import OBJECT, print_object
+from batchyard.cli.prompt_counter import counter_of
 from batchyard.errors import StoreError
 from batchyard.settings import read_settings
 from batchyard.steps.create import parse_window
+from batchyard.steps.deep_validation import findings_words
 from batchyard.storage.location import parse_location
 from batchyard.time_words import duration, relative
 
 if TYPE_CHECKING:
     from batchyard.settings import Settings
-    from batchyard.steps.estimate import Assumptions, Estimate, Known
+    from batchyard.steps.estimate import Assumptions, Estimate, FindCounter, Known
     from batchyard.storage.access import Location
 
 _WIDTH = 16
@@ -44,6 +47,23 @@ def estimate(
     bytes_per_token: Annotated[
         float, typer.Option(min=0.1, help="How many bytes of these prompts make one token.")
     ] = 4.0,
+    validation: Annotated[
+        Validation,
+        typer.Option(
+            help="`deep`: count tokens with the model's own tokenizer, and find prompts that are "
+            "too long for it, bad schemas and tools."
+        ),
+    ] = Validation.BASIC,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="For `deep`: the folder or hub id of the model. Default: that of its block.",
+        ),
+    ] = None,
+    engine_options: Annotated[
+        str, typer.Option(help="With --weights: the engine's options, as in its block.")
+    ] = "",
     tenant: Annotated[
         str, typer.Option(help="The tenant whose earlier answers say how long these will be.")
     ] = "default",
@@ -70,8 +90,11 @@ def estimate(
         bytes_per_token=bytes_per_token,
         shape=CacheShape(max(1, cache_tokens // block_size), block_size, sequences),
     )
+    find_counter = None
+    if validation is Validation.DEEP:
+        find_counter = partial(counter_of, settings, weights=weights, options=engine_options)
     found, known, why_not = asyncio.run(
-        _estimate(settings, parse_location(input_file), assumptions, tenant)
+        _estimate(settings, parse_location(input_file), assumptions, tenant, find_counter)
     )
     if as_json:
         print_object(_object(found, known))
@@ -87,7 +110,11 @@ def estimate(
 
 
 async def _estimate(
-    settings: Settings, location: Location, assumptions: Assumptions, tenant: str
+    settings: Settings,
+    location: Location,
+    assumptions: Assumptions,
+    tenant: str,
+    find_counter: FindCounter | None,
 ) -> tuple[Estimate, Known, str | None]:
     """The estimate, what is known of its model, and why no rate is."""
     from batchyard.steps.estimate import (  # noqa: PLC0415 - see above
@@ -98,7 +125,7 @@ async def _estimate(
     )
 
     find_lengths = partial(learned_lengths, settings, tenant)
-    found = await estimate_file(settings, location, assumptions, find_lengths)
+    found = await estimate_file(settings, location, assumptions, find_lengths, find_counter)
     if found.model is None:
         return found, Known(), "no line names a model"
     try:
@@ -113,11 +140,10 @@ async def _estimate(
 def _lines(
     found: Estimate, known: Known, why_not: str | None, assumptions: Assumptions
 ) -> list[str]:
-    each = f"at {assumptions.bytes_per_token:g} bytes a token"
     copies = f", {found.copies:,} of them answered by an identical request" if found.copies else ""
     lines = [
         _line("requests", f"{found.requests:,}{copies}"),
-        _line("prompt tokens", f"{found.prompt_tokens:,} {each}"),
+        _line("prompt tokens", _prompt_words(found, assumptions)),
         _line("output tokens", _output_words(found)),
     ]
     order = found.order
@@ -150,6 +176,16 @@ def _lines(
             )
         )
     return lines
+
+
+def _prompt_words(found: Estimate, assumptions: Assumptions) -> str:
+    guessed = f"{found.prompt_tokens:,} at {assumptions.bytes_per_token:g} bytes a token"
+    if found.deep is None:
+        return guessed
+    words = findings_words(found.deep)
+    if found.deep.uncounted or not found.deep.counted:
+        return f"{guessed}; {words}"
+    return f"{words}; by the model's own tokenizer"
 
 
 def _output_words(found: Estimate) -> str:
@@ -206,6 +242,8 @@ def _object(found: Estimate, known: Known) -> dict[str, Any]:
         "requests": found.requests,
         "deduplicated_requests": found.copies,
         "prompt_tokens": found.prompt_tokens,
+        "counted_prompt_tokens": None if found.deep is None else found.deep.prompt_tokens,
+        "uncounted_lines": None if found.deep is None else found.deep.uncounted,
         "output_tokens": found.output_tokens,
         "learned_requests": found.learned_requests,
         "hit_rate": None if order is None else order.ours.hit_rate,

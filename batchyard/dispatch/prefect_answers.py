@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,12 @@ class OfferedModel:
     """Its engine takes live requests beside those of batches."""
     is_ours: bool = False
     """Its engine is a vLLM that Batchyard starts; otherwise a server of which nothing is known."""
+    weights: str = ""
+    """Of an engine of ours: the folder or hub id that it loads."""
+    options: str = ""
+    """Of an engine of ours: its options, as in a shell."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of an engine of ours: its own environment variables."""
 
 
 def offered_model_from(
@@ -81,8 +87,21 @@ def offered_model_from(
         hours = None
     else:
         hours = Hours(windows)
-    is_live = data.get("live") is True
-    return OfferedModel(data["model"], int(created.timestamp()), hours, is_live, is_ours)
+    found = OfferedModel(
+        data["model"],
+        int(created.timestamp()),
+        hours,
+        is_live=data.get("live") is True,
+        is_ours=is_ours,
+    )
+    if not is_ours:
+        return found
+    return replace(
+        found,
+        weights=data.get("weights") or data["model"],
+        options=data.get("options") or "",
+        environment=data.get("environment") or {},
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,17 +243,19 @@ def _batched(lines: Iterator[RequestLine]) -> Iterator[list[RequestLine]]:
 
 
 def findings_words(findings: DeepFindings) -> str:
-    """``12,345 prompt tokens in 100 lines; 2 lines were not counted: …``."""
+    """``12,345 prompt tokens in 100 lines; 2 lines not counted: …``."""
     words = []
     if findings.counted:
-        more = f", {findings.uncertain:,} of which have some more" if findings.uncertain else ""
-        words.append(
-            f"{findings.prompt_tokens:,} prompt tokens in {findings.counted:,} lines{more}"
-        )
+        least = "at least " if findings.uncertain else ""
+        lines = _lines_words(findings.counted)
+        words.append(f"{least}{findings.prompt_tokens:,} prompt tokens in {lines}")
     if findings.uncounted:
-        words.append(f"{findings.uncounted:,} lines were not counted")
-    if findings.why_not:
-        words.append(f"tokens could not be counted: {findings.why_not}")
-    if not findings.why_not and findings.counted and findings.max_model_len is None:
-        words.append("the length of the model's context is not known for certain")
+        why = f": {findings.why_not}" if findings.why_not else ""
+        words.append(f"{_lines_words(findings.uncounted)} not counted{why}")
+    if findings.counted and findings.max_model_len is None:
+        words.append("how long a prompt may be is not known for certain")
     return "; ".join(words)
+
+
+def _lines_words(number: int) -> str:
+    return "1 line" if number == 1 else f"{number:,} lines"

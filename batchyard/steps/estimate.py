@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from contextlib import asynccontextmanager
+import threading
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,12 +27,13 @@ from batchyard.logs import event_logger
 from batchyard.plan import BYTES_PER_TOKEN, Planner, PlanSummary, read_records
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.services.services import access_with
+from batchyard.steps.deep_validation import DeepValidation, first_model
 from batchyard.steps.known_lengths import read_lengths
 from batchyard.storage.file import os_errors_as_ours, write_file
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
 from batchyard.store import open_store
-from batchyard.threads import in_thread
+from batchyard.threads import in_executor, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from batchyard.batch_error import BatchError
+    from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.settings import Settings
+    from batchyard.steps.deep_validation import DeepFindings, NoCounter
     from batchyard.storage.access import Location
     from batchyard.store import RateRecord, Store
 
@@ -50,6 +55,7 @@ _SIMULATED_REQUESTS = 200_000
 _PIECES = 8
 KnownLengths = tuple[LengthHistory, bytes]
 """Lengths of answers, and the key by which templates are known."""
+FindCounter: TypeAlias = "Callable[[str | None], Awaitable[CounterProgram | NoCounter]]"
 _STORE_PATIENCE_SECONDS = 3.0
 
 
@@ -107,6 +113,8 @@ class Estimate:
     errors: tuple[BatchError, ...]
     """Of the file, the first thousand."""
     bad_lines: int = 0
+    deep: DeepFindings | None = None
+    """What a deep validation has counted, of all good lines; None: it was a basic one."""
 
 
 async def nothing_learned(model: str) -> KnownLengths:  # noqa: ARG001 - the signature of others
@@ -119,17 +127,26 @@ async def estimate_file(
     location: Location,
     assumptions: Assumptions,
     find_lengths: Callable[[str], Awaitable[KnownLengths]] = nothing_learned,
+    find_counter: FindCounter | None = None,
 ) -> Estimate:
     """Validate, plan and simulate. Raises :class:`~batchyard.errors.StorageError`.
 
     ``find_lengths``: what is known of how long a model's answers are. Raises what it raises.
+    ``find_counter``: what counts a model's prompts in a deep validation; None: it is a basic one.
     """
     folder = Path(tempfile.mkdtemp(prefix="batchyard-estimate-"))
     try:
         limits = settings.limits.to_limits(of_client=assumptions.of_client)
         path = await _local_path(settings, location, folder, limits.max_bytes)
         with os_errors_as_ours(str(location)):
-            read = await in_thread(_read, settings, path, folder, assumptions)
+            counter = None
+            if find_counter is not None:
+                most = settings.limits.max_line_bytes
+                model = assumptions.model or await in_thread(first_model, path, most)
+                counter = await find_counter(model)
+            stopping = threading.Event()
+            reading = partial(_read, settings, path, folder, assumptions, counter, stopping)
+            read = await in_executor(None, reading, interrupt=stopping.set)
             known = await find_lengths(read.model) if read.model else (LengthHistory(), b"")
             return await in_thread(_estimate, read, folder, known, assumptions)
     finally:
@@ -232,9 +249,18 @@ class _Read:
     model: str | None
     errors: tuple[BatchError, ...]
     bad_lines: int
+    deep: DeepFindings | None
 
 
-def _read(settings: Settings, path: Path, folder: Path, assumptions: Assumptions) -> _Read:
+def _read(
+    settings: Settings,
+    path: Path,
+    folder: Path,
+    assumptions: Assumptions,
+    counter: CounterProgram | NoCounter | None,
+    stopping: threading.Event,
+) -> _Read:
+    """Raises :class:`InterruptedError` once it is ``stopping``, in a deep validation."""
     limits = settings.limits.to_limits(of_client=assumptions.of_client)
     limits = replace(limits, max_reported_errors=_REPORTED_ERRORS)
     models = frozenset({assumptions.model}) if assumptions.model else None
@@ -249,14 +275,25 @@ def _read(settings: Settings, path: Path, folder: Path, assumptions: Assumptions
         deduplicates=assumptions.deduplicates,
     )
     errors: tuple[BatchError, ...] = ()
-    with path.open("rb") as file:
-        for line in validator.lines(file):
+
+    def go_on() -> None:
+        if stopping.is_set():
+            raise InterruptedError
+
+    deep = None
+    with path.open("rb") as file, ExitStack() as opened:
+        lines = validator.lines(file)
+        if counter is not None:
+            deep = DeepValidation(validator, counter, opened, go_on)
+            lines = deep.lines(lines)
+        for line in lines:
             planner.add(line)
         try:
             validator.finish(file)
         except InputRefused as refused:
             errors = refused.entries
-    return _Read(planner, validator.model, errors, validator.bad_lines)
+    findings = None if deep is None else deep.findings
+    return _Read(planner, validator.model, errors, validator.bad_lines, findings)
 
 
 def _estimate(read: _Read, folder: Path, known: KnownLengths, assumptions: Assumptions) -> Estimate:
@@ -274,6 +311,7 @@ def _estimate_plan(
 ) -> Estimate:
     # Chunks are cut from the records in their order, so that this is the order of execution.
     runs = records[records["prompt_tokens"] > 0]
+    assumptions = _measured(assumptions, int(runs["prompt_tokens"].sum()), summary, read.deep)
     by_prefix = runs[np.argsort(runs["rank"])]
     prompt_tokens = np.maximum(
         1, by_prefix["prompt_tokens"] * (BYTES_PER_TOKEN / assumptions.bytes_per_token)
@@ -290,6 +328,7 @@ def _estimate_plan(
             assumptions.shape,
         )
     return Estimate(
+        deep=read.deep,
         model=read.model,
         requests=summary.requests,
         copies=summary.copies,
@@ -301,6 +340,16 @@ def _estimate_plan(
         errors=read.errors,
         bad_lines=read.bad_lines,
     )
+
+
+def _measured(
+    assumptions: Assumptions, planned_tokens: int, summary: PlanSummary, deep: DeepFindings | None
+) -> Assumptions:
+    """With the bytes of a token that these prompts have, if all of them were counted."""
+    if deep is None or deep.uncounted or summary.copies or not deep.prompt_tokens:
+        return assumptions
+    prompt_bytes = planned_tokens * BYTES_PER_TOKEN
+    return replace(assumptions, bytes_per_token=prompt_bytes / deep.prompt_tokens)
 
 
 def _estimate_order(

@@ -1,21 +1,340 @@
-"""Deep validation of a whole batch, with the tokenizer of a real model, and without one."""
+"""Deep validation of whole batches: with a real model's tokenizer, and where it cannot be had."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import os
 import signal
-import subprocess
 import sys
-import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from batchyard.engine.prompt_counting import counter as counter_module
-from batchyard.engine.prompt_counting.counter import CountedRequest, PromptCounter
-from batchyard.errors import InputRefused, SettingsError
+from batchyard.engine.prompt_counting.counter import (
+    Count,
+    CountedRequest,
+    CounterProgram,
+    PromptCounter,
+    counter_program,
+)
+from batchyard.engine.vllm_options import EngineOptions
+from batchyard.errors import InputRefused, RequestRefused, SettingsError
 from batchyard.lifecycle import BatchStatus
+from batchyard.steps.fetch import fetch_input
+from batchyard.steps.prepare import prepare_batch
 from batchyard.wire import RequestCounts
+from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT, require_vllm
 from tests.steps.conftest import CHAT, Yard, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+CONTEXT = 64
+LONG = "zqxj" * CONTEXT
+EMBEDDINGS = "/v1/embeddings"
+FAKE = """
+import json, os, signal, sys, time
+setup = json.loads(sys.stdin.readline())
+print(json.dumps({"max_model_len": 64}), flush=True)
+open(setup["model"], "a").write(f"{os.getpid()} ")
+for line in sys.stdin:
+    if "hang" in line:
+        time.sleep(600)
+    if "crash" in line:
+        os.kill(os.getpid(), signal.SIGKILL)
+    requests = json.loads(line)
+    schemas = [each[2] for each in requests]
+    open(setup["model"], "a").write("schema " * sum(each is not None for each in schemas))
+    print(json.dumps([[1, 1, True, each and "it cannot"] for each in schemas]), flush=True)
+"""
+"""Counts 1 for every line, refuses every schema, and hangs or dies on some lines.
+
+It writes its process ids and ``schema`` for each one to a file.
+"""
+
+
+def program(*options: str, weights: Path = TINY_CHAT) -> CounterProgram:
+    require_vllm()
+    return counter_program(ENGINE_PYTHON, str(weights), EngineOptions(options), {})
+
+
+@pytest.fixture(scope="module")
+def counter() -> Iterator[PromptCounter]:
+    """One process for all tests that only count."""
+    with PromptCounter(program(), lambda: None) as opened:
+        assert opened.why_not == ""
+        yield opened
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CounterProgram:
+    """A counter without a tokenizer, in this environment."""
+    script = tmp_path / "script.py"
+    script.write_text(FAKE)
+    monkeypatch.setattr(counter_module, "SCRIPT", script)
+    setup = {"model": str(tmp_path / "pids")}
+    return CounterProgram(Path(sys.executable), dict(os.environ), setup)
+
+
+def pids(program: CounterProgram) -> list[int]:
+    path = Path(program.setup["model"])
+    return [int(pid) for pid in path.read_text().split() if pid.isdigit()] if path.exists() else []
+
+
+def count(counter: PromptCounter, url: str, body: dict[str, Any], schema: Any = None) -> Count:
+    counter.send([CountedRequest(url, body, schema)])
+    (found,) = counter.receive()
+    return found
+
+
+async def refused(yard: Yard, lines: list[Any], **request: Any) -> list[tuple[int | None, str]]:
+    """The errors of a batch that fails, each with its line and code."""
+    with pytest.raises(InputRefused) as caught:
+        await yard.prepared(lines, validation="deep", **request)
+    return [(each.line, each.code) for each in caught.value.entries]
+
+
+def asking_for(schema: Any) -> dict[str, Any]:
+    format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return chat_line("schema", response_format=format_)
+
+
+# -- whole batches --------------------------------------------------------------------------
+
+
+async def test_a_prompt_that_is_too_long_fails_the_batch_with_its_line(yard: Yard) -> None:
+    yard.engine.prompt_counter = program("--max-model-len", str(CONTEXT))
+    lines = [chat_line("a"), chat_line("b", LONG), chat_line("c", max_tokens=CONTEXT + 1)]
+    batch = await yard.run(lines, validation="deep")
+    assert batch.status is BatchStatus.FAILED
+    first, second = batch.errors or ()
+    assert (first.line, first.code, first.param) == (2, "context_length_exceeded", "body.messages")
+    assert first.message.startswith(
+        f"This model's maximum context length is {CONTEXT} tokens. However, your prompt has at "
+    )
+    assert (second.line, second.param) == (3, "body.max_tokens")
+
+
+async def test_bad_lines_may_be_left_out_and_the_others_run(
+    yard: Yard, fake: CounterProgram
+) -> None:
+    yard.engine.prompt_counter = fake
+    long = chat_line("b", max_tokens=CONTEXT + 1)
+    lines = [chat_line("a"), long, {**chat_line("c"), "method": "GET"}]
+    batch = await yard.run([*lines, chat_line("d")], validation="deep", on_invalid="error_file")
+    assert (batch.status, batch.counts) == (BatchStatus.COMPLETED, RequestCounts(4, 2, 2))
+    errors = await yard.results(batch.error_file_id)
+    codes = [(each["custom_id"], each["error"]["code"]) for each in errors]
+    assert codes == [("b", "context_length_exceeded"), ("c", "invalid_method")]
+    answers = await yard.results(batch.output_file_id)
+    assert [each["custom_id"] for each in answers] == ["a", "d"]
+
+
+async def test_a_batch_whose_lines_are_all_too_long_is_completed_without_them(
+    yard: Yard, fake: CounterProgram
+) -> None:
+    yard.engine.prompt_counter = fake
+    lines = [chat_line(name, max_tokens=CONTEXT + 1) for name in "ab"]
+    batch = await yard.run(lines, validation="deep", on_invalid="error_file")
+    assert (batch.status, batch.counts) == (BatchStatus.COMPLETED, RequestCounts(2, 0, 2))
+    assert batch.model is None
+
+
+async def test_a_basic_batch_counts_nothing_unless_the_operator_wants_it(
+    yard: Yard, fake: CounterProgram
+) -> None:
+    yard.engine.prompt_counter = fake
+    lines = [chat_line("a", max_tokens=CONTEXT + 1)]
+    await yard.prepared(lines)
+    assert pids(fake) == []
+    yard.set(validation="deep")
+    with pytest.raises(InputRefused):
+        await yard.prepared(lines)
+    with pytest.raises(InputRefused):
+        await yard.prepared(lines, validation="basic")
+
+
+async def test_another_word_for_the_validation_is_refused(yard: Yard) -> None:
+    with pytest.raises(RequestRefused, match="validation must be one of basic, deep"):
+        await yard.create([chat_line("a")], validation="shallow")
+
+
+async def test_errors_of_both_kinds_are_in_the_order_of_their_lines(
+    yard: Yard, fake: CounterProgram
+) -> None:
+    yard.engine.prompt_counter = fake
+    lines = [
+        chat_line("a", max_tokens=CONTEXT + 1),
+        {**chat_line("b"), "method": "GET"},
+        chat_line("c", max_tokens=CONTEXT + 1),
+    ]
+    limits = yard.services.settings.limits
+    assert [line for line, _ in await refused(yard, lines)] == [1, 2, 3]
+    # The line with the wrong method is found first, and the cap is full.
+    to_limits = type(limits).to_limits
+    capped = {"to_limits": lambda self, **of: replace(to_limits(self, **of), max_reported_errors=1)}
+    yard.set(limits=type("Capped", (type(limits),), capped)())
+    assert await refused(yard, lines) == [
+        (1, "context_length_exceeded"),
+        (None, "more_errors"),
+    ]
+
+
+async def test_without_an_engine_environment_the_rest_is_checked_and_the_log_says_why(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def engine_for(_: str) -> Any:
+        raise SettingsError("No engine environment at /nowhere.")
+
+    yard.services = replace(yard.services, engine_for=engine_for)
+    await yard.prepared([chat_line("a", LONG)], validation="deep")
+    said = "1 line not counted: No engine environment at /nowhere"
+    assert said in caplog.text
+    bad = chat_line("b", tools=[{"type": "function", "function": {"name": "no spaces"}}])
+    assert await refused(yard, [bad]) == [(1, "invalid_value")]
+
+
+async def test_a_server_of_its_own_has_no_counter(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    await yard.prepared([chat_line("a", LONG)], validation="deep")
+    assert "its engine is a server of its own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (asking_for({"type": "objekt"}), "invalid_json_schema"),
+        (asking_for({"properties": {"a": {"required": "b"}}}), "invalid_json_schema"),
+        (chat_line("a", structured_outputs={"json": "{"}), "invalid_json_schema"),
+        (chat_line("a", tools="none"), "invalid_type"),
+        (
+            chat_line("a", tools=[{"function": {"name": "f", "parameters": {"type": 7}}}]),
+            "invalid_function_parameters",
+        ),
+        (
+            chat_line(
+                "a",
+                tools=[{"type": "function", "function": {"name": "f"}}],
+                tool_choice={"type": "function", "function": {"name": "g"}},
+            ),
+            "invalid_value",
+        ),
+    ],
+)
+async def test_schemas_and_tools_are_checked_without_the_engine_too(
+    yard: Yard, body: dict[str, Any], code: str
+) -> None:
+    assert await refused(yard, [body]) == [(1, code)]
+
+
+async def test_what_the_engine_says_of_a_schema_holds_for_all_lines_that_have_it(
+    yard: Yard, fake: CounterProgram
+) -> None:
+    """It is asked once. What it really says, the test on real vLLM compares."""
+    yard.engine.prompt_counter = fake
+    lines = [asking_for({"type": "string"}) | {"custom_id": f"{n}"} for n in range(2)]
+    assert await refused(yard, [lines[0], chat_line("plain"), lines[1]]) == [
+        (1, "invalid_json_schema"),
+        (3, "invalid_json_schema"),
+    ]
+    assert Path(fake.setup["model"]).read_text().count("schema") == 1
+
+
+# -- the counter ----------------------------------------------------------------------------
+
+
+def test_it_counts_every_kind_of_prompt(counter: PromptCounter) -> None:
+    hi = [{"role": "user", "content": "hi"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    chat = count(counter, CHAT, {"messages": hi})
+    assert chat.tokens is not None
+    assert chat.tokens > 3
+    assert chat.is_exact
+    assert count(counter, CHAT, {"messages": parts}) == chat
+    assert count(counter, "/v1/responses", {"input": "hi"}) == chat
+    assert count(counter, "/v1/messages", {"messages": hi}) == chat
+    several = count(counter, "/v1/completions", {"prompt": ["zqxj", [5, 5, 5]]})
+    assert (several.tokens, several.longest) == (7, 4)
+    assert count(counter, EMBEDDINGS, {"input": [5, 6]}).tokens == 2
+
+
+def test_of_media_and_tools_it_counts_what_is_certain(counter: PromptCounter) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    with_image = [{"role": "user", "content": [{"type": "text", "text": "hi"}, image]}]
+    plain = count(counter, CHAT, {"messages": [{"role": "user", "content": "hi"}]})
+    found = count(counter, CHAT, {"messages": with_image})
+    assert (found.tokens, found.is_exact) == (plain.tokens, False)
+    assert count(counter, CHAT, {"messages": "hi"}) == Count()
+    own = {"messages": with_image, "chat_template": "{{ messages }}"}
+    assert count(counter, CHAT, own).tokens is None
+
+
+def test_a_text_of_ten_megabytes_costs_a_moment(counter: PromptCounter) -> None:
+    began = time.monotonic()
+    found = count(counter, "/v1/completions", {"prompt": "a" * 10_000_000})
+    assert found.longest is not None
+    assert found.longest > 8192
+    assert time.monotonic() - began < 20
+
+
+def test_the_context_is_that_of_the_options_or_of_the_models_files(counter: PromptCounter) -> None:
+    assert counter.max_model_len == 8192
+    assert program("--max-model-len", "auto").setup["is_context_doubtful"]
+    assert program("--max-model-len", "4k").setup["max_model_len"] == 4000
+    assert program("--hf-overrides", "{}").setup["is_context_doubtful"]
+
+
+def test_what_cannot_be_loaded_is_said() -> None:
+    # An environment without transformers.
+    here = replace(program(), python=Path(sys.executable))
+    with PromptCounter(here, lambda: None) as counter:
+        assert "No module named 'transformers'" in counter.why_not
+        assert count(counter, CHAT, {"messages": []}) == Count()
+    nothing = CounterProgram(Path("/nowhere/python"), {}, {})
+    with PromptCounter(nothing, lambda: None) as counter:
+        assert "/nowhere/python could not load the tokenizer" in counter.why_not
+
+
+def test_a_request_that_ends_the_process_costs_its_own_count_only(fake: CounterProgram) -> None:
+    with PromptCounter(fake, lambda: None) as counter:
+        counter.send([CountedRequest(CHAT, {"n": n}) for n in ("a", "crash", "b")])
+        assert [each.tokens for each in counter.receive()] == [1, None, 1]
+        assert count(counter, CHAT, {}).tokens == 1
+        assert counter.why_not == ""
+
+
+def test_after_a_few_deaths_nothing_is_counted_any_more(fake: CounterProgram) -> None:
+    with PromptCounter(fake, lambda: None) as counter:
+        for _ in range(6):
+            assert count(counter, CHAT, {"n": "crash"}) == Count()
+        assert counter.why_not == "too many requests ended the process that counts them"
+        assert count(counter, CHAT, {}) == Count()
+    assert len(pids(fake)) == 4
+
+
+def test_one_that_hangs_is_ended(fake: CounterProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counter_module, "_ANSWER_SECONDS", 0.5)
+    with PromptCounter(fake, lambda: None) as counter:
+        counter.send([CountedRequest(CHAT, {"n": n}) for n in ("a", "hang")])
+        assert [each.tokens for each in counter.receive()] == [1, None]
+
+
+async def test_a_cancelled_validation_leaves_no_process(yard: Yard, fake: CounterProgram) -> None:
+    yard.engine.prompt_counter = fake
+    batch_id = await yard.create([chat_line("a", "hang")], validation="deep")
+    await fetch_input(yard.services, batch_id)
+    running = asyncio.create_task(prepare_batch(yard.services, batch_id))
+    while not pids(fake):  # noqa: ASYNC110 - another process writes it
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    for pid in pids(fake):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

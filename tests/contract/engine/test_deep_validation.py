@@ -1,4 +1,4 @@
-"""Real vLLM: it runs what deep validation lets pass, and refuses what that refuses, to the token."""
+"""Real vLLM runs what deep validation lets pass, and refuses what that refuses, to the token."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def refused(
         RequestLine(place, place, 0, 9, str(place), url, MODEL, body)
         for place, (url, body) in enumerate(requests)
     ]
-    validator._leave_out = lambda bad: found.update({bad.ordinal: [e.code for e in bad.errors]})  # noqa: SLF001
+    validator._leave_out = lambda bad: found.update({bad.ordinal: [e.code for e in bad.errors]})
     with contextlib.ExitStack() as opened:
         deep = DeepValidation(validator, program, opened, lambda: None)
         assert len([*deep.lines(iter(lines))]) + len(found) == len(requests)
@@ -77,7 +77,7 @@ def refused(
 def edges(program: CounterProgram) -> list[tuple[str, dict[str, Any]]]:
     """Requests beside each edge, on both of its sides."""
     texts = (
-        lambda text: chat(text),
+        chat,
         lambda text: chat([{"type": "text", "text": text}, {"type": "text", "text": "b"}]),
         lambda text: completion(["short", text]),
         lambda text: ("/v1/responses", {"model": MODEL, "input": text, "max_output_tokens": 1}),
