@@ -30,6 +30,7 @@ OUR_FIELDS: Final = {
             "priority",
         ),
         *("webhook_url", "notify_email", "deduplicate", "on_invalid", "on_invalid_output"),
+        "validation",
     }
 }
 

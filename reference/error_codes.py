@@ -169,6 +169,35 @@ INPUT: Final = (
         "Shorten it. [The limits](../input-format.md#what-clients-may-not-send) are settings.",
     ),
     Code(
+        "context_length_exceeded",
+        "Deep validation: the prompt is longer than the model's context, or leaves no room in it "
+        "for an answer; or the limit of the answer's tokens is larger than the whole context.",
+        "Shorten the prompt or lower the limit, raise `--max-model-len` of the engine, or ask for "
+        "`on_invalid` `error_file` to run the other lines.",
+    ),
+    Code(
+        "invalid_json_schema",
+        "Deep validation: the schema of the answer is no JSON schema, or the engine's structured "
+        "outputs cannot use it.",
+        "Correct the schema. The message has the place in it, or the engine's own reason.",
+    ),
+    Code(
+        "invalid_function_parameters",
+        "Deep validation: the parameters of a tool are no JSON schema of an object.",
+        "Correct the schema. The message has the place in it.",
+    ),
+    Code(
+        "invalid_value",
+        "Deep validation: a tool has no name that a function may have, or `tool_choice` names "
+        "none of the tools.",
+        "Use 1 to 64 letters, digits, underscores or hyphens, and the same name in both places.",
+    ),
+    Code(
+        "invalid_type",
+        "Deep validation: `tools` is not a list of objects.",
+        "Correct `body.tools`.",
+    ),
+    Code(
         "too_many_embedding_inputs",
         "The file has more texts to embed than `BATCHYARD_LIMITS__MAX_EMBEDDING_INPUTS`.",
         "Split the file at this line.",

@@ -124,7 +124,7 @@ class DeepValidation:
     """The deep checks of one input. ``program``: what counts its prompts, or why nothing does.
 
     The counter's process lives as long as what is ``opened``. ``go_on`` is called often while it
-    works, and may raise.
+    works, and may raise :class:`InterruptedError`.
     """
 
     def __init__(

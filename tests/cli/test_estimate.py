@@ -11,7 +11,6 @@ import pytest
 from batchyard.hours import Hours, HoursWindow
 from batchyard.lengths import LengthClass, Lengths, bucket_of
 from tests.cli.conftest import Background, Ended, chat_line, with_store
-from tests.contract.engine.conftest import TINY_CHAT, require_vllm
 from tests.unit.storage.web_server import gives, running_web_server
 
 if TYPE_CHECKING:
@@ -251,19 +250,6 @@ def test_answers_are_expected_to_be_as_long_as_earlier_ones_of_the_tenant(
     assert (known["output_tokens"], known["learned_requests"]) == (600, 20)
     assert "about 600, as earlier answers were" in alone("estimate", "in.jsonl").stdout
     assert figures(alone, "in.jsonl", "--tenant", "another")["output_tokens"] == 5120
-
-
-def test_a_deep_estimate_counts_with_the_models_own_tokenizer(alone: Run, tmp_path: Path) -> None:
-    require_vllm()
-    lines = [chat_line("a", "Hello!"), chat_line("b", "Hello!")]
-    lines[1]["body"]["max_tokens"] = 9000
-    write(tmp_path / "in.jsonl", lines)
-    deep = ("estimate", "in.jsonl", "--validation", "deep")
-    ended = alone(*deep, "--weights", str(TINY_CHAT))
-    assert ended.status == 1
-    # <|begin|>, the role and its line, the text, <|end|>, and the beginning of the answer.
-    assert "12 prompt tokens in 1 line; by the model's own tokenizer" in ended.stdout
-    assert "line 2: context_length_exceeded: body.max_tokens is 9000" in ended.stdout
 
 
 def test_a_deep_estimate_says_why_nothing_was_counted(alone: Run, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
 from tests.cli.conftest import Ended, chat_line, with_services
+from tests.contract.engine.conftest import TINY_CHAT, require_vllm
 from tests.pages import block, replaced, words_of
 from tests.steps.conftest import Yard
 
@@ -148,3 +149,18 @@ def test_an_estimate_lists_bad_lines(alone: Run, tmp_path: Path) -> None:
     assert ended.status == 1
     _, _, expected = output_of(ESTIMATE, "bad-lines").partition("…\n")
     assert ended.stdout.endswith(expected)
+
+
+def test_a_deep_estimate_counts_as_the_page_says(alone: Run, tmp_path: Path) -> None:
+    require_vllm()
+    (tmp_path / ".models").symlink_to(TINY_CHAT.parent)
+    long = {**chat_line("long"), "body": {**chat_line("long")["body"], "max_tokens": 9000}}
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in (chat_line("a", "Hello!"), long)))
+    (command, *_) = block(ESTIMATE, "deep").splitlines()
+    ended = alone(*words_of(command.removeprefix("$ ")))
+    assert ended.status == 1
+    expected = output_of(ESTIMATE, "deep").splitlines()[1]
+    (counted,) = (line for line in ended.stdout.splitlines() if line[:13] == expected[:13])
+    assert counted == expected.replace("209,164", "12").replace("400 lines", "1 line")
+    assert "line 2: context_length_exceeded: body.max_tokens is 9000" in ended.stdout

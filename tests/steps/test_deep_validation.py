@@ -82,8 +82,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CounterProgram:
 
 
 def pids(program: CounterProgram) -> list[int]:
+    return [int(word) for word in written(program) if word.isdigit()]
+
+
+def written(program: CounterProgram) -> list[str]:
     path = Path(program.setup["model"])
-    return [int(pid) for pid in path.read_text().split() if pid.isdigit()] if path.exists() else []
+    return path.read_text().split() if path.exists() else []
 
 
 def count(counter: PromptCounter, url: str, body: dict[str, Any], schema: Any = None) -> Count:
@@ -243,7 +247,7 @@ async def test_what_the_engine_says_of_a_schema_holds_for_all_lines_that_have_it
         (1, "invalid_json_schema"),
         (3, "invalid_json_schema"),
     ]
-    assert Path(fake.setup["model"]).read_text().count("schema") == 1
+    assert written(fake).count("schema") == 1
 
 
 # -- the counter ----------------------------------------------------------------------------
@@ -335,6 +339,25 @@ async def test_a_cancelled_validation_leaves_no_process(yard: Yard, fake: Counte
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    for pid in pids(fake):
+    assert_gone(fake)
+
+
+def test_an_interruption_ends_the_start_of_a_counter(fake: CounterProgram) -> None:
+    counter_module.SCRIPT.write_text(FAKE.replace("for line", "time.sleep(600)\nfor line"))
+    silent = counter_module.SCRIPT.read_text().replace("print(json", "str(json")
+    counter_module.SCRIPT.write_text(silent)
+
+    def interrupted() -> None:
+        if pids(fake):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        PromptCounter(fake, interrupted).__enter__()
+    assert_gone(fake)
+
+
+def assert_gone(program: CounterProgram) -> None:
+    assert pids(program)
+    for pid in pids(program):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)

@@ -124,6 +124,13 @@ class Count(msgspec.Struct, array_like=True, frozen=True):
     schema_refusal: str | None = None
 
 
+class _Began(msgspec.Struct):
+    """The answer to the setup."""
+
+    max_model_len: int | None = None
+    error: str = ""
+
+
 _UNKNOWN: Final = Count()
 _decode_counts = msgspec.json.Decoder(list[Count]).decode
 
@@ -135,7 +142,7 @@ class _Died(Exception):
 class PromptCounter:
     """The counter of one engine's prompts. Use as a context manager, which ends its process.
 
-    ``go_on`` is called while it is waited for, and may raise.
+    ``go_on`` is called while it is waited for, and may raise :class:`InterruptedError`.
     """
 
     def __init__(self, program: CounterProgram, go_on: Callable[[], object]) -> None:
@@ -211,12 +218,13 @@ class PromptCounter:
             for pipe in (self._stdin, self._stdout):
                 os.set_blocking(pipe.fileno(), False)
             self._write(msgspec.json.encode(program.setup) + b"\n")
-            hello = msgspec.json.decode(self._read(_START_SECONDS))
-            self.max_model_len = hello.get("max_model_len")
-            if "error" in hello:
-                self._stop_for_good(f"its tokenizer could not be loaded ({hello['error']})")
+            began = msgspec.json.decode(self._read(_START_SECONDS), type=_Began)
+            self.max_model_len = began.max_model_len
+            if began.error:
+                self._stop_for_good(f"its tokenizer could not be loaded ({began.error})")
         except InterruptedError:
-            raise  # by ``go_on``
+            self._kill()
+            raise
         except (OSError, ValueError, _Died) as error:
             reason = error.strerror if isinstance(error, OSError) else "it ended"
             self._stop_for_good(f"{program.python} could not load the tokenizer ({reason})")
