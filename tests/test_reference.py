@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WITH_A_CODE_AT = {
     ("batchyard/lines.py", "_refuse"): 0,
     ("batchyard/body_policy.py", "Refusal"): 0,
+    ("batchyard/deep_checks.py", "Refusal"): 0,
     ("batchyard/lines.py", "BatchError"): 0,
     ("batchyard/steps/input_file.py", "BatchError"): 0,
     ("batchyard/steps/collect.py", "BatchError"): 0,

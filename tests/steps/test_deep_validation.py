@@ -56,6 +56,12 @@ for line in sys.stdin:
 
 It writes its process ids and ``schema`` for each one to a file.
 """
+SILENT = """
+import json, os, sys, time
+open(json.loads(sys.stdin.readline())["model"], "a").write(f"{os.getpid()} ")
+time.sleep(600)
+"""
+"""Loads its tokenizer forever."""
 
 
 def program(*options: str, weights: Path = TINY_CHAT) -> CounterProgram:
@@ -343,9 +349,7 @@ async def test_a_cancelled_validation_leaves_no_process(yard: Yard, fake: Counte
 
 
 def test_an_interruption_ends_the_start_of_a_counter(fake: CounterProgram) -> None:
-    counter_module.SCRIPT.write_text(FAKE.replace("for line", "time.sleep(600)\nfor line"))
-    silent = counter_module.SCRIPT.read_text().replace("print(json", "str(json")
-    counter_module.SCRIPT.write_text(silent)
+    counter_module.SCRIPT.write_text(SILENT)
 
     def interrupted() -> None:
         if pids(fake):
