@@ -26,8 +26,13 @@ _SCHEMA_PATHS: Final = (
     ("text", "format", "schema"),
     ("structured_outputs", "json"),
 )
-_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""Of an answer's tokens: the first one that is given counts."""
+_LIMITS: Final[dict[str, tuple[str, ...]]] = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+}
+"""Of an answer's tokens, by endpoint: the first one that is given counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ def context_refusals(
     if context is None or endpoint is None:
         return
     if endpoint.writes_tokens:
-        name = next((name for name in _LIMITS if body.get(name) is not None), None)
+        limits = _LIMITS.get(url, ())
+        name = next((name for name in limits if body.get(name) is not None), None)
         limit = body.get(name or "")
         if type(limit) is int and limit > context:
             yield Refusal(

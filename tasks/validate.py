@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchyard.services import story
+from batchyard.steps.deep_validation import findings_words
 from tasks.step import step
 
 if TYPE_CHECKING:
@@ -16,5 +17,7 @@ if TYPE_CHECKING:
 async def validate(run: RecordedTask, batch_id: str, preparation: Preparation) -> None:
     """Check every line."""
     found = await preparation.validate()
-    run.message = story.validated_words(found.requests, found.model, found.refused)
+    words = story.validated_words(found.requests, found.model, found.refused)
+    counted = "" if found.deep is None else findings_words(found.deep)
+    run.message = f"{words}; {counted}" if counted else words
     story.validated(batch_id, found.requests, found.size_bytes, found.model, found.refused)

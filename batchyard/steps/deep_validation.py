@@ -250,8 +250,8 @@ def findings_words(findings: DeepFindings) -> str:
         lines = _lines_words(findings.counted)
         words.append(f"{least}{findings.prompt_tokens:,} prompt tokens in {lines}")
     if findings.uncounted:
-        why = f": {findings.why_not}" if findings.why_not else ""
-        words.append(f"{_lines_words(findings.uncounted)} not counted{why}")
+        why = findings.why_not or "only the engine knows their prompts"
+        words.append(f"{_lines_words(findings.uncounted)} not counted: {why}")
     if findings.counted and findings.max_model_len is None:
         words.append("how long a prompt may be is not known for certain")
     return "; ".join(words)

@@ -263,7 +263,7 @@ class Preparation:
         if findings is None:
             return
         words = findings_words(findings)
-        if findings.uncounted:
+        if findings.why_not:
             log.warning("batch.not_counted", words, batch=self._batch.id)
         elif words:
             log.info("batch.counted", words, batch=self._batch.id)

@@ -335,6 +335,17 @@ def test_one_that_hangs_is_ended(fake: CounterProgram, monkeypatch: pytest.Monke
         assert [each.tokens for each in counter.receive()] == [1, None]
 
 
+def test_requests_that_take_long_are_counted_for_a_while_only(
+    fake: CounterProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counter_module, "_QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(counter_module, "_SLOW_SECONDS", 0.0)
+    with PromptCounter(fake, lambda: None) as counter:
+        assert count(counter, CHAT, {}).tokens == 1
+        assert counter.why_not == "its requests take too long to count"
+        assert count(counter, CHAT, {}) == Count()
+
+
 async def test_a_cancelled_validation_leaves_no_process(yard: Yard, fake: CounterProgram) -> None:
     yard.engine.prompt_counter = fake
     batch_id = await yard.create([chat_line("a", "hang")], validation="deep")

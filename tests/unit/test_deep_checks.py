@@ -37,6 +37,8 @@ def test_only_the_limit_that_the_engine_reads_counts() -> None:
     assert too_long(1, max_tokens=101, max_completion_tokens=5) == ""
     assert too_long(1, max_tokens=5, max_completion_tokens=101) == "body.max_completion_tokens"
     assert too_long(1, max_tokens="101") == ""
+    assert too_long(1, "/v1/completions", max_tokens=5, max_completion_tokens=101) == ""
+    assert too_long(1, "/v1/responses", max_output_tokens=101) == "body.max_output_tokens"
 
 
 def test_a_prompt_that_the_engine_cuts_is_not_too_long() -> None:

@@ -32,6 +32,9 @@ SCRIPT: Final = Path(__file__).with_name("script.py")
 _START_SECONDS: Final = 180.0
 _ANSWER_SECONDS: Final = 60.0
 _MOST_DEATHS: Final = 4
+_QUICK_SECONDS: Final = 2.0
+_SLOW_SECONDS: Final = 300.0
+"""For all answers of one input together, beyond what a quick one takes."""
 _POLL_SECONDS: Final = 0.2
 _PIPE_BYTES: Final = 1 << 16
 _DOUBTFUL_CONTEXT: Final = (
@@ -151,6 +154,7 @@ class PromptCounter:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = bytearray()
         self._deaths = 0
+        self._slow_seconds = 0.0
         self._sent: Sequence[CountedRequest] = ()
         self._answer_seconds = _ANSWER_SECONDS
         self.why_not = ""
@@ -177,11 +181,19 @@ class PromptCounter:
         sent, self._sent = self._sent, ()
         if self._process is None:
             return [_UNKNOWN] * len(sent)
+        began = time.monotonic()
         try:
-            return self._counts(len(sent))
+            counts = self._counts(len(sent))
         except _Died:
             self._restart()
             return [_UNKNOWN] if len(sent) == 1 else self._one_by_one(sent)
+        self._note_time(time.monotonic() - began)
+        return counts
+
+    def _note_time(self, seconds: float) -> None:
+        self._slow_seconds += max(0.0, seconds - _QUICK_SECONDS)
+        if self._slow_seconds > _SLOW_SECONDS:
+            self._stop_for_good("its requests take too long to count")
 
     def _one_by_one(self, requests: Sequence[CountedRequest]) -> list[Count]:
         """After a death by one of them, so that the others are counted."""

@@ -36,6 +36,15 @@ def completion(prompt: Any, **more: Any) -> tuple[str, dict[str, Any]]:
     return COMPLETIONS, {"model": MODEL, "prompt": prompt, "max_tokens": 1, **more}
 
 
+def response(text: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/responses", {"model": MODEL, "input": text, "max_output_tokens": 1, **more}
+
+
+def message(text: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    messages = [{"role": "user", "content": text}]
+    return "/v1/messages", {"model": MODEL, "messages": messages, "max_tokens": 1, **more}
+
+
 def answer_of_schema(schema: Any) -> tuple[str, dict[str, Any]]:
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     return chat("hi", response_format=wanted)
@@ -80,11 +89,8 @@ def edges(program: CounterProgram) -> list[tuple[str, dict[str, Any]]]:
         chat,
         lambda text: chat([{"type": "text", "text": text}, {"type": "text", "text": "b"}]),
         lambda text: completion(["short", text]),
-        lambda text: ("/v1/responses", {"model": MODEL, "input": text, "max_output_tokens": 1}),
-        lambda text: (
-            "/v1/messages",
-            {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 1},
-        ),
+        response,
+        message,
     )
     with PromptCounter(program, lambda: None) as counter:
         filling = [filled(counter, make, CONTEXT - 1 + n) for make in texts for n in range(2)]
@@ -94,6 +100,9 @@ def edges(program: CounterProgram) -> list[tuple[str, dict[str, Any]]]:
         completion([5] * CONTEXT, truncate_prompt_tokens=10),
         *(chat("hi", max_tokens=CONTEXT + n, stop="a", ignore_eos=False) for n in range(2)),
         chat("hi", max_tokens=CONTEXT + 1, max_completion_tokens=1),
+        completion("hi", max_completion_tokens=CONTEXT + 1),
+        response("hi", max_output_tokens=CONTEXT + 1),
+        message("hi", max_tokens=CONTEXT + 1),
         answer_of_schema({"type": "object", "properties": {"a": {"type": "string"}}}),
         answer_of_schema({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}),
         answer_of_schema({"type": "string", "pattern": "("}),
