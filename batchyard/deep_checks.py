@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 _TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PROMPT_FIELDS: Final = ("messages", "prompt", "input")
 _SCHEMA_PATHS: Final = (
-    ("response_format", "json_schema", "schema"),
-    ("text", "format", "schema"),
-    ("structured_outputs", "json"),
+    (("response_format",), ("json_schema", "schema")),
+    (("text", "format"), ("schema",)),
+    ((), ("structured_outputs", "json")),
 )
+"""The object that says that there is a schema, by its type, and where it is in that."""
 _LIMITS: Final[dict[str, tuple[str, ...]]] = {
     "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
     "/v1/completions": ("max_tokens",),
@@ -87,12 +88,19 @@ def _is_truncated(body: dict[str, Any]) -> bool:
 
 def format_schemas(body: dict[str, Any]) -> Iterator[FormatSchema]:
     """The schemas that the answer shall have; there should be one at most."""
-    for path in _SCHEMA_PATHS:
-        found: Any = body
-        for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
+    for holder, path in _SCHEMA_PATHS:
+        format_ = _at(body, holder)
+        if holder and _at(format_, ("type",)) != "json_schema":
+            continue
+        found = _at(format_, path)
         if found is not None:
-            yield FormatSchema(".".join(("body", *path)), found)
+            yield FormatSchema(".".join(("body", *holder, *path)), found)
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def schema_refusals(asked: FormatSchema) -> Iterator[Refusal]:

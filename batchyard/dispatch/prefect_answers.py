@@ -71,7 +71,7 @@ class OfferedModel:
     """Of an engine of ours: the folder or hub id that it loads."""
     options: str = ""
     """Of an engine of ours: its options, as in a shell."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of an engine of ours: its own environment variables."""
 
 

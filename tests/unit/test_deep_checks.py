@@ -108,7 +108,8 @@ def test_the_schema_of_an_answer_is_found_in_every_dialect() -> None:
     for body in bodies:
         (asked,) = format_schemas(body)
         assert [each.code for each in schema_refusals(asked)] == ["invalid_json_schema"]
-    assert [*format_schemas({"text": "plain", "response_format": {"type": "text"}})] == []
+    unused = {"type": "text", "json_schema": {"schema": bad}}
+    assert [*format_schemas({"text": "plain", "response_format": unused})] == []
 
 
 @pytest.mark.parametrize(
