@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class SmallPrefect:
     """``models``: of the engine blocks that there are; ``live``: those of them that are.
 
-    ``remote``: those whose blocks are of servers that run already. ``status``: of every answer.
+    ``remote``: those whose blocks are of servers that run already. ``fields``: what else a model's
+    block has. ``status``: of every answer.
     """
 
     def __init__(self) -> None:
@@ -25,6 +26,7 @@ class SmallPrefect:
         self.models: list[str] = []
         self.live: set[str] = set()
         self.remote: list[str] = []
+        self.fields: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, Any]] = []
 
     def paths(self) -> list[str]:
@@ -48,11 +50,13 @@ class SmallPrefect:
                 assert body["block_types"]["slug"] == wanted
                 first = body["offset"]
                 names = self.models[first : first + body["limit"]]
-                return [
-                    _document(name, live=name in self.live, remote=name in self.remote)
-                    for name in names
-                ]
+                return [self._document(name) for name in names]
         return []
+
+    def _document(self, model: str) -> dict[str, Any]:
+        kind = "batchyard-remote-engine" if model in self.remote else "batchyard-vllm-engine"
+        data = {"model": model, "live": model in self.live, **self.fields.get(model, {})}
+        return {"created": "2026-11-20T12:00:00.5Z", "data": data, "block_type": {"slug": kind}}
 
 
 @contextmanager
@@ -86,9 +90,3 @@ def serving() -> Iterator[SmallPrefect]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def _document(model: str, *, live: bool, remote: bool) -> dict[str, Any]:
-    kind = "batchyard-remote-engine" if remote else "batchyard-vllm-engine"
-    data = {"model": model, "live": live}
-    return {"created": "2026-11-20T12:00:00.5Z", "data": data, "block_type": {"slug": kind}}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.cli.prompt_counter import counter_of
 from batchyard.dispatch import OfferedModels, block_name
 from batchyard.endpoints import IN_VLLM
+from batchyard.settings import read_settings
+from batchyard.steps.deep_validation import NoCounter
 from tests.api import small_prefect
 
 if TYPE_CHECKING:
@@ -81,3 +86,32 @@ async def test_engines_of_ours_serve_what_vllm_has_and_of_other_servers_nothing_
     assert await offered.endpoints(None) == IN_VLLM
     prefect.models = []
     assert await offered.endpoints(None) is None
+
+
+async def test_an_estimate_counts_with_what_the_models_block_says(
+    prefect: SmallPrefect, tmp_path: Path
+) -> None:
+    settings = read_settings(home=tmp_path, engine_python=Path(sys.executable))
+
+    async def found(model: str | None, weights: str | None = None) -> Any:
+        return await counter_of(settings, model, weights=weights, options="--max-model-len 8")
+
+    prefect.models, prefect.remote = ["a", "b", "c"], ["b"]
+    prefect.fields["a"] = {
+        "weights": "/models/a",
+        "options": "--max-model-len 4k --trust-remote-code",
+        "environment": {"HF_HOME": "/data"},
+    }
+    of_block = await found("a")
+    assert (of_block.python, of_block.environment["HF_HOME"]) == (Path(sys.executable), "/data")
+    assert of_block.environment["CUDA_VISIBLE_DEVICES"] == ""
+    setup = {"model": "/models/a", "max_model_len": 4000, "trust_remote_code": True}
+    assert setup.items() <= of_block.setup.items()
+    assert (await found("c")).setup["model"] == "c"
+    given = await found("a", "/models/given")
+    assert (given.setup["model"], given.setup["max_model_len"]) == ("/models/given", 8)
+    assert not given.setup["trust_remote_code"]
+    assert "a server of its own" in (await found("b")).why
+    assert "there is no block d: name the folder" in (await found("d")).why
+    prefect.status = 500
+    assert isinstance(await found("a"), NoCounter)

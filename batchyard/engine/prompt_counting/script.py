@@ -172,7 +172,7 @@ class Counter:
         raise NotCountable
 
     def _chat(self, messages: list[dict[str, Any]], body: dict[str, Any]) -> Prompt:
-        if body.get("chat_template") is not None:
+        if body.get("chat_template") is not None or body.get("kv_transfer_params"):
             raise NotCountable
         tools = None if body.get("tool_choice") == "none" else _plain_tools(body.get("tools"))
         template = self.tokenizer.get_chat_template(self._template, tools=tools)
