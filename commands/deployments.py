@@ -57,9 +57,15 @@ class Wanted:
             and found.entrypoint == self.entry["entrypoint"]
             and found.work_pool_name == pool["name"]
             and found.job_variables == pool["job_variables"]
-            and [(_seconds(each), each.active) for each in found.schedules]
-            == [(each["interval"], each["active"]) for each in self.entry.get("schedules", [])]
+            and self._has_our_schedules(found)
         )
+
+    def _has_our_schedules(self, found: DeploymentResponse) -> bool:
+        """A deployment of which the file schedules nothing may have schedules of its users."""
+        ours = self.entry.get("schedules")
+        return ours is None or [(each["interval"], each["active"]) for each in ours] == [
+            (_seconds(each), each.active) for each in found.schedules
+        ]
 
 
 def wanted_deployments(gpu_pools: Sequence[str], pool_of_model: Mapping[str, str]) -> list[Wanted]:

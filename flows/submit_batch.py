@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from prefect import flow
@@ -148,25 +149,23 @@ async def submit_batch(
         source = _recordable("input", input)
         results = _recordable("output", output) if output else None
         failed = _recordable("errors", errors) if errors else None
-        _check_receivers(of_batch)
         async with control_services() as services:
             check_paths(services.settings, output=results, errors=failed)
+            asked = batch_request(
+                services.settings,
+                model=model,
+                endpoint=endpoint,
+                completion_window=completion_window,
+                priority=priority,
+                tenant=tenant,
+                output_expires_after=output_expires_after,
+                template=template,
+                metadata=metadata,
+                **of_batch,
+            )
             batch_id = await create_batch(
                 services,
-                BatchRequest(
-                    input=source,
-                    output=results,
-                    error=failed,
-                    endpoint=endpoint or None,
-                    models=(model,) if model else (),
-                    completion_window=completion_window,
-                    metadata=metadata or None,
-                    priority=priority,
-                    tenant=_tenant(services.settings, tenant),
-                    output_lifetime_seconds=_lifetime(output_expires_after),
-                    template=template or None,
-                    **as_fields({name: given or None for name, given in of_batch.items()}),
-                ),
+                replace(asked, input=source, output=results, error=failed),
                 owner=services.owner,
             )
             state = await take_to_its_end(services, batch_id)
@@ -176,6 +175,34 @@ async def submit_batch(
             return state
     except BatchyardError as error:
         return Failed(message=str(error), data=error)
+
+
+def batch_request(
+    settings: Settings,
+    *,
+    model: str,
+    endpoint: str,
+    completion_window: str,
+    priority: int,
+    tenant: str,
+    output_expires_after: str,
+    template: str,
+    metadata: dict[str, str],
+    **of_batch: Any,
+) -> BatchRequest:
+    """What the parameters besides the places ask for; raises RequestRefused."""
+    _check_receivers(of_batch)
+    return BatchRequest(
+        endpoint=endpoint or None,
+        models=(model,) if model else (),
+        completion_window=completion_window,
+        metadata=metadata or None,
+        priority=priority,
+        tenant=_tenant(settings, tenant),
+        output_lifetime_seconds=_lifetime(output_expires_after),
+        template=template or None,
+        **as_fields({name: given or None for name, given in of_batch.items()}),
+    )
 
 
 def _tenant(settings: Settings, asked: str) -> str:

@@ -104,6 +104,9 @@ EVENTS: Final = {
     "model.not_offered_now": "Nothing serves the model at the moment, but something did before.",
     "models.not_known": "Prefect could not be asked which models are served.",
     "models.not_read": "Prefect could not be asked for the list of models.",
+    "new_file.refused": "A file that was found in a folder could not become a batch; it is tried "
+    "again by the next run.",
+    "new_file.submitted": "A file that was found in a folder has become a batch.",
     "outcome.not_kept": "The result of a batch could not be kept in Prefect for other flows.",
     "outcome.not_known": "The result of a batch could not be read for other flows.",
     "output.not_checked": "A batch's JSON schemas take too long to check: some of its answers count"
@@ -111,7 +114,7 @@ EVENTS: Final = {
     "progress.not_seen": "The database did not say how far a batch is; it is asked again.",
     "progress.not_shown": "The progress of a batch could not be shown in Prefect.",
     "reconciler.failed": "A pass of `reconcile` failed; the next one follows.",
-    "report.not_shown": "The report of a batch could not be shown in Prefect.",
+    "report.not_shown": "The report of a batch, or of new files, could not be shown in Prefect.",
     "request.failed": "An attempt at a request failed before the engine answered.",
     "responses.collected": "Background responses that waited are a batch now.",
     "responses.not_seen": "Background responses could not be collected or ended; the next look "

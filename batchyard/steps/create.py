@@ -58,6 +58,7 @@ class BatchRequest:
 
     The input is at a location, was uploaded as ``input_file_id``, or is joined from
     ``input_file_ids``: one of these, and whether it is there is found out when the batch runs.
+    With a location, ``input_file_id`` is the id that the copy of the input will have.
     ``endpoint`` None: each line names its own.
     ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
     file is kept in the object store alone. ``public_urls``: a client asks. The URLs must lead to

@@ -21,11 +21,15 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """One object of a listing. ``age_seconds``: since it was written, by the storage's clock."""
+    """One object of a listing. ``age_seconds``: since it was written, by the storage's clock.
+
+    ``etag`` is another one for other content, and empty where the backend has none.
+    """
 
     key: str
     size_bytes: int
     age_seconds: float
+    etag: str = ""
 
 
 class Storage(Protocol):

@@ -248,13 +248,15 @@ class S3Bucket:
                 yield entry.key
 
     async def listing(self, prefix: str) -> AsyncGenerator[ListedObject]:
-        """As :meth:`list`, with sizes and ages."""
+        """As :meth:`list`, with sizes, ages and ETags."""
         more: dict[str, Any] = {}
         while True:
             page = await self._call("list_objects_v2", Prefix=prefix, **more)
             for entry in page.get("Contents", ()):
                 age_seconds = _age_seconds(page, entry["LastModified"])
-                yield ListedObject(str(entry["Key"]), entry["Size"], age_seconds)
+                yield ListedObject(
+                    str(entry["Key"]), entry["Size"], age_seconds, str(entry["ETag"])
+                )
             if not page.get("IsTruncated"):
                 return
             more = {"ContinuationToken": page["NextContinuationToken"]}

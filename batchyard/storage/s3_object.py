@@ -51,7 +51,7 @@ class S3Object:
 
     async def read(self, access: Access, *, limit_bytes: int) -> AsyncGenerator[bytes]:  # noqa: ARG002 - the caller's check is enough
         async with (
-            self._connected(access) as connected,
+            connected_bucket(self.bucket, access) as connected,
             contextlib.aclosing(connected.read(self.key)) as stream,
         ):
             async for block in stream:
@@ -74,17 +74,19 @@ class S3Object:
 
     async def write(self, path: Path, access: Access) -> None:
         async with (
-            self._connected(access) as connected,
+            connected_bucket(self.bucket, access) as connected,
             contextlib.aclosing(read_file(path)) as parts,
         ):
             await connected.write(self.key, parts)
 
-    @contextlib.asynccontextmanager
-    async def _connected(self, access: Access) -> AsyncIterator[S3Bucket]:
-        found = await access.credentials(S3Credentials)
-        credentials = replace(found, ca_file=access.ca_file)
-        connected = await in_thread(S3Bucket, self.bucket, credentials)
-        try:
-            yield connected
-        finally:
-            await connected.close()
+
+@contextlib.asynccontextmanager
+async def connected_bucket(name: str, access: Access) -> AsyncIterator[S3Bucket]:
+    """The user's bucket of this name, as long as the block runs."""
+    found = await access.credentials(S3Credentials)
+    credentials = replace(found, ca_file=access.ca_file)
+    connected = await in_thread(S3Bucket, name, credentials)
+    try:
+        yield connected
+    finally:
+        await connected.close()

@@ -58,7 +58,7 @@ from batchyard.store.sealing_proof import SealingProof
 from batchyard.store.storage_mark import Mark, StorageMark
 from batchyard.store.store import Store, open_store
 from batchyard.store.tenant.api_keys import ApiKeyRecord, ApiKeys, Holder, NewKey
-from batchyard.store.tenant.idempotency import Idempotency, IdempotencyKey
+from batchyard.store.tenant.idempotency import NEW_FILES, Idempotency, IdempotencyKey
 from batchyard.store.tenant.lengths import FORGOTTEN_SECONDS, LearnedLengths
 from batchyard.store.tenant.sessions import Sessions
 from batchyard.store.tenant.tenants import Quota, Tenants, TenantUsage
@@ -108,6 +108,7 @@ __all__ = [
     "Files",
     "Holder",
     "Host",
+    "NEW_FILES",
     "Idempotency",
     "IdempotencyKey",
     "InputPart",

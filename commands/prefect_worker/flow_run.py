@@ -19,7 +19,8 @@ import flows.process_batch
 import flows.reconcile
 import flows.run_batches
 import flows.run_chunks
-import flows.submit_batch  # noqa: F401
+import flows.submit_batch
+import flows.submit_new_files  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

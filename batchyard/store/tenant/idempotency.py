@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import BigInteger, Index, delete, select
+from sqlalchemy import BigInteger, Index, and_, delete, or_, select, update
 from sqlmodel import Field
 
 from batchyard.errors import IdempotencyConflict
@@ -13,9 +13,19 @@ from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock_seconds
 from batchyard.store.columns import Row
 from batchyard.store.upsert import upsert
+from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from sqlalchemy.ext.asyncio import AsyncConnection
+
+NEW_FILES: Final = "submit-new-files"
+"""The route of files that were found in a folder: a file may lie there for ever."""
+
+_NEW_FILES_SECONDS: Final = 365 * DAY_SECONDS
+_RENEWED_SECONDS: Final = DAY_SECONDS / 2
+"""Well below the time after which code that does not know the route prunes its keys."""
 
 
 class IdempotencyRow(Row, table=True):
@@ -62,10 +72,32 @@ class Idempotency(Aggregate):
         return await _answer(connection, tenant, key)
 
     @writes
+    async def renew(
+        self, connection: AsyncConnection, tenant: str, route: str, keys: Collection[str]
+    ) -> set[str]:
+        """Those of the keys that were used before; for pruning, they were used today."""
+        named = and_(_KEYS.c.tenant == tenant, _KEYS.c.route == route, _KEYS.c.key.in_(keys))
+        now = clock_seconds()
+        await connection.execute(
+            update(_KEYS)
+            .where(named, _KEYS.c.created_at < now - _RENEWED_SECONDS)
+            .values(created_at=now)
+        )
+        return set((await connection.execute(select(_KEYS.c.key).where(named))).scalars())
+
+    @writes
     async def prune(self, connection: AsyncConnection, older_than_seconds: float) -> int:
-        """Forget keys that were first used longer ago than that: how many."""
-        statement = delete(_KEYS).where(_KEYS.c.created_at < clock_seconds() - older_than_seconds)
-        return (await connection.execute(statement)).rowcount
+        """Forget keys that were first used longer ago than that: how many.
+
+        Those of :data:`NEW_FILES` are forgotten a year after they were last renewed.
+        """
+        now = clock_seconds()
+        is_of_file = _KEYS.c.route == NEW_FILES
+        is_old = or_(
+            and_(~is_of_file, _KEYS.c.created_at < now - older_than_seconds),
+            and_(is_of_file, _KEYS.c.created_at < now - _NEW_FILES_SECONDS),
+        )
+        return (await connection.execute(delete(_KEYS).where(is_old))).rowcount
 
 
 async def claim(

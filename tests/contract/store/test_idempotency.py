@@ -6,17 +6,21 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import update
 
 from batchyard.errors import BatchLimitExceeded, IdempotencyConflict, RecordNotFound
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import IdempotencyKey, Quota, open_store
-from batchyard.store.tenant.idempotency import claim
+from batchyard.store import NEW_FILES, IdempotencyKey, Quota, open_store
+from batchyard.store.tenant.idempotency import IdempotencyRow, claim
+from batchyard.time_units import DAY_SECONDS
 from tests.contract.store.samples import begin, new_batch
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store import BatchRecord, Store
+
+KEYS = IdempotencyRow.metadata.tables["idempotency"]
 
 
 def a_key(**changes: str) -> IdempotencyKey:
@@ -132,6 +136,34 @@ async def test_old_keys_are_forgotten_and_their_batches_are_not(store: Store) ->
     second = await create(store, a_key(fingerprint="f-2"))
     assert second.id != first.id
     assert await store.batches.get(first.id) == first
+
+
+async def used_days_ago(store: Store, days: int) -> None:
+    """Make all keys older than they are."""
+    statement = update(KEYS).values(created_at=KEYS.c.created_at - days * DAY_SECONDS)
+    await store.database.write(lambda connection: connection.execute(statement))
+
+
+async def test_the_key_of_a_file_is_forgotten_a_year_after_it_was_last_renewed(
+    store: Store,
+) -> None:
+    file = a_key(route=NEW_FILES)
+    batch = await create(store, file)
+    await used_days_ago(store, 200)
+    assert await store.idempotency.renew("default", NEW_FILES, ["k-1", "k-2"]) == {"k-1"}
+    await used_days_ago(store, 200)
+    assert await store.idempotency.prune(2 * DAY_SECONDS) == 0
+    assert (await create(store, file)).id == batch.id
+    await used_days_ago(store, 200)
+    assert await store.idempotency.prune(2 * DAY_SECONDS) == 1
+
+
+async def test_a_renewal_leaves_the_keys_of_others_as_old_as_they_are(store: Store) -> None:
+    for tenant, key in (("a", a_key(route=NEW_FILES)), ("default", a_key())):
+        await create(store, key, tenant=tenant)
+    await used_days_ago(store, 400)
+    assert await store.idempotency.renew("default", NEW_FILES, ["k-1"]) == set()
+    assert await store.idempotency.prune(2 * DAY_SECONDS) == 2
 
 
 async def test_keys_may_be_forgotten_while_they_are_used(store: Store, database_url: str) -> None:

@@ -1,0 +1,167 @@
+"""New files: each file of requests in a folder becomes a batch, once.
+
+Who has seen which file is in the database: the folder is only read. So any number of processes may
+look at the same folder at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from batchyard.errors import QuotaExceeded, RequestRefused, StorageError, WindowUnattainable
+from batchyard.logs import event_logger
+from batchyard.printable import printable
+from batchyard.steps.create import accept_batch
+from batchyard.store import NEW_FILES, IdempotencyKey
+from batchyard.wire import new_file_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.services.services import Services
+    from batchyard.steps.create import BatchRequest
+    from batchyard.storage.folder import Folder, FoundFile
+
+log = event_logger(__name__)
+
+_SUFFIX: Final = ".jsonl"
+_KEYS_AT_ONCE: Final = 500
+_OF_A_FILE: Final = frozenset({"input", "output", "error"})
+"""Parameters of a batch that are other ones for each file."""
+
+
+@dataclass(slots=True)
+class NewFiles:
+    """What was done with the files of a folder."""
+
+    batches: dict[str, str] = field(default_factory=dict)
+    """The batches that were created, by the names of their files."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why there is no batch of a file, by its name. It is tried again each time."""
+    known: int = 0
+    """Files that have their batch already."""
+    unfinished: int = 0
+    """Files that may still be written."""
+    held_back: str | None = None
+    """Why some files were left for the next time; None: none was."""
+
+
+async def submit_new_files(
+    services: Services,
+    source: Folder,
+    target: Folder | None,
+    request: BatchRequest,
+    *,
+    limit: int,
+) -> NewFiles:
+    """Create a batch for each ``.jsonl`` file in ``source`` that has none, up to ``limit``.
+
+    A batch is as ``request`` has it, with the file as its input. The results of ``a/b.jsonl`` go to
+    ``a/b.results.jsonl`` and ``a/b.errors.jsonl`` in ``target``. A file that was replaced by
+    another one is new. What is wrong with one file leaves the others as they are.
+
+    Raises :class:`~batchyard.errors.RequestRefused` for a request that no file could be run with,
+    and :class:`~batchyard.errors.StorageError` if the folder cannot be read.
+    """
+    if target is not None and source.contains(target):
+        raise RequestRefused(
+            f"The output {target} is in the input {source}, so results would be new files: "
+            "give another one.",
+            param="output_prefix",
+            code="invalid_value",
+        )
+    done = NewFiles()
+    async with aclosing(_in_groups(services, source, done)) as groups:
+        async for group in groups:
+            await _submit_group(services, group, target, request, limit, done)
+            if done.held_back is not None:
+                break
+    return done
+
+
+async def _in_groups(
+    services: Services, source: Folder, done: NewFiles
+) -> AsyncIterator[list[FoundFile]]:
+    """The files of requests that are whole, some hundreds at a time."""
+    group: list[FoundFile] = []
+    async with aclosing(source.files(services.access)) as files:
+        async for file in files:
+            if not file.name.endswith(_SUFFIX):
+                continue
+            if not file.is_whole:
+                done.unfinished += 1
+                continue
+            group.append(file)
+            if len(group) == _KEYS_AT_ONCE:
+                yield group
+                group = []
+    if group:
+        yield group
+
+
+async def _submit_group(
+    services: Services,
+    group: list[FoundFile],
+    target: Folder | None,
+    request: BatchRequest,
+    limit: int,
+    done: NewFiles,
+) -> None:
+    """Stop at the first file that has to wait, as those after it would."""
+    keys = [_key(file) for file in group]
+    seen = await services.store.idempotency.renew(request.tenant, NEW_FILES, keys)
+    for file, key in zip(group, keys, strict=True):
+        if key in seen:
+            done.known += 1
+            continue
+        if len(done.batches) >= limit:
+            done.held_back = f"{limit} batches were created, which is the limit of one run."
+            return
+        try:
+            await _submit(services, file, key, target, request, done)
+        except (QuotaExceeded, WindowUnattainable) as error:
+            done.held_back = str(error)
+            return
+        except (RequestRefused, StorageError) as error:
+            if isinstance(error, RequestRefused) and error.param not in _OF_A_FILE:
+                raise
+            log.warning("new_file.refused", f"{printable(file.name)}: {error}")
+            done.refused[file.name] = str(error)
+
+
+async def _submit(
+    services: Services,
+    file: FoundFile,
+    key: str,
+    target: Folder | None,
+    request: BatchRequest,
+    done: NewFiles,
+) -> None:
+    stem = file.name.removesuffix(_SUFFIX)
+    ours = new_file_id()
+    batch = await accept_batch(
+        services,
+        replace(
+            request,
+            input=file.location,
+            input_file_id=ours,
+            output=None if target is None else await target.place(f"{stem}.results{_SUFFIX}"),
+            error=None if target is None else await target.place(f"{stem}.errors{_SUFFIX}"),
+        ),
+        # Of one file there may be one batch, whatever was asked besides.
+        idempotency=IdempotencyKey(route=NEW_FILES, key=key, fingerprint=key),
+    )
+    if batch.input_file_id != ours:  # another process was first
+        done.known += 1
+        return
+    log.info("new_file.submitted", printable(file.name), batch=batch.id)
+    done.batches[file.name] = batch.id
+
+
+def _key(file: FoundFile) -> str:
+    """The same for the same content at the same place."""
+    identity = f"{file.location.text}\0{file.version}\0{file.size_bytes}"
+    return hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()
