@@ -152,9 +152,12 @@ async def _report(done: NewFiles, input_prefix: str) -> None:
 
 
 def _in_words(done: NewFiles) -> str:
-    said = f"{len(done.batches):,} batches created, {done.known:,} files had one already"
-    if done.refused:
-        said += f", {len(done.refused):,} were refused"
-    if done.unfinished:
-        said += f", {done.unfinished:,} may still be written"
+    counts = {
+        "files that had one already": done.known,
+        "refused": len(done.refused),
+        "may still be written": done.unfinished,
+    }
+    said = f"batches created: {len(done.batches):,}" + "".join(
+        f", {what}: {count:,}" for what, count in counts.items() if count
+    )
     return said if done.held_back is None else f"{said}. The others wait: {done.held_back}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,13 +41,44 @@ async def test_what_prefect_says_of_a_refused_deployment_is_in_the_error(
     assert capfd.readouterr().out == ""
 
 
-def test_one_deployment_is_for_people_and_says_so() -> None:
+FOR_PEOPLE = {"submit-batch/default", "submit-new-files/default"}
+
+
+def test_the_deployments_for_people_say_so() -> None:
     tags = {each.name: each.entry["tags"] for each in wanted_deployments(["gpu", "big"], {})}
-    assert tags.pop("submit-batch/default") == ["start-here"]
-    assert set(map(tuple, tags.values())) == {("internal",)}
+    assert {name for name, each in tags.items() if each == ["start-here"]} == FOR_PEOPLE
+    assert {*map(tuple, tags.values())} == {("start-here",), ("internal",)}
 
 
 def test_every_description_says_who_starts_it() -> None:
     for each in wanted_deployments(["gpu"], {}):
-        wanted = "Start this one" if each.name == "submit-batch/default" else "not by hand"
+        wanted = "Start this one" if each.name in FOR_PEOPLE else "not by hand"
         assert wanted in each.entry["description"], each.name
+
+
+@pytest.mark.parametrize(
+    ("file_has", "server_has", "is_met"),
+    [
+        ({}, [], True),
+        ({}, [300], True),
+        ({"schedules": [{"interval": 900, "active": True}]}, [900], True),
+        ({"schedules": [{"interval": 900, "active": True}]}, [], False),
+        ({"schedules": [{"interval": 900, "active": True}]}, [300], False),
+    ],
+)
+def test_schedules_that_users_gave_a_deployment_without_any_are_theirs(
+    file_has: dict[str, Any], server_has: list[int], is_met: bool  # noqa: FBT001
+) -> None:
+    entry = wanted("flows.a").entry | {"version": "1"} | file_has
+    schedules = [
+        SimpleNamespace(active=True, schedule=SimpleNamespace(interval=timedelta(seconds=each)))
+        for each in server_has
+    ]
+    found: Any = SimpleNamespace(
+        version="1",
+        entrypoint=entry["entrypoint"],
+        work_pool_name="control",
+        job_variables={},
+        schedules=schedules,
+    )
+    assert Wanted(entry).is_met(found) is is_met
