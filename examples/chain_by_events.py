@@ -21,6 +21,7 @@ from prefect import flow, task
 from prefect.deployments import arun_deployment
 from prefect.events import DeploymentEventTrigger
 
+HERE = Path(__file__).resolve()
 STAGE = "stage"
 """The key in a batch's metadata that says which part of the chain it is."""
 QUESTION = "Answer with yes or no: is this a good answer?"
@@ -91,8 +92,7 @@ async def start_batch(
 
 async def deploy(model: str, folder: str) -> None:
     """The deployment, and the automation that belongs to it."""
-    here = Path(__file__).resolve()
-    stored = await flow.from_source(str(here.parent), f"{here.name}:{judge.fn.__name__}")
+    stored = await flow.from_source(str(HERE.parent), f"{HERE.name}:judge")
     await stored.deploy(
         name="default",
         work_pool_name="control",

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
 from prefect import get_client
 from prefect.events import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def objects_in(notification: dict[str, Any]) -> Iterator[str]:

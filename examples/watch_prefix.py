@@ -3,7 +3,8 @@
     python examples/watch_prefix.py s3://data/incoming/ s3://data/results/ --every 300
 
 It needs ``PREFECT_API_URL`` (and the login, where the server asks for one). Run again, it replaces
-what it made before for this prefix; ``--stop`` removes that. examples/s3_events.py sends the events.
+what it made for this prefix before; ``--stop`` removes that. The events are sent by
+examples/s3_events.py.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import asyncio
 import json
 import re
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from prefect import get_client
 from prefect.automations import Automation
-from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.events.actions import RunDeployment
 from prefect.events.schemas.automations import EventTrigger, Posture
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
 
 DEPLOYMENT = "submit-new-files/default"
 TOGETHER = timedelta(seconds=5)

@@ -19,7 +19,7 @@ from batchyard.store import NEW_FILES, IdempotencyKey
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from batchyard.services.services import Services
     from batchyard.steps.create import BatchRequest
@@ -84,7 +84,7 @@ async def submit_new_files(
 
 async def _in_groups(
     services: Services, source: Folder, done: NewFiles
-) -> AsyncIterator[list[FoundFile]]:
+) -> AsyncGenerator[list[FoundFile]]:
     """The files of requests that are whole, some hundreds at a time."""
     group: list[FoundFile] = []
     async with aclosing(source.files(services.access)) as files:

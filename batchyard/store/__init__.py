@@ -71,6 +71,7 @@ from batchyard.store.webhook.rows import EndpointWithSecret, WebhookEndpointReco
 __all__ = [
     "FILE_EVENTS",
     "FORGOTTEN_SECONDS",
+    "NEW_FILES",
     "PATIENCE_SECONDS",
     "WEBHOOK_GIVEN_UP",
     "ApiKeyRecord",
@@ -108,7 +109,6 @@ __all__ = [
     "Files",
     "Holder",
     "Host",
-    "NEW_FILES",
     "Idempotency",
     "IdempotencyKey",
     "InputPart",

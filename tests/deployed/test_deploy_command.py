@@ -81,13 +81,18 @@ def deployed(server: PrefectServer) -> PrefectServer:
 
 
 def ask(server: PrefectServer, path: str, **body: Any) -> Any:
+    return send(server, "POST", path, body)
+
+
+def send(server: PrefectServer, method: str, path: str, body: Any) -> Any:
     request = urllib.request.Request(  # noqa: S310 - our own server
         f"{server.api_url}/{path}",
+        method=method,
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request) as answer:  # noqa: S310
-        return json.load(answer)
+        return json.loads(answer.read() or "null")
 
 
 def everything(server: PrefectServer) -> dict[str, Any]:
@@ -134,8 +139,9 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
     assert blocks(server)["far"]["api_key"] == "sk-canary"
     assert blocks(server)["default"]["secret_access_key"] == "s3-canary"
     assert "canary" not in said
-    assert said.splitlines()[-7:] == [
+    assert said.splitlines()[-8:] == [
         "deployment submit-batch/default written",
+        "deployment submit-new-files/default written",
         "deployment process-batch/default written",
         "deployment run-batches/default written",
         "deployment run-chunks/gpu written",
@@ -185,6 +191,23 @@ def test_what_somebody_changed_on_the_server_is_as_the_file_says_again(
     ]
 
 
+def test_a_users_schedule_stays_when_its_deployment_is_written_again(
+    deployed: PrefectServer,
+) -> None:
+    """As after an upgrade."""
+
+    def found() -> Any:
+        return send(deployed, "GET", "deployments/name/submit-new-files/default", None)
+
+    path = f"deployments/{found()['id']}"
+    (made,) = send(deployed, "POST", f"{path}/schedules", [{"schedule": {"interval": 300}}])
+    send(deployed, "PATCH", path, {"version": "an older one"})
+    said = deployed.run("batchyard", "deploy").splitlines()
+    assert said[2:] == ["deployment submit-new-files/default written"]
+    assert [each["schedule"]["interval"] for each in found()["schedules"]] == [300]
+    send(deployed, "DELETE", f"{path}/schedules/{made['id']}", None)
+
+
 def test_a_model_that_is_served_elsewhere_has_one_block(
     deployed: PrefectServer, folder: Path
 ) -> None:
@@ -210,7 +233,7 @@ def test_a_wiped_server_is_as_before_after_one_command(deployed: PrefectServer) 
     said = deployed.run("batchyard", "deploy")
     assert blocks(deployed) == before
     assert said.rindex("block ") < said.index("deployment ")
-    assert len(ask(deployed, "deployments/filter")) == 7
+    assert len(ask(deployed, "deployments/filter")) == 8
 
 
 def run_a_flow_on(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
 import pytest
 import pytest_asyncio
+from prefect import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import S3CredentialsBlock
 from commands.prefect_objects import S3_BLOCK
-from examples import s3_events
+from examples import s3_events, watch_prefix
 from tests.deployed.conftest import until
 from tests.pages import block, replaced
 from tests.services.swift import BUCKET
@@ -66,6 +68,28 @@ def notification(*keys: str) -> dict[str, Any]:
     }
 
 
+async def put(client: Any, home: str, objects: dict[str, bytes]) -> list[str]:
+    """Upload them into the folder `incoming` of the home; their keys."""
+    bucket, _, prefix = home.partition("/")
+    keys = [f"{prefix}/incoming/{name}" for name in objects]
+    for key, content in zip(keys, objects.values(), strict=True):
+        await asyncio.to_thread(client.put_object, Bucket=bucket, Key=key, Body=content)
+    return keys
+
+
+async def nth_run_of_an_automation(deployment: Deployment, number: int) -> dict[str, Any]:
+    """The flow run of this number, from 1, once it is completed; the schedule's do not count."""
+
+    async def completed() -> dict[str, Any] | None:
+        is_completed = {"type": {"any_": ["COMPLETED"]}}
+        runs = await deployment.flow_runs("submit-new-files", state=is_completed)
+        ours = [run for run in runs if run["created_by"]["type"] == "AUTOMATION"]
+        return ours[number - 1] if len(ours) >= number else None
+
+    found: dict[str, Any] = await until(completed)
+    return found
+
+
 @pytest.mark.usefixtures("s3_block")
 async def test_new_objects_become_batches_once_when_events_tell_of_them(
     deployment: Deployment, s3: S3Credentials
@@ -73,44 +97,36 @@ async def test_new_objects_become_batches_once_when_events_tell_of_them(
     """Two good objects and a bad one, by an automation; further events make nothing new."""
     await deployment.serve(MODEL)
     client = s3.client()
-    home = secrets.token_hex(8)
-    objects = {"a b.jsonl": lines("a"), "bad.jsonl": b"no json\n", "c.jsonl": lines("c")}
-    keys = [f"{home}/incoming/{name}" for name in objects]
-    for key, content in zip(keys, objects.values(), strict=True):
-        await asyncio.to_thread(client.put_object, Bucket=BUCKET, Key=key, Body=content)
-    words = replaced(block(PAGE, "watch"), {"s3://data": f"s3://{BUCKET}/{home}"}).split()
+    home = f"{BUCKET}/{secrets.token_hex(8)}"
+    keys = await put(
+        client, home, {"a b.jsonl": lines("a"), "bad.jsonl": b"no json\n", "c.jsonl": lines("c")}
+    )
+    words = replaced(block(PAGE, "watch"), {"s3://data": f"s3://{home}"}).split()
     await deployment.run(*words)
 
-    async def runs() -> list[dict[str, Any]]:
-        return await deployment.flow_runs("submit-new-files", state={"type": {"any_": ["COMPLETED"]}})
-
-    async def ended(count: int) -> dict[str, Any] | None:
-        found = [run for run in await runs() if run["created_by"]["type"] == "AUTOMATION"]
-        return found[-1] if len(found) == count else None
-
-    try:
-        with temporary_settings({PREFECT_API_URL: deployment.server.api_url}):
-            assert await s3_events.tell(notification(*keys)) == 3
-            first = await until(lambda: ended(1))
-            assert first["state"]["message"] == "batches created: 3"
-            created = await deployment.services.store.batches.page(limit=3)
-            batches = [await deployment.ended_batch(each.id) for each in created]
-            assert sorted(each.status.value for each in batches) == [
-                "completed",
-                "completed",
-                "failed",
-            ]
-            await s3_events.tell(notification(keys[0]))
-            again = await until(lambda: ended(2))
-        assert again["state"]["message"] == (
-            "batches created: 0, files that had one already: 3"
-        )
-        found = await asyncio.to_thread(
-            client.list_objects_v2, Bucket=BUCKET, Prefix=f"{home}/results/"
-        )
-        assert [each["Key"].rpartition("/")[2] for each in found["Contents"]] == [
-            "a b.results.jsonl",
-            "c.results.jsonl",
+    with temporary_settings({PREFECT_API_URL: deployment.server.api_url}):
+        assert await s3_events.tell(notification(*keys)) == 3
+        first = await nth_run_of_an_automation(deployment, 1)
+        assert first["state"]["message"] == "batches created: 3"
+        batches = [
+            await deployment.ended_batch(each.id)
+            for each in await deployment.services.store.batches.page(limit=3)
         ]
-    finally:
-        await deployment.run(*words, "--stop")
+        statuses = sorted(each.status.value for each in batches)
+        assert statuses == ["completed", "completed", "failed"]
+        await s3_events.tell(notification(keys[0]))
+        again = await nth_run_of_an_automation(deployment, 2)
+        assert again["state"]["message"] == "batches created: 0, files that had one already: 3"
+        async with get_client() as prefect:
+            (schedule,) = (await prefect.read_deployment_by_name(watch_prefix.DEPLOYMENT)).schedules
+            await watch_prefix.stop(prefect, f"s3://{home}/incoming/")
+            left = await prefect.read_deployment_by_name(watch_prefix.DEPLOYMENT)
+            automations = await prefect.read_automations()
+    assert schedule.parameters == first["parameters"]
+    assert schedule.schedule.interval == timedelta(minutes=5)
+    assert (left.schedules, automations) == ([], [])
+    found = await asyncio.to_thread(
+        client.list_objects_v2, Bucket=BUCKET, Prefix=f"{home.partition('/')[2]}/results/"
+    )
+    names = [each["Key"].rpartition("/")[2] for each in found["Contents"]]
+    assert names == ["a b.results.jsonl", "c.results.jsonl"]

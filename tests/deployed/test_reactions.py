@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.batch_error import BatchError
 from batchyard.store import DeliveryStatus, NewBatch, RunnerKind
-from tests.deployed.conftest import LEASE_SECONDS, until
+from examples import chain_by_events
+from tests.deployed.conftest import LEASE_SECONDS, ids_in, until
 from tests.pages import block
 
 if TYPE_CHECKING:
@@ -81,6 +83,29 @@ async def test_an_automation_runs_a_flow_for_each_completed_batch(deployment: De
         ),
         key=str,
     )
+
+
+@pytest.mark.usefixtures("forgotten_automations")
+async def test_the_answers_of_a_batch_are_the_input_of_the_next_one(
+    deployment: Deployment,
+) -> None:
+    """examples/chain_by_events.py: two batches, and the second one starts no third one."""
+    await deployment.serve("chain-model")
+    folder = str(deployment.folder)
+    with temporary_settings({PREFECT_API_URL: deployment.server.api_url}):
+        await chain_by_events.deploy("chain-model", folder)
+        await chain_by_events.start("chain-model", folder, "What is a batch?", "And a chunk?")
+
+    async def every_batch_was_looked_at() -> list[dict[str, str]] | None:
+        runs = await deployment.flow_runs("judge", state={"type": {"any_": ["COMPLETED"]}})
+        return runs if len(runs) == 2 else None
+
+    runs = await until(every_batch_was_looked_at)
+    first, second = [await deployment.get(run["parameters"]["batch_id"]) for run in runs]
+    assert first.metadata == {"stage": "generate"}
+    assert second.metadata == {"stage": "judge", "of": first.id}
+    assert second.counts.completed == 2
+    assert ids_in(deployment.folder / f"{first.id}.judged.jsonl") == ["question-0", "question-1"]
 
 
 async def test_the_reconciler_starts_somebody_who_delivers(deployment: Deployment) -> None:

@@ -55,7 +55,7 @@ def test_the_form_has_every_parameter_of_submit_batch_but_the_places_of_one_file
     ("place", "is_taken"),
     [("s3://b/in/", True), ("/data/in", True), ("in", False), ("https://b.example/in/", False)],
 )
-def test_the_form_takes_folders_only(place: str, is_taken: bool) -> None:  # noqa: FBT001
+def test_the_form_takes_folders_only(place: str, is_taken: bool) -> None:
     schema = submit_new_files.parameters.model_dump(mode="json")
     assert (validate({"input_prefix": place}, schema) == []) is is_taken
 

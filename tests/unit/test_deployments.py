@@ -67,7 +67,9 @@ def test_every_description_says_who_starts_it() -> None:
     ],
 )
 def test_schedules_that_users_gave_a_deployment_without_any_are_theirs(
-    file_has: dict[str, Any], server_has: list[int], is_met: bool  # noqa: FBT001
+    file_has: dict[str, Any],
+    server_has: list[int],
+    is_met: bool,
 ) -> None:
     entry = wanted("flows.a").entry | {"version": "1"} | file_has
     schedules = [

@@ -103,7 +103,7 @@ def test_what_is_no_folder_is_refused(text: str) -> None:
         ("/data", "s3://data/out", False),
     ],
 )
-def test_a_folder_contains_what_is_below_it(outer: str, inner: str, is_inside: bool) -> None:  # noqa: FBT001
+def test_a_folder_contains_what_is_below_it(outer: str, inner: str, is_inside: bool) -> None:
     assert parse_folder(outer).contains(parse_folder(inner)) is is_inside
 
 
