@@ -109,6 +109,15 @@ def test_the_values_of_the_example_are_usable(monkeypatch: pytest.MonkeyPatch) -
     assert settings.storage == "s3://batches/batchyard"
 
 
+@pytest.mark.parametrize("name", ["runner-cpu", "runner-gpu"])
+def test_a_runner_says_where_the_api_reaches_its_live_engines(name: str) -> None:
+    """By its name in the network of the services; no port of it is open to others."""
+    variables = variables_of(name)
+    assert variables["BATCHYARD_LIVE_HOST"] == name
+    assert variables["BATCHYARD_DATABASE_URL"] == variables_of("api")["BATCHYARD_DATABASE_URL"]
+    assert "ports" not in SERVICES[name]
+
+
 def test_the_file_of_models_can_be_deployed() -> None:
     (model,) = read_deploy_file(COMPOSE / "batchyard.toml").models
     assert model.name == "tiny-chat"

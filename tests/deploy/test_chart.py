@@ -287,6 +287,35 @@ def test_only_prometheus_can_connect_to_the_metrics_of_workers() -> None:
         assert "by-metrics" not in names
 
 
+def test_only_the_api_can_connect_to_the_port_of_live_requests() -> None:
+    """It is the one that the runner's engine listens on, at the pod's own address."""
+    documents = rendered(PRODUCTION)
+    for pool in ("gpu", "big-gpu", "remote"):
+        runner = one(documents, "Deployment", f"by-runner-{pool}")["spec"]["template"]
+        (container,) = runner["spec"]["containers"]
+        assert {"name": "live", "containerPort": 8100} in container["ports"]
+        assert environment_of(container)["BATCHYARD_LIVE_PORT"] == "8100"
+        (host,) = (each for each in container["env"] if each["name"] == "BATCHYARD_LIVE_HOST")
+        assert host["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    (rule,) = one(documents, "NetworkPolicy", "by-live")["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "live", "protocol": "TCP"}]
+    (source,) = rule["from"]
+    api = one(documents, "Deployment", "by-api")["spec"]["template"]["metadata"]["labels"]
+    control = one(documents, "Deployment", "by-control")["spec"]["template"]["metadata"]["labels"]
+    wanted = source["podSelector"]["matchLabels"].items()
+    assert wanted <= api.items()
+    assert not wanted <= control.items()
+
+
+def test_without_live_requests_no_runner_opens_their_port() -> None:
+    documents = rendered(SMALLEST)
+    assert "by-live" not in {each["metadata"]["name"] for each in documents}
+    for where, pod in pod_specs(documents):
+        (container,) = pod["containers"]
+        assert "BATCHYARD_LIVE_HOST" not in environment_of(container), where
+        assert "live" not in {each["name"] for each in container.get("ports", [])}, where
+
+
 @every_values_file
 def test_each_worker_serves_its_metrics_on_the_port_that_is_scraped(values: Path) -> None:
     for where, pod in pod_specs(rendered(values)):
@@ -294,7 +323,7 @@ def test_each_worker_serves_its_metrics_on_the_port_that_is_scraped(values: Path
         if "worker" in container["args"]:
             host, port = container["args"][-3], container["args"][-1]
             assert (host, port) == ("0.0.0.0", "9464"), where  # noqa: S104 - a pod's own address
-            assert container["ports"] == [{"name": "metrics", "containerPort": 9464}]
+            assert {"name": "metrics", "containerPort": 9464} in container["ports"]
     for where, pod in pod_specs(rendered(values, "metrics.enabled=false")):
         (container,) = pod["containers"]
         assert "--metrics-port" not in container["args"], where
@@ -396,6 +425,9 @@ def test_the_chart_has_the_version_of_the_product() -> None:
         ({"podSecurityContext.runAsNonRoot": False}, "podSecurityContext"),
         ({"api.ingress.enabled": True}, "hosts"),
         ({"metrics.port": 80}, "metrics/port"),
+        ({"live.port": 80}, "live/port"),
+        ({"models": [{"model": "m", "live": True}]}, "live.enabled must be true"),
+        ({"runners": [{"pool": "gpu", "env": {"BATCHYARD_LIVE_HOST": "x"}}]}, "LIVE_HOST"),
         ({"metrics.podMonitor.interval": "often"}, "interval"),
     ],
     ids=str,
@@ -408,7 +440,9 @@ def test_the_schema_knows_every_setting_that_a_chart_may_set() -> None:
     """Left out is what the chart makes itself, and what all pods of a release must not share."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     allowed = set(schema["properties"]["settings"]["propertyNames"]["enum"])
-    of_the_chart = {"home", "database_url", "storage", "secret_key", "pools", "drain_seconds"}
+    of_the_chart = {
+        *("home", "database_url", "storage", "secret_key", "pools", "drain_seconds", "live_port"),
+    }
     of_the_secret = {"metrics_token"}
     of_deployments = {"runners", "pool", "tenant"}
     of_a_machine = {

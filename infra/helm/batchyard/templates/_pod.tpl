@@ -66,10 +66,16 @@ securityContext:
 {{- if .Values.metrics.enabled }}, --metrics-host, 0.0.0.0, --metrics-port, {{ .Values.metrics.port | int | toString | quote }}{{ end }}
 {{- end }}
 
-{{- define "batchyard.metricsPorts" -}}
+{{- define "batchyard.metricsPort" -}}
 {{- if .Values.metrics.enabled -}}
-ports:
-  - { name: metrics, containerPort: {{ .Values.metrics.port | int }} }
+- { name: metrics, containerPort: {{ .Values.metrics.port | int }} }
+{{- end }}
+{{- end }}
+
+{{- define "batchyard.runnerPorts" -}}
+{{- include "batchyard.metricsPort" . }}
+{{- if .Values.live.enabled }}
+- { name: live, containerPort: {{ .Values.live.port | int }} }
 {{- end }}
 {{- end }}
 
