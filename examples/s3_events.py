@@ -39,9 +39,10 @@ async def tell(notification: dict[str, Any]) -> int:
         Event(event="object.created", resource={"prefect.resource.id": address})
         for address in objects_in(notification)
     ]
-    async with get_client() as client:
-        body = [event.model_dump(mode="json") for event in events]
-        await client.request("POST", "/events", json=body)
+    if events:
+        async with get_client() as client:
+            body = [event.model_dump(mode="json") for event in events]
+            await client.request("POST", "/events", json=body)
     return len(events)
 
 
