@@ -1,11 +1,12 @@
 """Two batches in a chain: when the answers of the first one are there, a second one judges them.
 
-    python examples/chain_by_events.py deploy tiny-chat /shared/folder
-    python examples/chain_by_events.py start tiny-chat /shared/folder "What is a batch?"
+    python examples/chain_by_events.py deploy small-model large-model /shared/folder
+    python examples/chain_by_events.py start small-model /shared/folder "What is a batch?"
 
 ``deploy`` makes the deployment of the flow ``judge``, and an automation that runs it when a batch
-is completed. The judgements of a batch are then in ``BATCH_ID.judged.jsonl`` in the folder, which
-the workers must be able to read and write. The flow runs where Batchyard is installed.
+of the first model is completed. The second model's judgements are then in ``BATCH_ID.judged.jsonl``
+in the folder, which the workers must be able to read and write. The flow runs where Batchyard is
+installed.
 """
 
 from __future__ import annotations
@@ -90,17 +91,20 @@ async def start_batch(
     )
 
 
-async def deploy(model: str, folder: str) -> None:
+async def deploy(model: str, judge_model: str, folder: str) -> None:
     """The deployment, and the automation that belongs to it."""
     stored = await flow.from_source(str(HERE.parent), f"{HERE.name}:judge")
     await stored.deploy(
         name="default",
         work_pool_name="control",
-        parameters={"model": model, "folder": folder},
+        parameters={"model": judge_model, "folder": folder},
         triggers=[
             DeploymentEventTrigger(
                 expect={"batch.completed"},
-                match={"prefect.resource.id": "batchyard.batch.*"},
+                match={
+                    "prefect.resource.id": "batchyard.batch.*",
+                    "batchyard.model": model,
+                },
                 parameters={"batch_id": "{{ event.payload.batch_id }}"},
             )
         ],

@@ -85,27 +85,29 @@ async def test_an_automation_runs_a_flow_for_each_completed_batch(deployment: De
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forgotten_automations")
 async def test_the_answers_of_a_batch_are_the_input_of_the_next_one(
     deployment: Deployment,
 ) -> None:
-    """examples/chain_by_events.py: two batches, and the second one starts no third one."""
-    await deployment.serve("chain-model")
+    """examples/chain_by_events.py as a whole; tests/flows has its flow by itself."""
+    await deployment.serve("drafts")
+    await deployment.serve("judgements")
     folder = str(deployment.folder)
     with temporary_settings({PREFECT_API_URL: deployment.server.api_url}):
-        await chain_by_events.deploy("chain-model", folder)
-        await chain_by_events.start("chain-model", folder, "What is a batch?", "And a chunk?")
+        await chain_by_events.deploy("drafts", "judgements", folder)
+        await chain_by_events.start("drafts", folder, "What is a batch?", "And a chunk?")
 
-    async def every_batch_was_looked_at() -> list[dict[str, str]] | None:
-        runs = await deployment.flow_runs("judge", state={"type": {"any_": ["COMPLETED"]}})
-        return runs if len(runs) == 2 else None
+        async def second() -> str | None:
+            newest = await deployment.services.store.batches.page(limit=1)
+            return next((each.id for each in newest if each.model == "judgements"), None)
 
-    runs = await until(every_batch_was_looked_at)
-    first, second = [await deployment.get(run["parameters"]["batch_id"]) for run in runs]
-    assert first.metadata == {"stage": "generate"}
-    assert second.metadata == {"stage": "judge", "of": first.id}
-    assert second.counts.completed == 2
-    assert ids_in(deployment.folder / f"{first.id}.judged.jsonl") == ["question-0", "question-1"]
+        batch = await deployment.ended_batch(await until(second))
+        assert batch.counts.completed == 2
+        assert ids_in(deployment.folder / f"{batch.metadata['of']}.judged.jsonl") == [
+            "question-0",
+            "question-1",
+        ]
 
 
 async def test_the_reconciler_starts_somebody_who_delivers(deployment: Deployment) -> None:
