@@ -75,7 +75,8 @@ async def submit_new_files(
 ) -> State:
     """Create a batch for each .jsonl file in a folder that has none yet.
 
-    Runs may be repeated, and several may look at the same folder: a file makes one batch.
+    With a template, .parquet files are taken too, and their results are written as .parquet. Runs
+    may be repeated, and several may look at the same folder: a file makes one batch.
 
     Args:
         input_prefix: Where the files are: s3://bucket/prefix/ or the absolute path of a folder,

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from batchyard.datasets.files import TABLE_SUFFIX
 from batchyard.errors import QuotaExceeded, RequestRefused, StorageError, WindowUnattainable
 from batchyard.logs import event_logger
 from batchyard.printable import printable
@@ -60,7 +61,9 @@ async def submit_new_files(
     """Create a batch for each ``.jsonl`` file in ``source`` that has none, up to ``limit``.
 
     A batch is as ``request`` has it, with the file as its input. The results of ``a/b.jsonl`` go to
-    ``a/b.results.jsonl`` and ``a/b.errors.jsonl`` in ``target``. A file that was replaced by
+    ``a/b.results.jsonl`` and ``a/b.errors.jsonl`` in ``target``. Where the request has a template,
+    a batch is also created for each ``a/b.parquet``, and its results go to ``a/b.results.parquet``
+    and ``a/b.parquet.errors.jsonl``. A file that was replaced by
     another one is new. What is wrong with one file leaves the others as they are.
 
     Raises :class:`~batchyard.errors.RequestRefused` for a request that no file could be run with,
@@ -74,7 +77,8 @@ async def submit_new_files(
             code="invalid_value",
         )
     done = NewFiles()
-    async with aclosing(_in_groups(services, source, done)) as groups:
+    suffixes = (_SUFFIX,) if request.template is None else (_SUFFIX, TABLE_SUFFIX)
+    async with aclosing(_in_groups(services, source, suffixes, done)) as groups:
         async for group in groups:
             await _submit_group(services, group, target, request, limit, done)
             if done.held_back is not None:
@@ -83,13 +87,13 @@ async def submit_new_files(
 
 
 async def _in_groups(
-    services: Services, source: Folder, done: NewFiles
+    services: Services, source: Folder, suffixes: tuple[str, ...], done: NewFiles
 ) -> AsyncGenerator[list[FoundFile]]:
     """The files of requests that are whole, some hundreds at a time."""
     group: list[FoundFile] = []
     async with aclosing(source.files(services.access)) as files:
         async for file in files:
-            if not file.name.endswith(_SUFFIX):
+            if not file.name.endswith(suffixes):
                 continue
             if not file.is_whole:
                 done.unfinished += 1
@@ -141,6 +145,9 @@ async def _submit(
     done: NewFiles,
 ) -> None:
     stem = file.name.removesuffix(_SUFFIX)
+    results = f"{stem}.results{_SUFFIX}"
+    if stem.endswith(TABLE_SUFFIX):
+        results = f"{stem.removesuffix(TABLE_SUFFIX)}.results{TABLE_SUFFIX}"
     ours = new_file_id()
     batch = await accept_batch(
         services,
@@ -148,7 +155,7 @@ async def _submit(
             request,
             input=file.location,
             input_file_id=ours,
-            output=None if target is None else await target.place(f"{stem}.results{_SUFFIX}"),
+            output=None if target is None else await target.place(results),
             error=None if target is None else await target.place(f"{stem}.errors{_SUFFIX}"),
         ),
         # Of one file there may be one batch, whatever was asked besides.

@@ -60,7 +60,7 @@ class S3Object:
     async def keys(self, access: Access, prefix: str) -> AsyncGenerator[str]:
         """The keys of this bucket that begin with ``prefix``, in byte order."""
         async with (
-            self._connected(access) as connected,
+            connected_bucket(self.bucket, access) as connected,
             contextlib.aclosing(connected.list(prefix)) as found,
         ):
             async for key in found:

@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from batchyard.errors import ObjectNotFound, RequestRefused
@@ -63,6 +66,21 @@ async def test_each_file_makes_one_batch_whose_results_have_its_name(yard: Yard)
     assert [str(path) for path in written] == ["2026/b.results.jsonl", "a.results.jsonl"]
     again = await look(yard)
     assert (again.batches, again.known) == ({}, 2)
+
+
+async def test_with_a_template_a_dataset_is_a_new_file_too(yard: Yard) -> None:
+    rows = put(yard, "a.parquet", "")
+    pq.write_table(pa.table({"question": ["first", "second"]}), rows)
+    os.utime(rows, (1.0, 1.0))
+    assert not (await look(yard)).batches
+    body = (
+        '{"model": "stub-model", "messages": [{"role": "user", "content": {{ question|tojson }}}]}'
+    )
+    found = await look(yard, request=replace(REQUEST, template=body))
+    await yard.finish(found.batches["a.parquet"])
+    table = pq.read_table(yard.folder / "out" / "a.results.parquet")
+    assert table.column("question").to_pylist() == ["first", "second"]
+    assert set(table.column("status").to_pylist()) == {"succeeded"}
 
 
 async def test_without_a_target_the_results_stay_in_the_store(yard: Yard) -> None:
