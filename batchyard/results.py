@@ -46,6 +46,7 @@ class NoAnswerCode(StrEnum):
     FILE_UNAVAILABLE = "file_url_unavailable"
     INVALID_OUTPUT = "invalid_output"
     """There were answers, and the batch asks that such are failures."""
+    TEMPLATE = "template_failed"
 
 
 NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
@@ -59,6 +60,7 @@ NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
     NoAnswerCode.SERVER_ERROR: "No connection to the engine lasted until this request's answer.",
     NoAnswerCode.FILE_UNAVAILABLE: "The file that body.file_url names could not be had.",
     NoAnswerCode.INVALID_OUTPUT: "No answer to this request passed the tests of on_invalid_output.",
+    NoAnswerCode.TEMPLATE: "The template of this stage made no request of the line:",
 }
 
 

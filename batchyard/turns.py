@@ -96,6 +96,8 @@ class Standing:
     created_at: float = 0.0
     roots: Roots | None = field(default=None, compare=False, repr=False)
     """What its prompts begin with, for an engine; None: not known."""
+    is_chain: bool = False
+    """Its process waits for other batches that hold its further stages."""
 
     @property
     def flow(self) -> Flow:

@@ -131,6 +131,9 @@ async def _run(services: Services, lease: LeasedBatch) -> None:
         batch = await services.store.batches.get(lease.id)
         if await until_open(services, lease.id, str(batch.model)):
             await serve(services, str(batch.model), batch_id=lease.id)
+        if batch.stages:
+            # Other flow runs take its further stages to their ends.
+            await lease.until_run()
 
 
 def _final_state(batch: BatchRecord) -> State:

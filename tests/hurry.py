@@ -23,6 +23,7 @@ def hurried(
         patch.setattr(intervals, "POLL_SECONDS", poll_seconds)
         patch.setattr(intervals, "RETRY_SECONDS", retry_seconds)
         patch.setattr(intervals, "RESPONSES_SECONDS", look_seconds)
+        patch.setattr(intervals, "CHAINS_SECONDS", look_seconds)
         patch.setattr(intervals, "LENGTHS_SECONDS", look_seconds)
         patch.setattr(intervals, "KV_SECONDS", look_seconds)
         yield

@@ -38,6 +38,7 @@ from batchyard.api.json_body import (
 from batchyard.api.request_lines import KEY, MAX_BODY_BYTES, RequestLines
 from batchyard.batch_options import OPTIONS, Value, as_fields
 from batchyard.body_patch import MOST_PATHS
+from batchyard.chains import MAX_STAGES, Stage
 from batchyard.datasets.template import MOST_TEMPLATE_CHARS
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
@@ -55,6 +56,7 @@ from batchyard.steps.create import (
 from batchyard.storage.location import parse_location
 from batchyard.storage.parted_url import MOST_PARTS, PartedUrl
 from batchyard.storage.presigned import check_not_expired
+from batchyard.templates import MAX_TEMPLATE_BYTES
 from batchyard.turns import BACKGROUND_WINDOW
 from batchyard.web.resolve import check_address
 
@@ -82,6 +84,20 @@ Metadata = Annotated[
         additionalProperties={"type": "string", "maxLength": MAX_METADATA_VALUE},
     ),
 ]
+
+
+class NextStage(RequestBody):
+    """A further stage, through which each line goes once it has the answer of the one before."""
+
+    endpoint: Annotated[Text, described(enum=list(ENDPOINTS))]
+    template: Annotated[Text, described(maxLength=MAX_TEMPLATE_BYTES)] = Field(
+        description="A Jinja2 template of the request's body, a JSON object. Its variables are "
+        "`request` and `response`, the bodies of the stage before, `content`, the text of that "
+        "answer, `custom_id`, and `first`, the line's own body. Write values with `tojson`."
+    )
+    model: Text | None = Field(
+        default=None, description="The model of all its requests; that of the batch if not given."
+    )
 
 
 class UploadUrls(RequestBody):
@@ -237,6 +253,11 @@ class CreateBatch(RequestBody):
     error_url: Url | None = Field(default=None, description="The same for the error file.")
     output_upload: _Upload = None
     error_upload: _Upload = None
+    then: Annotated[list[NextStage], Field(max_length=MAX_STAGES, fail_fast=True)] | None = Field(
+        default=None,
+        description="Further stages that each line goes through. The results are the last one's "
+        "answers.",
+    )
     priority: Annotated[Integer, described(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] | None = (
         Field(
             default=None,
@@ -274,6 +295,7 @@ class CreateBatch(RequestBody):
             output=output,
             error=error,
             priority=self.priority or 0,
+            then=tuple(Stage(each.endpoint, each.template, each.model) for each in self.then or ()),
             public_urls=True,
             **as_fields({name: _plain(getattr(self, name)) for name in _OPTIONS}),
         )

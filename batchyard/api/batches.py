@@ -21,6 +21,7 @@ from batchyard.api.request_lines import KEY
 from batchyard.api.retry_body import RetryBatch
 from batchyard.api.route import Route, may_refuse
 from batchyard.api.runner_starter import starting_runners
+from batchyard.api.stages import stages_of
 from batchyard.delivery.redeliver import ask_for_delivery, redirect
 from batchyard.delivery.webhooks import Delivery, delivery_object
 from batchyard.errors import (
@@ -35,7 +36,7 @@ from batchyard.lifecycle import STOPPABLE
 from batchyard.steps.create import accept_batch
 from batchyard.steps.retry import RetryCaller, accept_retry
 from batchyard.store import IdempotencyKey
-from batchyard.wire import Batch  # noqa: TC001 — FastAPI reads it at run time
+from batchyard.wire import Batch, BatchStages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,6 +103,17 @@ async def retrieve_batch(batch_id: str, caller: Authenticated) -> JsonResponse[B
     """The batch with its status, its counts up to now, its usage and the ids of its files."""
     batch = await caller.services.store.batches.get(batch_id, caller.tenant)
     return JsonResponse(batch.to_wire())
+
+
+@router.get("/{batch_id}/stages", summary="Look at the stages of a batch")
+async def list_stages(batch_id: str, caller: Authenticated) -> JsonResponse[BatchStages]:
+    """Its stages in their order, with counts up to now; a batch without `then` has one.
+
+    A stage's `output_file_id` names its answers once the batch has ended.
+    """
+    services = caller.services
+    batch = await services.store.batches.get(batch_id, caller.tenant)
+    return JsonResponse(BatchStages(data=tuple(await stages_of(services, batch))))
 
 
 @router.post("/{batch_id}/cancel", summary="Cancel a batch", responses=may_refuse(409))

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from batchyard.control.chain_relay import relayed, settle_chain
 from batchyard.control.error_watch import stopped_by_errors
 from batchyard.errors import (
     BatchyardError,
@@ -47,20 +48,20 @@ class Step(StrEnum):
     PREPARE = "prepare"
     """Fetch its input, validate it, cut it into chunks."""
     RUN = "run"
-    """Have its open chunks run, here or by runners of the pool."""
+    """Have its open chunks run, here or by runners of the pool, and its further stages."""
     FINISH = "finish"
     """Make its files from what is durable, write them where they are wanted, end it."""
     NOTHING = "nothing"
     """It has ended."""
 
 
-def next_step(status: BatchStatus, *, has_open_chunks: bool) -> Step:
+def next_step(status: BatchStatus, *, is_open: bool) -> Step:
     """The step that brings a batch further: a pure function of what is durable."""
     if status in TERMINAL:
         return Step.NOTHING
     if status is BatchStatus.VALIDATING:
         return Step.PREPARE
-    if status is BatchStatus.IN_PROGRESS and has_open_chunks:
+    if status is BatchStatus.IN_PROGRESS and is_open:
         return Step.RUN
     return Step.FINISH
 
@@ -88,7 +89,7 @@ class LeasedBatch:
         """What the database says is to be done now; see :func:`next_step`."""
         snapshot = (await self._services.store.batch_leases.snapshots([self.id]))[self.id]
         self._status = snapshot.status
-        return next_step(snapshot.status, has_open_chunks=snapshot.has_open_chunks)
+        return next_step(snapshot.status, is_open=snapshot.is_open)
 
     @asynccontextmanager
     async def doing(self, step: Step) -> AsyncIterator[None]:
@@ -141,6 +142,7 @@ class LeasedBatch:
             around = self._running()
         elif step is Step.FINISH:
             await _settle(self._services, self.id)
+            await settle_chain(self._services, self.id, self.epoch)
         async with around:
             yield
 
@@ -150,6 +152,7 @@ class LeasedBatch:
         async with (
             batch_span(self._services, "batch.run", self.id),
             stopped_by_errors(self._services, self.id, self.epoch),
+            relayed(self._services, self.id, self.epoch),
         ):
             yield
 

@@ -56,7 +56,7 @@ async def _watch(services: Services, batch: BatchRecord, epoch: int) -> None:
 
 async def _is_stopped(services: Services, batch: BatchRecord, epoch: int) -> bool:
     threshold = str(batch.options.error_threshold)
-    so_far = await services.store.chunks.summary(batch.id)
+    so_far = (await services.store.batches.get(batch.id)).counts
     finished = so_far.completed + so_far.failed
     is_reached = ErrorThreshold.parse(threshold).is_reached(
         finished=finished, failed=so_far.failed, total=batch.counts.total

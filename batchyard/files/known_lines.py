@@ -24,7 +24,7 @@ from batchyard.files.found_lines import (
     whole_lines,
 )
 from batchyard.results import Outcome
-from batchyard.services.keys import file_key, segments_prefix
+from batchyard.services.keys import file_key, stage_prefix
 from batchyard.services.segments import read_object
 from batchyard.store import NewCompletion
 from batchyard.threads import in_thread
@@ -48,6 +48,7 @@ class KnownLines:
         self.storage = services.storage
         self._services = services
         self._id = batch.id
+        self._prefix = stage_prefix(batch.id, batch.stages + 1)
         self._order = CompletionOrder(self.total)
         self._looked_at = -1e9
         self._files: Found | None = None
@@ -82,8 +83,9 @@ class KnownLines:
         if time.monotonic() - self._looked_at < self._services.settings.flush_seconds / 2:
             return
         await self._read_recorded()
-        prefix = segments_prefix(self._id)
-        keys = [key async for key in self.storage.list(prefix) if key not in self._order.segments]
+        keys = [
+            key async for key in self.storage.list(self._prefix) if key not in self._order.segments
+        ]
         for start in range(0, len(keys), _SEGMENTS_AT_ONCE):
             await self._record(keys[start : start + _SEGMENTS_AT_ONCE])
         self._looked_at = time.monotonic()

@@ -63,11 +63,11 @@ class HeldBatch:
         self._work: Interruption | None = None
 
     async def until_run(self) -> None:
-        """Return when the batch is planned and no chunk is open, or none shall run any more."""
+        """Return when it is planned and nothing of it is open, or nothing shall run any more."""
         await self._until(
             lambda snapshot: (
                 not snapshot.may_run
-                or (snapshot.status is BatchStatus.IN_PROGRESS and not snapshot.has_open_chunks)
+                or (snapshot.status is BatchStatus.IN_PROGRESS and not snapshot.is_open)
             )
         )
 
@@ -185,6 +185,7 @@ class HeldBatches:
             owner=self.owner,
             lease_seconds=self._settings.batch_lease_seconds,
             without_tenants=self._room.full_tenants(),
+            without_chains=self._has_enough_chains(),
             limit=limit,
             with_expired=with_expired,
         )
@@ -203,6 +204,16 @@ class HeldBatches:
                 if batch_id in self._held:
                     self._held[batch_id].standing = standing
         return claimed
+
+    def _has_enough_chains(self) -> bool:
+        """Whether as many chains are here as may be.
+
+        They have no places in the room: their parts need these, or nothing would go on.
+        """
+        chains = sum(
+            each.standing is not None and each.standing.is_chain for each in self._held.values()
+        )
+        return chains >= self._settings.batches_at_once
 
     async def release(self, batch_id: str, *, after_seconds: float = 0.0) -> None:
         """Release the batch for other owners, ``after_seconds`` from now, if it is held."""
@@ -254,7 +265,8 @@ class HeldBatches:
         except BaseException:
             self._beginning -= 1
             raise
-        self._room.take(standing.tenant)
+        if not standing.is_chain:
+            self._room.take(standing.tenant)
         try:
             try:
                 # Its input is not read yet.
@@ -268,7 +280,8 @@ class HeldBatches:
             if self._working.get(batch_id) is place:
                 del self._working[batch_id]
             place.give_back()
-            self._room.give_back(standing.tenant)
+            if not standing.is_chain:
+                self._room.give_back(standing.tenant)
 
     async def take_turn(self, batch_id: str, *, is_small: bool | None = None) -> None:
         """Let those go first whose turn it is. Without :meth:`working`, there are none.

@@ -7,6 +7,7 @@
     files/<file id>.rows                              the rows that the input was made of
     batches/<batch id>/plan                           records in the order of execution
     batches/<batch id>/segments/<chunk>-<epoch>-<n>-<writer>   finished lines
+    batches/<batch id>/stages/<stage>/<epoch>-<n>-<writer>   lines of a chain behind its first stage
     uploads/<upload id>/<part id>                     parts, until their upload has ended
     database                                          the mark of the database that names all these
 """
@@ -63,6 +64,20 @@ def segment_key(
     what was finished in its first time must not be overwritten.
     """
     return f"{chunk_prefix(batch_id, chunk_index)}{epoch:06d}-{sequence:06d}-{writer}"
+
+
+def stage_prefix(batch_id: str, stage: int) -> str:
+    """What the keys of the segments begin with that have the lines of one stage, from 1.
+
+    Those of the first one are the batch's own. Those of the last one also have the errors of all
+    stages, so they are its results.
+    """
+    return segments_prefix(batch_id) if stage == 1 else f"{BATCHES}{batch_id}/stages/{stage}/"
+
+
+def stage_segment_key(batch_id: str, stage: int, epoch: int, sequence: int, writer: str) -> str:
+    """As :func:`segment_key`; ``epoch`` is that of the batch's lease."""
+    return f"{stage_prefix(batch_id, stage)}{epoch:06d}-{sequence:06d}-{writer}"
 
 
 def part_key(upload_id: str, part_id: str) -> str:

@@ -18,14 +18,14 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.batch_span import traced
-from batchyard.services.keys import file_key, result_key, segments_prefix
+from batchyard.services.keys import file_key, result_key, stage_prefix
 from batchyard.services.segments import read_object
 from batchyard.services.services import Progress
 from batchyard.steps.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
 from batchyard.store.file.files import FILE_LIFETIME_SECONDS
-from batchyard.wire import RequestCounts, TokenUsage, result_file_id
+from batchyard.wire import RequestCounts, TokenUsage, result_file_id, stage_file_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -59,6 +59,8 @@ class Collected:
     """Why it failed; None for any other end."""
     output: NewFile | None
     error: NewFile | None
+    stages: tuple[NewFile, ...]
+    """The answers of the stages before the last, if there are any."""
     counts: RequestCounts
     usage: TokenUsage
     deduplicated: int
@@ -83,12 +85,13 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
             batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
         )
     services.on_progress(Progress(batch_id, "collecting"))
+    prefix = stage_prefix(batch_id, batch.stages + 1)
     with (
         os_errors_as_ours(str(services.spool)),
         ResultLines(services.spool, batch.counts.total) as lines,
     ):
         errors = batch.errors
-        async with contextlib.aclosing(_add_segments(services, batch_id, lines)) as damaged:
+        async with contextlib.aclosing(_add_segments(services, prefix, lines)) as damaged:
             async for key in damaged:
                 log.error("segment.damaged", key=key)
                 errors = (*(errors or ()), _DAMAGED)
@@ -98,13 +101,15 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         if target in _UNFINISHED and counts.total and not is_empty:
             reason = errors[0].message if errors and target is BatchStatus.FAILED else ""
             await _add_unfinished(services, batch, lines, _UNFINISHED[target], reason)
+        usage = await services.store.chains.usage(batch_id) if batch.stages else lines.usage
         return Collected(
             target=target,
             errors=errors if target is BatchStatus.FAILED else None,
             output=await _write_file(services, batch, lines, Outcome.OUTPUT, epoch),
             error=await _write_file(services, batch, lines, Outcome.ERROR, epoch),
+            stages=await _write_stages(services, batch, epoch),
             counts=counts,
-            usage=lines.usage,
+            usage=usage,
             deduplicated=lines.copies,
             epoch=epoch,
         )
@@ -119,16 +124,14 @@ def _target(status: BatchStatus, counts: RequestCounts, *, may_fail: bool) -> Ba
     return BatchStatus.FAILED if may_fail else BatchStatus.EXPIRED
 
 
-async def _add_segments(
-    services: Services, batch_id: str, lines: ResultLines
-) -> AsyncGenerator[str]:
+async def _add_segments(services: Services, prefix: str, lines: ResultLines) -> AsyncGenerator[str]:
     """Add all segments in the order of their keys; yields the keys of those that are damaged."""
     storage = services.storage
 
     async def read(key: str) -> tuple[str, bytes]:
         return key, await read_object(storage, key)
 
-    reads = (read(key) async for key in storage.list(segments_prefix(batch_id)))
+    reads = (read(key) async for key in storage.list(prefix))
     async with contextlib.aclosing(in_order(reads, at_once=_READ_AT_ONCE)) as segments:
         async for key, segment in segments:
             if not await lines.add_segment(segment):
@@ -155,11 +158,41 @@ async def _add_unfinished(
     await lines.add_errors(unfinished())
 
 
+async def _write_stages(services: Services, batch: BatchRecord, epoch: int) -> tuple[NewFile, ...]:
+    """The answers of each stage before the last one, as a file of its own."""
+    files = []
+    for stage in range(1, batch.stages + 1):
+        with ResultLines(services.spool, batch.counts.total) as lines:
+            prefix = stage_prefix(batch.id, stage)
+            async with contextlib.aclosing(_add_segments(services, prefix, lines)) as damaged:
+                async for key in damaged:
+                    log.error("segment.damaged", key=key)
+            name = f"stage{stage}"
+            file_id = stage_file_id(batch.id, stage)
+            file = await _write_lines(
+                services, batch, lines.parts(Outcome.OUTPUT), file_id, name, epoch
+            )
+        if file is not None:
+            files.append(file.model_copy(update={"holds_responses": True}))
+    return tuple(files)
+
+
 async def _write_file(
     services: Services, batch: BatchRecord, lines: ResultLines, outcome: Outcome, epoch: int
 ) -> NewFile | None:
     kind: Literal["output", "error"] = "output" if outcome is Outcome.OUTPUT else "error"
-    parts = lines.parts(outcome)
+    file_id = result_file_id(batch.id, kind)
+    return await _write_lines(services, batch, lines.parts(outcome), file_id, kind, epoch)
+
+
+async def _write_lines(
+    services: Services,
+    batch: BatchRecord,
+    parts: AsyncGenerator[bytes],
+    file_id: str,
+    kind: str,
+    epoch: int,
+) -> NewFile | None:
     first = await anext(parts, b"")
     if not first:
         return None
@@ -169,7 +202,6 @@ async def _write_file(
         async for part in parts:
             yield part
 
-    file_id = result_file_id(batch.id, kind)
     stored = await services.storage.put(result_key(file_id, epoch), stream())
     return NewFile(
         id=file_id,
@@ -178,7 +210,7 @@ async def _write_file(
         size_bytes=stored.size_bytes,
         sha256=stored.sha256,
         storage_key=stored.key,
-        holds_responses=batch.holds_responses,
+        holds_responses=batch.is_hidden,
         tenant=batch.tenant,
         lifetime_seconds=batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from batchyard.batch_options import RECEIVER_OPTIONS, OnInvalid, Validation
+from batchyard.chains import Stage, check_stages
 from batchyard.datasets.files import is_table
 from batchyard.datasets.template import check_template
 from batchyard.endpoints import ENDPOINTS
@@ -73,6 +74,7 @@ class BatchRequest:
     ``on_invalid_output``: what answers do that are bad, for :class:`.OnInvalidOutput`.
     ``error_threshold``: when the batch is stopped, for :class:`.ErrorThreshold`.
     ``template``: the input is a dataset, and this Jinja2 template makes a request of each row.
+    ``then``: the further stages that its lines go through.
     ``traceparent``: the caller's span, whose trace the batch continues where tracing is on.
     """
 
@@ -100,6 +102,7 @@ class BatchRequest:
     error_threshold: str | None = None
     template: str | None = None
     on_invalid_output: Mapping[str, Any] | None = None
+    then: tuple[Stage, ...] = ()
     traceparent: str | None = None
 
 
@@ -172,6 +175,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     if request.error_threshold is not None:
         ErrorThreshold.parse(request.error_threshold)
     await in_thread(_check_dataset, request)
+    check_stages(request.then)
     await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
@@ -207,11 +211,16 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
         message_requests=request.message_requests,
+        then=request.then,
     )
     model = request.models[0] if len(request.models) == 1 else None
     if model is not None:
         await check_model(services, model, is_client=request.public_urls, param="model")
     await _check_endpoint(services, request.endpoint, model)
+    for number, stage in enumerate(request.then):
+        if stage.model is not None:
+            param = f"then[{number}].model"
+            await check_model(services, stage.model, is_client=request.public_urls, param=param)
     if model is not None:
         await _check_backlog(services, batch, model)
     return batch

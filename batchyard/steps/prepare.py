@@ -204,8 +204,8 @@ class Preparation:
     async def _check_window(self, model: str, plan: PlanSummary) -> None:
         services, batch = self._services, self._batch
         work = _open_work(batch, model, plan)
-        if not batch.holds_responses:
-            # Of those it was asked when they were accepted.
+        if not batch.is_hidden:
+            # What its tenant does not see was accepted before.
             await check_window(services, work, batch.completion_window)
         if late := await late_hours(services, work.model, work.deadline):
             log.warning("batch.late_hours", late, batch=batch.id)

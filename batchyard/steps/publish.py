@@ -45,6 +45,7 @@ async def publish_results(services: Services, batch_id: str, collected: Collecte
         errors=collected.errors,
         output=collected.output,
         error=collected.error,
+        stages=collected.stages,
         counts=collected.counts,
         usage=collected.usage.to_wire(),
         deduplicated_requests=collected.deduplicated,

@@ -31,6 +31,7 @@ from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
     from batchyard.body_patch import BodyPatch
+    from batchyard.chains import Stage
     from batchyard.services.services import Services
     from batchyard.steps.retry_lines import LineChoice
     from batchyard.storage.access import Location
@@ -104,6 +105,7 @@ async def accept_retry(
         output_lifetime_seconds=batch.output_lifetime_seconds,
         notify_email=batch.notify_email,
         retry_of=batch.id,
+        then=await _further_stages(services, batch),
     )
     made = None
     try:
@@ -134,6 +136,10 @@ async def _options(
         return options
     await check_model(services, model, is_client=options.public_urls, param="set")
     return msgspec.structs.replace(options, models=(model,) if options.models else ())
+
+
+async def _further_stages(services: Services, batch: BatchRecord) -> tuple[Stage, ...]:
+    return (await services.store.chains.get(batch.id)).stages if batch.stages else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,10 @@ def _check_ended(batch: BatchRecord) -> None:
             f"{batch.id} holds background responses: their clients see how each of them ended, "
             "and ask again.",
             "nothing_to_retry",
+        )
+    if batch.part_of is not None:
+        raise _refused(
+            f"{batch.id} is a part of {batch.part_of}: retry that one.", "nothing_to_retry"
         )
     if batch.status not in TERMINAL:
         raise _refused(

@@ -21,6 +21,8 @@ from batchyard.store.batch.rows import (
 )
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
+from batchyard.store.chain.chains import Chains, PartSummary
+from batchyard.store.chain.rows import ChainPart, ChainRecord
 from batchyard.store.chunk.chunks import ChunkAction, Chunks, ModelDemand
 from batchyard.store.chunk.places import Host
 from batchyard.store.chunk.rows import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
@@ -89,6 +91,9 @@ __all__ = [
     "BatchSchedule",
     "BatchSnapshot",
     "Batches",
+    "ChainPart",
+    "ChainRecord",
+    "Chains",
     "ChunkAction",
     "ChunkLease",
     "ChunkStatus",
@@ -132,6 +137,7 @@ __all__ = [
     "Overview",
     "Page",
     "PartRecord",
+    "PartSummary",
     "Quota",
     "RateRecord",
     "Rates",

@@ -15,6 +15,7 @@ from batchyard.store.batch.leases import BatchLeases
 from batchyard.store.batch.messages import MessageBatches
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChanges
+from batchyard.store.chain.chains import Chains
 from batchyard.store.chunk.chunks import Chunks
 from batchyard.store.database import PATIENCE_SECONDS, Database
 from batchyard.store.delivery.deliveries import Deliveries
@@ -60,6 +61,7 @@ class Store:
     batch_history: BatchHistory
     completions: Completions
     responses: Responses
+    chains: Chains
     chunks: Chunks
     runners: Runners
     live_engines: LiveEngines
@@ -119,6 +121,7 @@ async def open_store(
             batch_history=BatchHistory(database),
             completions=Completions(database),
             responses=Responses(database),
+            chains=Chains(database),
             chunks=Chunks(database),
             runners=Runners(database),
             live_engines=LiveEngines(database),

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("status", BatchStatus)
-@pytest.mark.parametrize("has_open_chunks", [False, True])
+@pytest.mark.parametrize("is_open", [False, True])
 def test_the_next_step_follows_from_status_and_open_chunks(
-    status: BatchStatus, has_open_chunks: bool
+    status: BatchStatus, is_open: bool
 ) -> None:
     """Only a batch in progress with open chunks runs, and only one that is terminal rests."""
-    step = next_step(status, has_open_chunks=has_open_chunks)
+    step = next_step(status, is_open=is_open)
 
     assert (step is Step.NOTHING) == (status in TERMINAL)
     assert (step is Step.PREPARE) == (status is BatchStatus.VALIDATING)
-    assert (step is Step.RUN) == (status is BatchStatus.IN_PROGRESS and has_open_chunks)
+    assert (step is Step.RUN) == (status is BatchStatus.IN_PROGRESS and is_open)
 
 
 async def test_files_are_made_when_runners_have_stored_what_they_finished(yard: Yard) -> None:

@@ -37,6 +37,7 @@ from batchyard.store.batch.rows import (
     UrlFacts,
 )
 from batchyard.store.batch.status_changes import note_change
+from batchyard.store.chain.rows import insert_stages
 from batchyard.store.chunk.rows import insert_chunks, summarise
 from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import usage_values
@@ -383,7 +384,7 @@ class Batches(Aggregate):
         ``length_classes`` those of its requests by the numbers that they have there, ``roots``
         what its prompts begin with, ``refused`` how many lines of ``total`` are bad, with their
         error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own;
-        responses were counted when they were accepted. Raises
+        what its tenant does not see was accepted before. Raises
         :class:`~batchyard.errors.QuotaExceeded`.
         """
         tokens = sum(chunk.token_estimate for chunk in chunks)
@@ -400,7 +401,7 @@ class Batches(Aggregate):
         )
         record = await load_batch(connection, batch_id)
         # After the move: to begin a second time is a conflict, whatever the quota says.
-        if not record.holds_responses:
+        if not record.is_hidden:
             await hold_quota(
                 connection, record.tenant, quota, requests=total - refused, tokens=tokens
             )
@@ -468,6 +469,7 @@ class Batches(Aggregate):
         errors: Sequence[BatchError] | None = None,
         output: NewFile | None,
         error: NewFile | None,
+        stages: Sequence[NewFile] = (),
         counts: RequestCounts,
         usage: BatchUsage,
         deduplicated_requests: int = 0,
@@ -478,7 +480,8 @@ class Batches(Aggregate):
         """End as ``completed``, ``expired``, ``cancelled`` or ``failed``, with its files' rows.
 
         ``undelivered``: by ``output`` and ``error``, why that file is not where it was wanted;
-        ``again``: those URLs of clients to which the outbox delivers it.
+        ``again``: those URLs of clients to which the outbox delivers it. ``stages``: the files of
+        its earlier stages.
 
         The files' bytes are already durable. Of ``counts`` the total is not written again: it
         is what ``begin`` said. ``errors`` say why it failed. Raises
@@ -504,7 +507,7 @@ class Batches(Aggregate):
             undelivered=dict(undelivered) if undelivered else None,
             **usage_values(usage),
         )
-        for file in filter(None, (output, error)):
+        for file in filter(None, (output, error, *stages)):
             await insert_file(connection, file)
         if again:
             await insert_file_deliveries(connection, record, again)
@@ -534,5 +537,6 @@ async def insert_batch(
     )
     if input_file is not None:
         await insert_file(connection, input_file)
+    await insert_stages(connection, new.id, new.then)
     await insert_receivers(connection, new.id, new.locations.receivers)
     await note_change(connection, new.id, BatchStatus.VALIDATING)

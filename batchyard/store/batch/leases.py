@@ -11,6 +11,7 @@ from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.order import is_small_file, read_standings, turns_of_batches
 from batchyard.store.batch.rows import BATCHES, has_no_owner
+from batchyard.store.chain.rows import CHAIN_IS_OPEN, CHAINS
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN
 from batchyard.store.clock import clock
 from batchyard.store.leasing import (
@@ -43,10 +44,16 @@ _SNAPSHOTS = select(
     BATCHES.c.epoch,
     BATCHES.c.owner,
     (BATCHES.c.expires_at <= clock()).label("is_overdue"),
-    select(CHUNKS.c.index)
-    .where(CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN)
-    .exists()
-    .label("has_open_chunks"),
+    or_(
+        select(CHUNKS.c.index).where(CHUNKS.c.batch_id == BATCHES.c.id, IS_OPEN).exists(),
+        and_(
+            # Not asked of those that are no chains.
+            BATCHES.c.stages > 0,
+            select(CHAINS.c.batch_id)
+            .where(CHAINS.c.batch_id == BATCHES.c.id, CHAIN_IS_OPEN)
+            .exists(),
+        ),
+    ).label("is_open"),
 ).where(BATCHES.c.id.in_(bindparam("batch_ids", expanding=True)))
 """Made once: it is executed four times a second, and about half of its time was to make it."""
 
@@ -68,7 +75,8 @@ class BatchSnapshot:
     epoch: int
     owner: str | None
     is_overdue: bool
-    has_open_chunks: bool
+    is_open: bool
+    """A chunk of it is open, or further stages of its lines are."""
 
     @property
     def may_run(self) -> bool:
@@ -91,17 +99,21 @@ class BatchLeases(Aggregate):
         lease_seconds: float,
         batch_id: str | None = None,
         without_tenants: Collection[str] = (),
+        without_chains: bool = False,
         limit: int = 1,
         with_expired: bool = True,
     ) -> list[BatchLease]:
         """Lease up to ``limit`` batches that have not ended: this one, or the first in order.
 
-        The order is that of :mod:`batchyard.turns`. Nothing is leased of ``without_tenants``. An
-        empty list: no batch is free. Without ``with_expired``, batches whose owner's lease has
-        expired are not looked for: that reads every batch that has not ended.
+        The order is that of :mod:`batchyard.turns`. Nothing is leased of ``without_tenants``, and
+        no chain ``without_chains``. An empty list: no batch is free. Without ``with_expired``,
+        batches whose owner's lease has expired are not looked for: that reads every batch that has
+        not ended.
         """
         if batch_id is None:
-            free = _free_batches(limit, without_tenants, with_expired=with_expired)
+            free = _free_batches(
+                limit, without_tenants, without_chains=without_chains, with_expired=with_expired
+            )
         else:
             free = _one_free_batch(batch_id)
         ids = (await connection.execute(free)).scalars().all()
@@ -155,9 +167,9 @@ class BatchLeases(Aggregate):
                 epoch=epoch,
                 owner=owner,
                 is_overdue=bool(is_overdue),
-                has_open_chunks=bool(has_open_chunks),
+                is_open=bool(is_open),
             )
-            for batch_id, status, epoch, owner, is_overdue, has_open_chunks in rows
+            for batch_id, status, epoch, owner, is_overdue, is_open in rows
         }
 
     @reads
@@ -199,7 +211,7 @@ def _one_free_batch(batch_id: str) -> Select[Any]:
 
 
 def _free_batches(
-    limit: int, without_tenants: Collection[str], *, with_expired: bool
+    limit: int, without_tenants: Collection[str], *, without_chains: bool, with_expired: bool
 ) -> Select[Any]:
     """The batches to lease, locked. On PostgreSQL two claimers never wait for each other's rows."""
     # One that was given back for later is neither held nor free.
@@ -214,6 +226,8 @@ def _free_batches(
     counts = and_(counts, BATCHES.c.tenant.in_(waiting))
     if without_tenants:
         counts = and_(counts, BATCHES.c.tenant.not_in(sorted(without_tenants)))
+    if without_chains:
+        counts = and_(counts, BATCHES.c.stages == 0)
     ranks = turns_of_batches(counts, _IS_FREE).subquery("ranks")
     return (
         select(BATCHES.c.id)

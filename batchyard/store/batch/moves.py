@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.lifecycle import TRANSITIONS, BatchStatus
 from batchyard.store.batch.pages import batch_not_found, load_batch
 from batchyard.store.batch.rows import BATCHES, NO_FORECAST
 from batchyard.store.batch.status_changes import note_change
+from batchyard.store.chunk.rows import summarise
 from batchyard.store.clock import clock_seconds
+from batchyard.store.columns import usage_values
 from batchyard.store.delivery.outbox import insert_deliveries
 from batchyard.store.leasing import released
 from batchyard.store.tenant.usage import count_usage
@@ -52,13 +54,34 @@ async def end_batch(
     sources = {status for status, targets in TRANSITIONS.items() if target in targets}
     await move_batch(connection, batch_id, sources, target, **released(), **values)
     ended = await load_batch(connection, batch_id)
-    if cost := await count_usage(connection, ended, prices):
+    if cost := await _count(connection, ended, prices):
         await connection.execute(update(BATCHES).where(BATCHES.c.id == batch_id).values(cost))
         ended = ended.model_copy(update=cost)
     ended_at = getattr(ended, str(target.timestamp_field))
-    if not ended.holds_responses:
+    if not ended.is_hidden:
         await insert_deliveries(connection, batch_id, f"batch.{target.value}", ended_at)
     return ended
+
+
+async def _count(connection: AsyncConnection, ended: BatchRecord, prices: Prices) -> dict[str, Any]:
+    """Count what the batch used: the columns that say what it cost.
+
+    The parts of a chain are counted as they end, so of the chain itself only its first stage is.
+    Its own columns are those of all stages.
+    """
+    if not ended.stages:
+        return await count_usage(connection, ended, prices)
+    first = await summarise(connection, ended.id)
+    counts = {"completed": first.completed, "failed": first.failed}
+    own = ended.model_copy(update={**counts, **usage_values(first.usage)})
+    cost = await count_usage(connection, own, prices)
+    if not cost:
+        return cost
+    of_parts = select(func.sum(BATCHES.c.cost)).where(
+        BATCHES.c.part_of == ended.id, BATCHES.c.currency == cost["currency"]
+    )
+    others = (await connection.execute(of_parts)).scalar_one()
+    return {**cost, "cost": cost["cost"] + int(others or 0)}
 
 
 async def move_batch(

@@ -85,6 +85,7 @@ async def read_standings(
         is_small.label("is_small"),
         BATCHES.c.expires_at,
         BATCHES.c.created_at,
+        BATCHES.c.stages,
     ).where(BATCHES.c.id.in_(sorted(batch_ids)))
     return {
         row.id: Standing(
@@ -96,6 +97,7 @@ async def read_standings(
             is_small=bool(row.is_small),
             deadline=row.expires_at,
             created_at=row.created_at,
+            is_chain=row.stages > 0,
         )
         for row in await connection.execute(statement)
     }

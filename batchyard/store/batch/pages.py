@@ -11,6 +11,7 @@ from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import TERMINAL, UNFINISHED
 from batchyard.prices import NO_PRICES
 from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
+from batchyard.store.chain.rows import chain_counts
 from batchyard.store.chunk.shares import shares_of
 from batchyard.store.page import Page, from_place
 from batchyard.store.tenant.usage import costs_so_far
@@ -97,15 +98,18 @@ async def _live(
     unfinished = [batch.id for batch in batches if batch.status not in TERMINAL]
     shares = await shares_of(connection, unfinished)
     costs = await costs_so_far(connection, shares, prices)
+    chains = await chain_counts(connection, [b.id for b in batches if b.stages])
     live = []
     for batch in batches:
         if batch.status in TERMINAL:
             live.append(LiveBatch(batch, batch.total_tokens))
             continue
         models = shares.get(batch.id, {}).values()
+        so_far = sum(each.completed for each in models), sum(each.failed for each in models)
+        completed, failed = chains.get(batch.id, so_far)
         counted = batch.counting(
-            completed=sum(each.completed for each in models),
-            failed=sum(each.failed for each in models),
+            completed=completed,
+            failed=failed,
             cost=costs.get(batch.id),
             currency=prices.currency,
         )

@@ -29,6 +29,7 @@ from batchyard.batch_options import (
     OnInvalid,
     Validation,
 )
+from batchyard.chains import Stage  # noqa: TC001 - SQLModel reads it at run time
 from batchyard.lengths import LengthClass
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.output_rules import OnInvalidOutput
@@ -143,11 +144,21 @@ class _BatchColumns(Record):
     """Of a Message Batch that has not been deleted: how many requests it has; None: it is none."""
     holds_responses: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
     """Its lines are background responses: its tenant neither created it nor sees it."""
+    part_of: str | None = None
+    """The chain of which it has lines of a further stage: its tenant neither created it nor sees
+    it. None: it is no part of a chain."""
+    stages: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
+    """How many further stages its lines go through. 0: it is no chain."""
 
     @property
     def metadata(self) -> dict[str, str] | None:  # type: ignore[override]  # the table has its own
         """What the client has attached to it."""
         return self.client_metadata
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether its tenant neither created it nor sees it."""
+        return self.holds_responses or self.part_of is not None
 
 
 class NewBatch(_BatchColumns):
@@ -159,16 +170,15 @@ class NewBatch(_BatchColumns):
 
     window_seconds: int = COMPLETION_WINDOW_SECONDS
     locations: BatchLocations = BatchLocations()
+    then: tuple[Stage, ...] = ()
+    """What its lines go through behind the first stage; ``stages`` follows from it."""
 
     def values(self) -> dict[str, Any]:
         """The values of its row, without the times, which the database adds."""
         places = {column.name: getattr(self.locations, name) for name, column in _PLACES.items()}
+        columns = self.model_dump(exclude={"window_seconds", "locations", "then"})
         template = self.locations.template
-        return {
-            **self.model_dump(exclude={"window_seconds", "locations"}),
-            **places,
-            "template": template,
-        }
+        return {**columns, "stages": len(self.then), **places, "template": template}
 
 
 class ScheduleColumns(SQLModel):
@@ -364,14 +374,24 @@ Index(
     sqlite_where=IS_MESSAGE_BATCH,
     postgresql_where=IS_MESSAGE_BATCH,
 )
+Index(
+    "ix_batches_part_of",
+    BATCHES.c.part_of,
+    sqlite_where=BATCHES.c.part_of.is_not(None),
+    postgresql_where=BATCHES.c.part_of.is_not(None),
+)
 _UNFINISHED: Final[list[ColumnElement[str]]] = [
     literal_column(f"'{status.value}'") for status in sorted(UNFINISHED)
 ]
 
 
 def seen_by(tenant: str) -> ColumnElement[bool]:
-    """The batch is the tenant's, and not one that holds its background responses."""
-    return and_(BATCHES.c.tenant == tenant, BATCHES.c.holds_responses.is_(False))
+    """The batch is the tenant's, and neither holds its background responses nor is a part."""
+    return and_(
+        BATCHES.c.tenant == tenant,
+        BATCHES.c.holds_responses.is_(False),
+        BATCHES.c.part_of.is_(None),
+    )
 
 
 def has_no_owner(table: FromClause) -> ColumnElement[bool]:

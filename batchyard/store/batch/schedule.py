@@ -22,6 +22,7 @@ from batchyard.store.chunk.rows import (
     remaining_work,
 )
 from batchyard.store.clock import clock, clock_seconds, read_seconds
+from batchyard.store.leasing import in_one_order
 from batchyard.turns import BACKGROUND_WINDOW, SMALL_REQUESTS
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _MOVED_SHARE: Final = 0.01
 of engines is measured all the time, and each measurement changes every forecast a little."""
 _FORECAST_COLUMNS = [
     BATCHES.c[name]
-    for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at")
+    for name in ("id", "eta_at", "late_since", "at_risk_at", "expires_at", "created_at", "stages")
 ]
 _BEHIND: Final = "other batches of its model go first: it is a background batch"
 
@@ -133,7 +134,8 @@ class BatchSchedule(Aggregate):
         now = await read_seconds(connection)
         changed, at_risk = [], []
         for row in (await connection.execute(known)).all():
-            eta_at = etas.get(row.id)
+            # Of a chain only its first stage is known, so there is nothing to say.
+            eta_at = None if row.stages else etas.get(row.id)
             late_since = row.late_since if row.late_since is not None else now
             if eta_at is None or eta_at <= row.expires_at or row.is_background:
                 late_since = None
@@ -211,6 +213,11 @@ class BatchSchedule(Aggregate):
             update(BATCHES)
             .where(BATCHES.c.id == batch_id, BATCHES.c.status.in_(STOPPABLE))
             .values(**values)
+        )
+        # What holds for a chain holds for its parts.
+        parts = and_(BATCHES.c.part_of == batch_id, BATCHES.c.status.in_(STOPPABLE))
+        await connection.execute(
+            update(BATCHES).where(in_one_order(BATCHES, parts)).values(**values)
         )
         batch = await load_batch(connection, batch_id)
         if steered.rowcount == 0:

@@ -36,7 +36,8 @@ class _FileColumns(Record):
     sha256: str
     storage_key: str
     holds_responses: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
-    """It is a file of a batch that holds background responses: no list of its tenant's has it."""
+    """It is a file of a batch that its tenant does not see, of background responses or of a part of
+    a chain: no list of its tenant's has it."""
 
 
 class NewFile(_FileColumns):

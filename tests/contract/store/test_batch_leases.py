@@ -322,7 +322,7 @@ async def test_a_snapshot_says_what_a_batch_waits_for(store: Store) -> None:
     missing = new_batch_id()
     snapshots = await store.batch_leases.snapshots([new.id, running.id, cancelled.id, missing])
     seen = {
-        batch_id: (s.status, s.epoch, s.owner, s.is_overdue, s.has_open_chunks, s.may_run)
+        batch_id: (s.status, s.epoch, s.owner, s.is_overdue, s.is_open, s.may_run)
         for batch_id, s in snapshots.items()
     }
     assert seen == {
@@ -339,7 +339,7 @@ async def test_a_batch_whose_chunks_are_done_has_none_that_are_open(store: Store
     for lease, is_left in zip(leases, (True, False), strict=True):
         await store.chunks.complete(lease, completed=10, failed=0, usage=batch.usage)
         snapshots = await store.batch_leases.snapshots([batch.id])
-        assert snapshots[batch.id].has_open_chunks is is_left
+        assert snapshots[batch.id].is_open is is_left
 
 
 async def test_what_nobody_takes_care_of_is_counted(store: Store) -> None:

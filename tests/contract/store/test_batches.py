@@ -86,7 +86,7 @@ async def test_lines_that_are_refused_count_as_failed_and_are_nothing_to_run(sto
     alone = await store.batches.create(new_batch())
     await store.batches.begin(alone.id, model=None, total=2, plan_key="p", chunks=[], refused=2)
     snapshot = (await store.batch_leases.snapshots([alone.id]))[alone.id]
-    assert not snapshot.has_open_chunks
+    assert not snapshot.is_open
     failed = await store.batches.fail(alone.id, [])
     assert failed.counts == RequestCounts(2, 0, 2)
 

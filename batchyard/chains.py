@@ -1,0 +1,128 @@
+"""Chains: batches whose answers become requests of a further stage, line by line. Pure.
+
+The first stage is the batch's own input. Each further stage has an endpoint, a model and a template
+that makes a request body of what is known of the line by then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from batchyard.answer_checks import texts_of
+from batchyard.endpoints import ENDPOINTS
+from batchyard.errors import RequestRefused
+from batchyard.templates import TemplateRefused, check_template
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_STAGES: Final = 8
+"""Behind the first."""
+VARIABLES: Final = ("request", "response", "content", "custom_id", "first")
+"""Of a template: the body of the line's request in the stage before, the body of its answer, the
+text of that, the line's ``custom_id``, and the body of its request in the first stage."""
+
+_decode = msgspec.json.Decoder().decode
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A stage behind the first."""
+
+    endpoint: str
+    template: str
+    model: str | None = None
+    """None: that of the first stage."""
+
+
+class _Response(msgspec.Struct):
+    body: msgspec.Raw
+
+
+class _Answered(msgspec.Struct):
+    response: _Response
+
+
+class _Request(msgspec.Struct):
+    custom_id: str
+    body: msgspec.Raw
+
+
+_answered = msgspec.json.Decoder(_Answered).decode
+_request = msgspec.json.Decoder(_Request).decode
+
+
+def check_stages(stages: Sequence[Stage]) -> None:
+    """Raise :class:`~batchyard.errors.RequestRefused` for what can never run."""
+    if len(stages) > MAX_STAGES:
+        raise RequestRefused(
+            f"A chain may have {MAX_STAGES} stages behind the first.",
+            param="then",
+            code="invalid_value",
+        )
+    for number, stage in enumerate(stages):
+        if stage.endpoint not in ENDPOINTS:
+            raise RequestRefused(
+                f"The endpoint of a stage must be one of {', '.join(ENDPOINTS)}.",
+                param=f"then[{number}].endpoint",
+                code="invalid_value",
+            )
+        try:
+            check_template(stage.template, VARIABLES)
+        except TemplateRefused as error:
+            raise RequestRefused(
+                f"The template cannot be used: {error}.",
+                param=f"then[{number}].template",
+                code="invalid_template",
+            ) from None
+
+
+def variables_of(request_line: bytes, result_line: bytes, first_line: bytes) -> dict[str, Any]:
+    """The variables of the next stage's template, for a line with an answer.
+
+    Values that are objects in JSON are still JSON: the template's process opens them.
+    """
+    request, first = _request(request_line), _request(first_line)
+    answer = _answered(result_line).response.body
+    return {
+        "request": request.body,
+        "response": answer,
+        "content": _text_of(answer),
+        "custom_id": first.custom_id,
+        "first": first.body,
+    }
+
+
+def _text_of(answer: msgspec.Raw) -> str | None:
+    """The text of an answer's first choice; None: it has none, as that of an embedding."""
+    body = _decode(answer)
+    text = next(texts_of(body), None)
+    if text is None and isinstance(body, dict) and body.get("type") == "message":
+        blocks = body.get("content")
+        texts = [b.get("text") for b in blocks if isinstance(b, dict)] if blocks else []
+        text = "".join(each for each in texts if isinstance(each, str))
+    return text
+
+
+def request_line(custom_id: str, endpoint: str, body: bytes, model: str) -> bytes:
+    """The line of a stage's input, newline included.
+
+    A ``body`` without a model gets the stage's. Raises ``ValueError`` for another one's.
+    """
+    named = _decode(body).get("model")
+    if named is None:
+        body = _with_model(body, model)
+    elif named != model:
+        raise ValueError(f"its model is not {model}, which is the stage's")
+    head = msgspec.json.encode({"custom_id": custom_id, "method": "POST", "url": endpoint})
+    return head[:-1] + b',"body":' + body + b"}\n"
+
+
+def _with_model(body: bytes, model: str) -> bytes:
+    return msgspec.json.encode({**_decode(body), "model": model})
+
+
+def of_stage(line: bytes, stage: int) -> bytes:
+    """An error line that says in which stage its request failed, counted from 1."""
+    return line[:-2] + b',"stage":%d}\n' % stage

@@ -1,0 +1,342 @@
+"""Hands the lines of a chain from stage to stage, and those at their end to its results.
+
+The owner of the chain's batch does so while the batch runs. How far each line is follows from what
+is durable: the parts' rows say which lines they hold, and the chain's segments which are at their
+end. So the next owner goes on from there, and no line is lost or runs twice in a stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+
+from batchyard import intervals
+from batchyard.chains import of_stage, request_line, variables_of
+from batchyard.control.chain_lines import Source, StageSegments
+from batchyard.control.chain_parts import WaitingLines, make_part
+from batchyard.errors import LeaseLost, TransitionConflict
+from batchyard.framing import custom_id_of
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.logs import event_logger
+from batchyard.results import NoAnswerCode, Outcome, unanswered
+from batchyard.services.keys import stage_prefix
+from batchyard.services.log_words import describe
+from batchyard.services.renderer import Renderer
+from batchyard.services.segment_headers import decode_headers
+from batchyard.services.segments import read_object
+from batchyard.storage.file import os_errors_as_ours
+from batchyard.templates import BodyNotMade
+from batchyard.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import numpy.typing as npt
+
+    from batchyard.chains import Stage
+    from batchyard.control.chain_lines import FinishedLine
+    from batchyard.services.services import Services
+    from batchyard.store import BatchRecord
+
+log = event_logger(__name__)
+
+_ENDED: Final = 255
+"""In place of a stage: the line is in the chain's results."""
+_SETTLE_SECONDS: Final = 10.0
+_SETTLE_POLL_SECONDS: Final = 0.1
+_CODES: Final = {
+    BatchStatus.CANCELLED: NoAnswerCode.CANCELLED,
+    BatchStatus.EXPIRED: NoAnswerCode.EXPIRED,
+}
+
+
+class ChainRelay:
+    """One chain, under one lease of its batch. Made by :meth:`opened`."""
+
+    def __init__(
+        self, services: Services, chain: BatchRecord, stages: tuple[Stage, ...], epoch: int
+    ) -> None:
+        self._services = services
+        self._chain = chain
+        self._stages = stages
+        self._epoch = epoch
+        self._reached: npt.NDArray[np.uint8] = np.zeros(chain.counts.total, dtype=np.uint8)
+        """The stage that each line is in, from 0."""
+        self._first = Source(chain.id, chain.input_file_id, 0)
+        self._sources = [self._first]
+        self._waiting = {n: WaitingLines(n) for n in range(1, len(stages) + 1)}
+        self._drained: list[str] = []
+        """Parts that are over, until that is recorded."""
+        self._segments = {
+            n: StageSegments(services.storage, chain.id, n, epoch)
+            for n in range(2, len(stages) + 2)
+        }
+        self._counts = {Outcome.OUTPUT: 0, Outcome.ERROR: 0}
+        self._recorded: object = None
+        self._renderers: dict[int, Renderer] = {}
+        self._at_end = contextlib.AsyncExitStack()
+        self._folder: Path
+        self.is_done = False
+        """Every line is at its end, and that is recorded."""
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, services: Services, batch_id: str, epoch: int) -> AsyncIterator[Self]:
+        """With what is durable already. Raises StoreError and StorageError."""
+        chain = await services.store.batches.get(batch_id)
+        record = await services.store.chains.get(batch_id)
+        relay = cls(services, chain, record.stages, epoch)
+        async with relay._at_end:
+            with os_errors_as_ours(str(services.spool)):
+                relay._folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="chain-"))
+            relay._at_end.push_async_callback(
+                in_thread, shutil.rmtree, relay._folder, ignore_errors=True
+            )
+            relay._at_end.callback(relay._close_sources)
+            await relay._catch_up()
+            yield relay
+
+    def _close_sources(self) -> None:
+        for each in self._sources:
+            each.close()
+
+    async def _catch_up(self) -> None:
+        """Find out how far each line is."""
+        store, storage = self._services.store, self._services.storage
+        parts = await store.chains.parts(self._chain.id)
+        batches = await store.batches.live([each.batch_id for each in parts])
+        for part in parts:
+            ordinals = np.frombuffer(part.ordinals, dtype="<u4")
+            self._reached[ordinals] = np.maximum(self._reached[ordinals], part.stage)
+            self._waiting[part.stage].given += len(ordinals)
+            if not part.is_drained:
+                file_id = batches[part.batch_id].record.input_file_id
+                self._sources.append(Source(part.batch_id, file_id, part.stage, ordinals))
+        async for key in storage.list(stage_prefix(self._chain.id, len(self._stages) + 1)):
+            segment = await read_object(storage, key)
+            for header in decode_headers(segment, len(self._reached)).headers:
+                self._count_end(int(header["ordinal"]), Outcome(header["outcome"]))
+
+    def _count_end(self, ordinal: int, outcome: Outcome) -> None:
+        if self._reached[ordinal] != _ENDED:
+            self._reached[ordinal] = _ENDED
+            self._counts[outcome] += 1
+
+    async def look(self) -> None:
+        """Hand on what has been finished since the last time, and record it."""
+        # Before segments are listed: of what is over, all of them are there.
+        ended = await self._see_what_ended()
+        for source in sorted(self._sources, key=lambda each: each.stage):
+            await self._read(source)
+            if source.batch_id in ended:
+                await self._give_up_rest(source, ended[source.batch_id])
+        chain = await self._services.store.batches.get(self._chain.id)
+        if chain.paused_at is None:
+            self._chain = chain
+            await self._make_parts()
+        await self._record()
+
+    async def close(self) -> None:
+        """The chain has been stopped: record what is finished, and begin nothing."""
+        for source in self._sources:
+            await self._read(source)
+        await self._write_segments()
+        await self._record_counts(is_open=False)
+
+    # -- what has been finished ---------------------------------------------------------------
+
+    async def _see_what_ended(self) -> dict[str, BatchRecord | None]:
+        """The sources of which nothing more will come; a part as it ended."""
+        store = self._services.store
+        parts = [each.batch_id for each in self._sources if each is not self._first]
+        found = await store.batches.live(parts)
+        ended: dict[str, BatchRecord | None] = {
+            batch_id: each.record
+            for batch_id, each in found.items()
+            if each.record.status in TERMINAL
+        }
+        chunks = await store.chunks.summary(self._chain.id)
+        if not (chunks.pending or chunks.leased):
+            ended[self._first.batch_id] = None
+        return ended
+
+    async def _read(self, source: Source) -> None:
+        async with aclosing(source.new_lines(self._services)) as segments:
+            async for segment in segments:
+                for line in segment:
+                    if self._reached[line.ordinal] == source.stage:
+                        await self._hand_on(source, line)
+                # Others of this process have their turn.
+                await asyncio.sleep(0)
+
+    async def _hand_on(self, source: Source, line: FinishedLine) -> None:
+        following = source.stage + 1
+        if line.outcome is Outcome.ERROR:
+            await self._end(line.ordinal, Outcome.ERROR, of_stage(line.line, following))
+        elif following > len(self._stages):
+            await self._end(line.ordinal, Outcome.OUTPUT, line.line)
+        else:
+            if following > 1:
+                await self._segments[following].add(line.ordinal, line.outcome, line.line)
+            await self._into_stage(source, line, following)
+
+    async def _into_stage(self, source: Source, line: FinishedLine, following: int) -> None:
+        first = (await self._first.lines(self._services, self._folder)).line(line.ordinal)
+        asked = (await source.lines(self._services, self._folder)).line(line.own_ordinal)
+        custom_id, stage = custom_id_of(first), self._stages[following - 1]
+        try:
+            variables = variables_of(asked, line.line, first)
+            body = await self._renderer(following, stage).render(variables)
+            model = str(stage.model or self._chain.model)
+            made = request_line(custom_id, stage.endpoint, body, model)
+        except (BodyNotMade, ValueError, RecursionError) as error:
+            refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{error}.")
+            await self._end(line.ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
+            return
+        waiting = self._waiting[following]
+        waiting.add(line.ordinal, made)
+        self._reached[line.ordinal] = following
+        if waiting.is_full:
+            await self._make_part(waiting)
+
+    def _renderer(self, number: int, stage: Stage) -> Renderer:
+        if number not in self._renderers:
+            self._renderers[number] = made = Renderer(stage.template)
+            self._at_end.push_async_exit(made)
+        return self._renderers[number]
+
+    async def _give_up_rest(self, source: Source, ended: BatchRecord | None) -> None:
+        """The source is over: its lines without an answer are at their end."""
+        source.is_over = True
+        if ended is None or source.ordinals is None:
+            return
+        code = _CODES.get(ended.status, NoAnswerCode.FAILED)
+        why = ended.errors[0].message if ended.errors else ""
+        left = source.ordinals[self._reached[source.ordinals] == source.stage]
+        for ordinal in left.tolist():
+            first = (await self._first.lines(self._services, self._folder)).line(ordinal)
+            lost = unanswered(custom_id_of(first), code, why)
+            await self._end(ordinal, Outcome.ERROR, of_stage(lost.line, source.stage + 1))
+
+    # -- to the next stage --------------------------------------------------------------------
+
+    async def _make_parts(self) -> None:
+        began_at = self._chain.in_progress_at or self._chain.created_at
+        ran_seconds = max(0.0, await self._services.store.database.now() - began_at)
+        for waiting in self._waiting.values():
+            open_parts = sum(s.stage == waiting.stage and not s.is_over for s in self._sources)
+            is_last = not any(s.stage < waiting.stage and not s.is_over for s in self._sources)
+            if (is_last and waiting.lines) or waiting.is_due(
+                open_parts=open_parts, ran_seconds=ran_seconds
+            ):
+                await self._make_part(waiting)
+
+    async def _make_part(self, waiting: WaitingLines) -> None:
+        # Before the lines are known to be in the next stage: then nobody reads their answers again.
+        await self._write_segments()
+        stage = self._stages[waiting.stage - 1]
+        batch, part = await make_part(self._services, self._chain, stage, waiting, self._epoch)
+        ordinals = np.frombuffer(part.ordinals, dtype="<u4")
+        self._sources.append(Source(batch.id, batch.input_file_id, part.stage, ordinals))
+        waiting.clear()
+
+    # -- to their ends ------------------------------------------------------------------------
+
+    async def _end(self, ordinal: int, outcome: Outcome, line: bytes) -> None:
+        self._count_end(ordinal, outcome)
+        await self._segments[len(self._stages) + 1].add(ordinal, outcome, line)
+
+    async def _write_segments(self) -> None:
+        for each in self._segments.values():
+            await each.write()
+
+    async def _record(self) -> None:
+        """First the results, then the row that counts them."""
+        await self._write_segments()
+        done = [each for each in self._sources if each.is_over and self._is_handed_on(each)]
+        self._drained = [each.batch_id for each in done if each is not self._first]
+        is_open = len(done) < len(self._sources)
+        await self._record_counts(is_open=is_open)
+        for each in done:
+            if each is not self._first:
+                each.close()
+                self._sources.remove(each)
+        self.is_done = not is_open
+
+    def _is_handed_on(self, source: Source) -> bool:
+        """Whether no line of the stage waits in memory only."""
+        following = self._waiting.get(source.stage + 1)
+        return following is None or not following.lines
+
+    async def _record_counts(self, *, is_open: bool) -> None:
+        state = (*self._counts.values(), tuple(self._drained), is_open)
+        if state == self._recorded:
+            return
+        await self._services.store.chains.record(
+            self._chain.id,
+            completed=self._counts[Outcome.OUTPUT],
+            failed=self._counts[Outcome.ERROR],
+            drained=self._drained,
+            is_open=is_open,
+            epoch=self._epoch,
+        )
+        self._recorded = state
+
+
+# -- beside the batch -----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def relayed(services: Services, batch_id: str, epoch: int) -> AsyncIterator[None]:
+    """While the block runs, hand on the lines of the batch, if it has further stages."""
+    batch = await services.store.batches.get(batch_id)
+    if not batch.stages:
+        yield
+        return
+    relay = asyncio.create_task(_keep_relaying(services, batch_id, epoch), name="chain")
+    try:
+        yield
+    finally:
+        relay.cancel()
+        await asyncio.wait([relay])
+
+
+async def _keep_relaying(services: Services, batch_id: str, epoch: int) -> None:
+    while True:
+        try:
+            async with ChainRelay.opened(services, batch_id, epoch) as relay:
+                while not relay.is_done:
+                    await relay.look()
+                    await asyncio.sleep(intervals.CHAINS_SECONDS)
+                return
+        except (LeaseLost, TransitionConflict):
+            # Another owner has it, or it has been stopped.
+            return
+        except Exception as error:  # noqa: BLE001 - what is durable is still there: begin again
+            log.warning("chain.not_seen", describe(error), batch=batch_id)
+        await asyncio.sleep(intervals.LOOK_SECONDS)
+
+
+async def settle_chain(services: Services, batch_id: str, epoch: int) -> None:
+    """Stop what still runs of a chain that ends, and record what has been finished of it."""
+    batch = await services.store.batches.get(batch_id)
+    if not batch.stages or batch.in_progress_at is None:
+        return
+    if not (await services.store.chains.get(batch_id)).is_open:
+        return
+    await services.store.chains.cancel_parts(batch_id)
+    until = time.monotonic() + _SETTLE_SECONDS
+    while time.monotonic() < until:
+        if not await services.store.chains.is_any_leased(batch_id):
+            break
+        await asyncio.sleep(_SETTLE_POLL_SECONDS)
+    async with ChainRelay.opened(services, batch_id, epoch) as relay:
+        await relay.close()

@@ -1,0 +1,1 @@
+"""Chains: their rows, and the only writer of them."""

@@ -1,0 +1,164 @@
+"""The life of a chain: its parts, its counts, its end. Its batch is written by ``Batches``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import func, insert, or_, select, update
+
+from batchyard.errors import RecordNotFound, TransitionConflict
+from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.prices import NO_PRICES
+from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.batch.batches import insert_batch
+from batchyard.store.batch.moves import check_epoch, move_batch
+from batchyard.store.batch.pages import read_live
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chain.rows import CHAINS, PARTS, ChainPart, ChainRecord
+from batchyard.store.chunk.rows import CHUNKS, IS_LEASED
+from batchyard.store.columns import USAGE_COLUMNS
+from batchyard.store.leasing import is_held
+from batchyard.wire import TokenUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.batch.rows import BatchRecord, NewBatch
+    from batchyard.store.file.files import NewFile
+
+_BYTES_OF_ORDINAL: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PartSummary:
+    """A part, as somebody sees it who asks for the chain's stages."""
+
+    batch: BatchRecord
+    stage: int
+    """From 1, as in :class:`.ChainPart`."""
+    lines: int
+
+
+class Chains(Aggregate):
+    """The only writer of ``chains`` and ``chain_parts``, but for the rows of new chains.
+
+    Writes are under the ``epoch`` of the lease of the chain's batch, and raise
+    :class:`~batchyard.errors.LeaseLost` where it has another one by now.
+    """
+
+    @reads
+    async def get(self, connection: AsyncConnection, batch_id: str) -> ChainRecord:
+        """Raises :class:`~batchyard.errors.RecordNotFound` where the batch is no chain."""
+        statement = select(CHAINS).where(CHAINS.c.batch_id == batch_id)
+        row = (await connection.execute(statement)).mappings().one_or_none()
+        if row is None:
+            raise RecordNotFound(f"{batch_id} has one stage only.")
+        return ChainRecord.read(row)
+
+    @reads
+    async def parts(self, connection: AsyncConnection, chain_id: str) -> list[ChainPart]:
+        """Its parts, the oldest first."""
+        found = await connection.execute(
+            select(PARTS)
+            .join(BATCHES, BATCHES.c.id == PARTS.c.batch_id)
+            .where(PARTS.c.chain_id == chain_id)
+            .order_by(BATCHES.c.created_at, PARTS.c.stage, BATCHES.c.id)
+        )
+        return [ChainPart.read(row) for row in found.mappings()]
+
+    @reads
+    async def summaries(self, connection: AsyncConnection, chain_id: str) -> list[PartSummary]:
+        """Its parts as batches, by stage, and within one the oldest first."""
+        found = await connection.execute(
+            select(PARTS.c.batch_id, PARTS.c.stage, func.length(PARTS.c.ordinals).label("size"))
+            .join(BATCHES, BATCHES.c.id == PARTS.c.batch_id)
+            .where(PARTS.c.chain_id == chain_id)
+            .order_by(PARTS.c.stage, BATCHES.c.created_at, BATCHES.c.id)
+        )
+        rows = found.all()
+        batches = await read_live(connection, [row.batch_id for row in rows], NO_PRICES)
+        return [
+            PartSummary(batches[row.batch_id].record, row.stage, row.size // _BYTES_OF_ORDINAL)
+            for row in rows
+        ]
+
+    @writes
+    async def add_part(
+        self,
+        connection: AsyncConnection,
+        part: ChainPart,
+        file: NewFile,
+        batch: NewBatch,
+        *,
+        epoch: int,
+    ) -> None:
+        """Record a part with its batch and its input file, whose bytes are durable.
+
+        Raises :class:`~batchyard.errors.TransitionConflict` where the chain no longer runs.
+        """
+        await check_epoch(connection, part.chain_id, epoch)
+        status = select(BATCHES.c.status).where(BATCHES.c.id == part.chain_id)
+        if (await connection.execute(status)).scalar_one() != BatchStatus.IN_PROGRESS:
+            raise TransitionConflict(f"{part.chain_id} no longer runs.")
+        await insert_batch(connection, batch, file)
+        await connection.execute(insert(PARTS).values(**part.model_dump()))
+
+    @writes
+    async def record(
+        self,
+        connection: AsyncConnection,
+        chain_id: str,
+        *,
+        completed: int,
+        failed: int,
+        drained: Sequence[str] = (),
+        is_open: bool = True,
+        epoch: int,
+    ) -> None:
+        """Record how far the chain is: its counts, parts that are drained, whether it is over."""
+        await check_epoch(connection, chain_id, epoch)
+        counts = {"completed": completed, "failed": failed, "is_open": is_open}
+        await connection.execute(update(CHAINS).where(CHAINS.c.batch_id == chain_id).values(counts))
+        if drained:
+            await connection.execute(
+                update(PARTS).where(PARTS.c.batch_id.in_(drained)).values(is_drained=True)
+            )
+
+    @writes
+    async def cancel_parts(self, connection: AsyncConnection, chain_id: str) -> list[str]:
+        """Cancel the parts that wait or run: their ids."""
+        found = await connection.execute(
+            select(BATCHES.c.id)
+            .where(BATCHES.c.part_of == chain_id, BATCHES.c.status.in_(STOPPABLE))
+            .order_by(BATCHES.c.id)
+            .with_for_update()
+        )
+        ids = list(found.scalars())
+        for batch_id in ids:
+            await move_batch(connection, batch_id, STOPPABLE, BatchStatus.CANCELLING)
+        return ids
+
+    @reads
+    async def is_any_leased(self, connection: AsyncConnection, chain_id: str) -> bool:
+        """Whether a runner still has a chunk of one of its parts."""
+        statement = (
+            select(CHUNKS.c.index)
+            .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+            .where(BATCHES.c.part_of == chain_id, IS_LEASED, is_held(CHUNKS))
+            .limit(1)
+        )
+        return (await connection.execute(statement)).first() is not None
+
+    @reads
+    async def usage(self, connection: AsyncConnection, chain_id: str) -> TokenUsage:
+        """The tokens of all stages, as the chunks have counted them."""
+        sums = [func.coalesce(func.sum(CHUNKS.c[name]), 0) for name in USAGE_COLUMNS]
+        found = await connection.execute(
+            select(*sums)
+            .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+            .where(or_(BATCHES.c.id == chain_id, BATCHES.c.part_of == chain_id))
+        )
+        return TokenUsage(*(int(each) for each in found.one()))

@@ -1,0 +1,181 @@
+"""Request bodies from Jinja2 templates that clients write. Pure; imports nothing of Batchyard.
+
+A template is sandboxed, but one may still compute forever or fill the memory. So whoever renders
+one of a client's runs this file as a process of its own, which bounds both (:func:`main`), and
+checks it elsewhere with :func:`check_template`, which only parses it.
+
+The process reads a frame with ``{"source": …}`` first. Each further one holds the variables of one
+body, and is answered with one frame, ``{"body": {…}}`` or ``{"error": "…"}``. A frame is four bytes
+with its length, the first one the most significant, and then JSON. A line that takes too much
+processor time or memory is an error; one that cannot be interrupted ends the process.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import struct
+import sys
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn
+
+import msgspec
+from jinja2 import StrictUndefined, TemplateError, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+MAX_TEMPLATE_BYTES: Final = 65_536
+MAX_BODY_BYTES: Final = 16 * 1024**2
+CPU_SECONDS: Final = 2.0
+"""For one body. An honest one takes less than a millisecond."""
+_REAL_SECONDS: Final = 10.0
+"""After so long without an end the kernel ends the process, whatever it is in."""
+_MEMORY_BYTES: Final = 1024**3
+_LENGTH: Final = struct.Struct(">I")
+_ELSEWHERE: Final = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+
+_decode = msgspec.json.Decoder().decode
+
+
+class TemplateRefused(ValueError):
+    """The text is no template, or asks for what there is not."""
+
+
+class BodyNotMade(ValueError):
+    """The template makes no body of these variables."""
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+
+
+def check_template(source: str, variables: Collection[str]) -> None:
+    """Raise :class:`TemplateRefused` for what cannot be rendered with these variables.
+
+    Nothing of the template is run.
+    """
+    if len(source.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
+        raise TemplateRefused(f"it is larger than {MAX_TEMPLATE_BYTES // 1024} KiB")
+    environment = _environment()
+    try:
+        tree = environment.parse(source)
+        names = list(tree.find_all(nodes.Name))
+        takes_others = next(tree.find_all(_ELSEWHERE), None) is not None
+    except TemplateError as error:
+        raise TemplateRefused(str(error.message or error)) from None
+    except RecursionError:
+        raise TemplateRefused("it is nested too deeply") from None
+    if takes_others:
+        raise TemplateRefused("it may not include, import or extend another template")
+    known = {each.name for each in names if each.ctx != "load"}
+    known |= {*variables, *environment.globals, "loop", "caller", "varargs", "kwargs", "self"}
+    unknown = sorted({each.name for each in names} - known)
+    if unknown:
+        offered = ", ".join(sorted(variables))
+        raise TemplateRefused(f"'{unknown[0]}' is none of its variables, which are: {offered}")
+
+
+class BodyTemplate:
+    """A template of a JSON object. Compiling and rendering it takes as long as its author likes."""
+
+    def __init__(self, source: str) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateError as error:
+            raise TemplateRefused(str(error.message or error)) from None
+
+    def render(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The body. Raises :class:`BodyNotMade`."""
+        try:
+            text = self._text(variables)
+        except MemoryError:
+            raise BodyNotMade("it takes too much memory") from None
+        except Exception as error:  # noqa: BLE001 - whatever a client's template does
+            raise BodyNotMade(f"{type(error).__name__}: {error}"[:500]) from None
+        if len(text) > MAX_BODY_BYTES:
+            raise BodyNotMade("what it makes is too large")
+        try:
+            body = _decode(text)
+        except (ValueError, RecursionError) as error:
+            raise BodyNotMade(f"what it makes is not JSON: {error}"[:500]) from None
+        if not isinstance(body, dict):
+            raise BodyNotMade("what it makes is not a JSON object")
+        return body
+
+    def _text(self, variables: Mapping[str, Any]) -> str:
+        """What it makes, or the beginning of it that is too large."""
+        pieces, size = [], 0
+        for piece in self._template.generate(variables):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_BODY_BYTES:
+                break
+        return "".join(pieces)
+
+
+# -- the process ----------------------------------------------------------------------------------
+
+
+def write_frame(message: Any) -> bytes:
+    """The message as a frame."""
+    data = msgspec.json.encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def frame_length(head: bytes) -> int:
+    """How many bytes follow a frame's first four."""
+    return int(_LENGTH.unpack(head)[0])
+
+
+def main() -> None:
+    """Answer frames from the standard input until it ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    signal.signal(signal.SIGVTALRM, _interrupt)
+    # Not handled: a handler would wait for the end of what cannot be interrupted.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    frames, answers = sys.stdin.buffer, sys.stdout.buffer
+    source = _read_frame(frames)
+    if source is None:
+        return
+    template: BodyTemplate | None = None
+    while (variables := _read_frame(frames)) is not None:
+        try:
+            _bound(CPU_SECONDS, _REAL_SECONDS)
+            if template is None:
+                template = BodyTemplate(source["source"])
+            answer: dict[str, Any] = {"body": template.render(variables)}
+            frame = write_frame(answer)
+        except _TookTooLong:
+            frame = write_frame({"error": "it takes too long"})
+        except Exception as error:  # noqa: BLE001 - whatever a client's template does
+            frame = write_frame({"error": str(error)[:500]})
+        finally:
+            _bound(0, 0)
+        answers.write(frame)
+        answers.flush()
+
+
+class _TookTooLong(BaseException):
+    """No ``Exception``, so that no template catches it."""
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise _TookTooLong
+
+
+def _bound(cpu_seconds: float, real_seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_seconds)
+    signal.setitimer(signal.ITIMER_REAL, real_seconds)
+
+
+def _read_frame(stream: BinaryIO) -> Any:
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    return _decode(stream.read(frame_length(head)))
+
+
+if __name__ == "__main__":
+    main()

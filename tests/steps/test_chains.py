@@ -1,0 +1,200 @@
+"""Chains: each line goes from stage to stage, and what comes out is one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from batchyard.chains import Stage
+from batchyard.control import chain_parts
+from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from tests.faults import actor
+from tests.steps.conftest import CHAT, Yard, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from batchyard.store import BatchRecord
+
+JUDGE = Stage(
+    CHAT,
+    '{"max_tokens": 4, "messages": {{ (request.messages + [{"role": "assistant", "content": '
+    'content}, {"role": "user", "content": "good? " ~ custom_id}]) | tojson }}}',
+)
+EMBED = Stage(
+    "/v1/embeddings",
+    '{"input": {{ (first.messages[0].content ~ " " ~ content) | tojson }}}',
+)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_parts, "LEAST_LINES", 8)
+    monkeypatch.setattr(chain_parts, "PATIENCE_SECONDS", 0.1)
+
+
+def lines(count: int) -> list[dict[str, Any]]:
+    return [chat_line(f"id-{n}", f"question {n * 7919 % count}") for n in range(count)]
+
+
+@contextlib.asynccontextmanager
+async def working(yard: Yard) -> AsyncIterator[None]:
+    """A process that runs batches, and one with the engine."""
+    yard.set(runner_idle_seconds=3600.0)
+    tasks = [
+        asyncio.create_task(actor.control(yard.services)),
+        asyncio.create_task(actor.runner(yard.services, "stub-model")),
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def until(is_true: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if await is_true():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def ended(yard: Yard, batch_id: str) -> BatchRecord:
+    async def has_ended() -> bool:
+        return (await yard.services.store.batches.get(batch_id)).status in TERMINAL
+
+    await until(has_ended)
+    return await yard.services.store.batches.get(batch_id)
+
+
+async def run(
+    yard: Yard, requests: list[dict[str, Any]], *then: Stage, **asked: Any
+) -> BatchRecord:
+    async with working(yard):
+        return await ended(yard, await yard.create(requests, then=then, **asked))
+
+
+async def test_the_results_are_the_last_stages_answers_in_the_order_of_the_input(
+    yard: Yard,
+) -> None:
+    batch = await run(yard, lines(40), JUDGE, EMBED)
+    assert batch.status is BatchStatus.COMPLETED, batch.errors
+    results = await yard.results(batch.output_file_id)
+    assert [each["custom_id"] for each in results] == [f"id-{n}" for n in range(40)]
+    assert {each["response"]["body"]["object"] for each in results} == {"list"}
+    assert (batch.counts.completed, batch.counts.failed) == (40, 0)
+
+
+async def test_a_line_that_fails_in_any_stage_is_an_error_line_that_names_its_stage(
+    yard: Yard,
+) -> None:
+    yard.use(
+        StubEngine(
+            max_num_seqs=8,
+            faults=[
+                Fault(FaultKind.ANSWER, lambda body: b"bad first" in body, status=400),
+                Fault(FaultKind.ANSWER, lambda body: b"good? id-2" in body, status=400),
+            ],
+        )
+    )
+    texts = ["bad first", "fine", "fine too", "no template"]
+    requests = [chat_line(f"id-{n}", text) for n, text in enumerate(texts)]
+    failing = Stage(
+        "/v1/embeddings",
+        '{% if custom_id == "id-3" %}{{ first.no_such_key }}{% endif %}'
+        '{"input": {{ content | tojson }}}',
+    )
+    batch = await run(yard, requests, JUDGE, failing)
+    errors = await yard.results(batch.error_file_id)
+    assert [(each["custom_id"], each["stage"]) for each in errors] == [
+        ("id-0", 1),
+        ("id-2", 2),
+        ("id-3", 3),
+    ]
+    assert errors[2]["error"]["code"] == "template_failed"
+    assert [each["custom_id"] for each in await yard.results(batch.output_file_id)] == ["id-1"]
+    assert (batch.counts.completed, batch.counts.failed) == (1, 3)
+
+
+async def test_a_stage_starts_before_the_one_before_has_ended(yard: Yard) -> None:
+    yard.use(StubEngine(max_num_seqs=2, latency=0.05))
+    async with working(yard):
+        batch_id = await yard.create(lines(60), then=(JUDGE,))
+        await until(lambda: yard.services.store.chains.summaries(batch_id))
+        chunks = await yard.services.store.chunks.summary(batch_id)
+        assert chunks.pending + chunks.leased
+        batch = await ended(yard, batch_id)
+        parts = await yard.services.store.chains.summaries(batch_id)
+    assert len(parts) > 1
+    assert sum(each.lines for each in parts) == batch.counts.completed == 60
+
+
+async def test_what_a_chain_used_is_counted_once(yard: Yard) -> None:
+    batch = await run(yard, lines(12), JUDGE, tenant="a")
+    store = yard.services.store
+    parts = await store.chains.summaries(batch.id)
+    counted = [
+        each
+        for part in (batch.id, *(p.batch.id for p in parts))
+        for each in await store.usage.of_batch(part)
+    ]
+    assert sum(each.requests for each in counted) == 24
+    assert sum(each.total_tokens for each in counted) == batch.usage.total_tokens
+    assert batch.usage.output_tokens == 24 * 4
+
+
+async def test_its_tenant_sees_one_batch_and_one_pair_of_files(yard: Yard) -> None:
+    batch = await run(yard, lines(12), JUDGE, tenant="a")
+    store = yard.services.store
+    assert [each.id for each in await store.batches.page("a", limit=10)] == [batch.id]
+    files = await store.files.page("a", limit=10)
+    assert {each.id for each in files} == {batch.input_file_id, batch.output_file_id}
+
+
+async def test_a_cancelled_chain_keeps_what_is_finished(yard: Yard) -> None:
+    yard.use(StubEngine(max_num_seqs=4, latency=0.05))
+    async with working(yard):
+        batch_id = await yard.create(lines(60), then=(JUDGE,))
+
+        async def completed() -> int:
+            return (await yard.services.store.batches.get(batch_id)).counts.completed
+
+        await until(completed)
+        await yard.services.store.batches.cancel(batch_id)
+        batch = await ended(yard, batch_id)
+        for part in await yard.services.store.chains.summaries(batch_id):
+            assert (await ended(yard, part.batch.id)).status in TERMINAL
+    assert batch.status is BatchStatus.CANCELLED
+    output = await yard.results(batch.output_file_id)
+    errors = await yard.results(batch.error_file_id)
+    assert 0 < len(output) == batch.counts.completed < 60
+    assert {each["error"]["code"] for each in errors} == {"batch_cancelled"}
+    assert len(output) + len(errors) == 60
+
+
+async def test_a_part_that_fails_ends_its_own_lines_only(yard: Yard) -> None:
+    nobody = replace(JUDGE, endpoint="/v1/score")
+    batch = await run(yard, lines(5), nobody)
+    errors = await yard.results(batch.error_file_id)
+    assert batch.status is BatchStatus.COMPLETED
+    assert {each["stage"] for each in errors} == {2}
+
+
+async def test_a_template_that_computes_forever_ends_its_own_line_only(yard: Yard) -> None:
+    slow = replace(
+        JUDGE,
+        template='{% if custom_id == "id-1" %}{% for a in range(99999) %}{% for b in range(99999) '
+        "%}{% endfor %}{% endfor %}{% endif %}" + JUDGE.template,
+    )
+    batch = await run(yard, lines(4), slow)
+    (error,) = await yard.results(batch.error_file_id)
+    assert (error["custom_id"], error["error"]["code"]) == ("id-1", "template_failed")
+    assert "too long" in error["error"]["message"]
+    assert batch.counts.completed == 3
