@@ -1,0 +1,102 @@
+"""Chains in the database: their parts, their counts, and what their tenant does not see."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchyard.chains import Stage
+from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
+from batchyard.lifecycle import BatchStatus
+from batchyard.store import BatchRecord, ChainPart, Store
+from tests.contract.store.outbox_samples import endpoint
+from tests.contract.store.samples import begin, finish, new_batch, new_file
+
+STAGE = Stage("/v1/embeddings", "{}")
+
+
+async def begun_chain(store: Store) -> BatchRecord:
+    batch = await store.batches.create(
+        new_batch(tenant="a", then=(STAGE,)), owner="me", lease_seconds=60
+    )
+    return await begin(store, batch.id)
+
+
+async def part_of(store: Store, chain: BatchRecord, *, epoch: int = 1) -> str:
+    """The id of a new part that has the chain's first and third request."""
+    file = new_file(tenant="a", holds_responses=True)
+    batch = new_batch(tenant="a", input_file_id=file.id, part_of=chain.id)
+    part = ChainPart(batch_id=batch.id, chain_id=chain.id, stage=1, ordinals=b"\0\0\0\0\2\0\0\0")
+    await store.chains.add_part(part, file, batch, epoch=epoch)
+    return batch.id
+
+
+async def test_a_part_is_seen_by_operators_only(store: Store) -> None:
+    chain = await begun_chain(store)
+    part = await part_of(store, chain)
+    assert [each.id for each in await store.batches.page("a")] == [chain.id]
+    assert {each.id for each in await store.batches.page()} == {chain.id, part}
+    with pytest.raises(RecordNotFound):
+        await store.batches.get(part, "a")
+    assert (await store.tenants.usage("a")).active_batches == 1
+    (found,) = await store.chains.summaries(chain.id)
+    assert (found.batch.id, found.stage, found.lines) == (part, 1, 2)
+
+
+async def test_a_chain_is_open_until_that_is_recorded_under_its_lease(store: Store) -> None:
+    chain = await begun_chain(store)
+    part = await part_of(store, chain)
+    with pytest.raises(LeaseLost):
+        await store.chains.record(chain.id, completed=0, failed=0, is_open=False, epoch=2)
+    assert (await store.batch_leases.snapshots([chain.id]))[chain.id].is_open
+    await store.chains.record(chain.id, completed=7, failed=2, drained=[part], epoch=1)
+    counts = (await store.batches.get(chain.id)).counts
+    assert (counts.completed, counts.failed) == (7, 2)
+    (found,) = await store.chains.parts(chain.id)
+    assert found.is_drained
+
+
+async def test_a_chain_that_has_been_stopped_gets_no_more_parts(store: Store) -> None:
+    chain = await begun_chain(store)
+    part = await part_of(store, chain)
+    await begin(store, part)
+    with pytest.raises(LeaseLost):
+        await part_of(store, chain, epoch=2)
+    await store.batches.cancel(chain.id)
+    with pytest.raises(TransitionConflict):
+        await part_of(store, chain)
+    assert not await store.chains.is_any_leased(chain.id)
+    assert await store.chains.cancel_parts(chain.id) == [part]
+    assert (await store.batches.get(part)).status is BatchStatus.CANCELLING
+    assert await store.chains.cancel_parts(chain.id) == []
+
+
+async def test_what_steers_a_chain_steers_its_parts(store: Store) -> None:
+    chain = await begun_chain(store)
+    part = await part_of(store, chain)
+    await store.batch_schedule.set_priority(chain.id, 7)
+    await store.batch_schedule.pause(chain.id)
+    found = await store.batches.get(part)
+    assert (found.priority, found.paused_at is not None) == (7, True)
+
+
+async def test_nobody_is_told_of_a_parts_end(store: Store) -> None:
+    chain = await begun_chain(store)
+    part = await part_of(store, chain)
+    await endpoint(store, tenant="a")
+    await begin(store, part)
+    await store.batches.advance(part, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+    await finish(store, part, BatchStatus.COMPLETED)
+    assert not await store.deliveries.page("a")
+    assert (await store.chains.usage(chain.id)).total_tokens == 0
+
+
+async def test_chains_are_left_to_others_by_those_that_have_enough(store: Store) -> None:
+    chain = await store.batches.create(new_batch(then=(STAGE,)))
+    plain = await store.batches.create(new_batch())
+    first = await store.batch_leases.claim(
+        owner="me", lease_seconds=60, limit=5, without_chains=True
+    )
+    assert [each.batch_id for each in first] == [plain.id]
+    others = await store.batch_leases.claim(owner="me", lease_seconds=60, limit=5)
+    assert [each.batch_id for each in others] == [chain.id]
+    assert (await store.batch_leases.standings([chain.id]))[chain.id].is_chain
