@@ -16,7 +16,7 @@ from batchyard.errors import RequestRefused
 from batchyard.templates import TemplateRefused, check_template
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MAX_STAGES: Final = 8
 """Behind the first."""
@@ -34,6 +34,21 @@ class Stage(msgspec.Struct, frozen=True):
     template: str
     model: str | None = None
     """None: that of the first stage."""
+
+
+def stages_of(asked: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+    """The stages that somebody has written down. Raises RequestRefused."""
+    unknown = sorted({key for each in asked for key in each} - {*Stage.__struct_fields__})
+    if unknown:
+        raise _unreadable(f"a stage has no '{unknown[0]}'")
+    try:
+        return msgspec.convert(list(asked), tuple[Stage, ...])
+    except msgspec.ValidationError as error:
+        raise _unreadable(str(error)) from None
+
+
+def _unreadable(why: str) -> RequestRefused:
+    return RequestRefused(f"The stages cannot be read: {why}.", param="then", code="invalid_value")
 
 
 class _Response(msgspec.Struct):

@@ -10,6 +10,7 @@ from prefect.states import Failed, State
 from pydantic import Field
 
 from batchyard.batch_options import OPTIONS, Value, as_fields, parameter, with_parameters
+from batchyard.chains import stages_of
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import BatchyardError, RequestRefused
 from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
@@ -116,6 +117,7 @@ async def submit_batch(
     template: str = "",
     *,
     metadata: dict[str, str] = {},  # noqa: B006 - read only; None would be a choice in the form
+    then: list[dict[str, str]] = [],  # noqa: B006 - the same
     **of_batch: Any,
 ) -> State:
     """Run a file of requests to its result file.
@@ -143,6 +145,8 @@ async def submit_batch(
             files. An output that ends in .parquet has the rows and their answers.
         {of_batch}
         metadata: Up to 16 pairs of text, kept with the batch, for example {"team": "search"}.
+        then: Further stages that each line goes through, for example
+            [{"endpoint": "/v1/embeddings", "template": "{\"input\": {{ content | tojson }}}"}].
     """
     try:
         await name_run(input)
@@ -161,6 +165,7 @@ async def submit_batch(
                 output_expires_after=output_expires_after,
                 template=template,
                 metadata=metadata,
+                then=then,
                 **of_batch,
             )
             batch_id = await create_batch(
@@ -188,6 +193,7 @@ def batch_request(
     output_expires_after: str,
     template: str,
     metadata: dict[str, str],
+    then: list[dict[str, str]],
     **of_batch: Any,
 ) -> BatchRequest:
     """What the parameters besides the places ask for; raises RequestRefused."""
@@ -201,6 +207,7 @@ def batch_request(
         tenant=_tenant(settings, tenant),
         output_lifetime_seconds=_lifetime(output_expires_after),
         template=template or None,
+        then=stages_of(then),
         **as_fields({name: given or None for name, given in of_batch.items()}),
     )
 

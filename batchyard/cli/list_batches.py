@@ -179,6 +179,8 @@ def _row(batch: BatchRecord, now: float) -> tuple[str | Text, ...]:
 
 def _models(batch: BatchRecord) -> str:
     names = ", ".join(batch.models) or _NOTHING
+    if batch.part_of is not None:
+        return f"{names} (part of {batch.part_of})"
     return f"{names} (responses)" if batch.holds_responses else names
 
 

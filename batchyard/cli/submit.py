@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path  # noqa: TC003 - Typer reads it at run time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from batchyard.batch_options import as_fields
 from batchyard.cli import options
+from batchyard.cli.chain_file import read_chain
 from batchyard.cli.ensure_runner import ensure_runner
 from batchyard.cli.metadata import parse_metadata
 from batchyard.cli.offline import offline_services
@@ -45,6 +47,13 @@ def submit(
     endpoint: Annotated[str | None, options.ENDPOINT] = None,
     completion_window: Annotated[str, options.COMPLETION_WINDOW] = "24h",
     metadata: Annotated[list[str] | None, options.METADATA] = None,
+    chain: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file of further stages that each line goes through.",
+            metavar="FILE",
+        ),
+    ] = None,
     priority: Annotated[
         int,
         typer.Option(help="The tenant's batch with the highest priority runs first."),
@@ -83,6 +92,7 @@ def submit(
         metadata=parse_metadata(metadata),
         priority=priority,
         tenant=tenant,
+        then=read_chain(chain),
         **as_fields(of_batch),
     )
     batch_id = asyncio.run(_submit(request, is_quiet=as_json))

@@ -60,6 +60,30 @@ def woken(prefect: SmallPrefect) -> int:
 # -- submit --------------------------------------------------------------------------------------
 
 
+def test_a_chain_is_read_from_a_file_with_its_templates_beside_it(
+    here: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "embed.j2").write_text('{"input": {{ content | tojson }}}')
+    stage = '[[then]]\nendpoint = "/v1/embeddings"\ntemplate_file = "embed.j2"\n'
+    (tmp_path / "chain.toml").write_text(stage)
+    assert here(*SUBMIT, "--chain", "chain.toml").status == 0
+    (batch,) = all_batches()
+    (found,) = with_store(lambda store: store.chains.get(batch.id)).stages
+    assert (found.endpoint, found.model) == ("/v1/embeddings", None)
+    assert "content | tojson" in found.template
+
+
+@pytest.mark.parametrize(
+    "text", ["[[then]", '[[then]]\ntemplate = "x"', '[[then]]\nmodle = "x"', 'then = "x"']
+)
+def test_a_chain_that_cannot_be_read_is_refused(here: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "chain.toml").write_text(text)
+    ended = here(*SUBMIT, "--chain", "chain.toml")
+    assert ended.status == 3
+    assert "cannot be read" in ended.stderr
+    assert all_batches() == []
+
+
 def test_a_submitted_batch_is_in_the_database_and_a_runner_is_woken(
     here: Run, prefect: SmallPrefect, tmp_path: Path
 ) -> None:
