@@ -14,7 +14,7 @@ POLL_SECONDS: Final = 0.25
 """How often a process with free capacity asks the database for work."""
 RESPONSES_SECONDS: Final = 0.5
 """How often background responses are collected, and looked for in results."""
-CHAINS_SECONDS: Final = 1.0
+CHAINS_SECONDS: Final = 0.5
 """How often finished lines of a chain are handed to its next stage."""
 RETRY_SECONDS: Final = 0.5
 """The pause before the second attempt of a request; it doubles with each further one."""

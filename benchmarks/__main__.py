@@ -16,6 +16,7 @@ from benchmarks import (
     api_load,
     batch_list,
     cache_isolation,
+    chain,
     internet_scale,
     kill,
     lengths,
@@ -76,6 +77,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lengths": lengths.section,
     "many_engines": many_engines.section,
     "shared_roots": shared_roots.section,
+    "chain": chain.section,
     "api_load": api_load.section,
     "batch_list": batch_list.section,
 }

@@ -222,13 +222,17 @@ class Prompts:
         self.tree: PrefixTree = prefix_tree(self.tokens, np.array(shared), _SHAPE.block_tokens)
         self.ceiling = ceiling(self.tree, self.tokens, _SHAPE.block_tokens).hit_rate
 
+    def number_of(self, body: bytes) -> int:
+        """Which of them, in prefix order, this request body has."""
+        return self.number[_key(json.loads(body))]
+
     def hit_rate(self, orders: Sequence[Sequence[bytes]]) -> float:
         """Of engines that had these requests, as a part of the ceiling."""
         prompt = cached = 0
         for order in orders:
             engine = SimulatedEngine(self.tree, _SHAPE)
             for body in order:
-                number = self.number[_key(json.loads(body))]
+                number = self.number_of(body)
                 engine.run(number, int(self.tokens[number]), 8)
             prompt += engine.reuse.prompt_tokens
             cached += engine.reuse.cached_tokens

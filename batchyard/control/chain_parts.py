@@ -14,7 +14,6 @@ from batchyard.files.parts import wipe_object
 from batchyard.files.upload import FileUse, store_content
 from batchyard.logs import event_logger
 from batchyard.store import ChainPart, NewBatch
-from batchyard.time_units import MINUTE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -33,7 +32,7 @@ _GROWTH: Final = 8
 """A part has this fraction of the lines that went before it, so a large chain has few parts."""
 _OPEN_PARTS: Final = 4
 """While so many parts of a stage run, lines wait until they are enough."""
-PATIENCE_SECONDS: Final = 2.0
+PATIENCE_SECONDS: Final = 1.0
 """How long the first line of a part waits for others, at the beginning of a chain: what the engine
 has in its cache is used best at once."""
 _MOST_PATIENCE_SECONDS: Final = 30.0
@@ -124,8 +123,8 @@ def _batch_of(chain: BatchRecord, stage: Stage, file_id: str, now: float) -> New
         endpoint=stage.endpoint,
         input_file_id=file_id,
         completion_window=chain.completion_window,
-        # The chain ends first, and its parts with it.
-        window_seconds=max(0, chain.expires_at - int(now)) + MINUTE_SECONDS,
+        # No later, or at times it would be in another class of urgency.
+        window_seconds=max(0, chain.expires_at - int(now)),
         priority=chain.priority,
         options=options,
         output_lifetime_seconds=chain.output_lifetime_seconds,

@@ -52,10 +52,6 @@ _ENDED: Final = 255
 """In place of a stage: the line is in the chain's results."""
 _SETTLE_SECONDS: Final = 10.0
 _SETTLE_POLL_SECONDS: Final = 0.1
-_CODES: Final = {
-    BatchStatus.CANCELLED: NoAnswerCode.CANCELLED,
-    BatchStatus.EXPIRED: NoAnswerCode.EXPIRED,
-}
 
 
 class ChainRelay:
@@ -216,9 +212,11 @@ class ChainRelay:
     async def _give_up_rest(self, source: Source, ended: BatchRecord | None) -> None:
         """The source is over: its lines without an answer are at their end."""
         source.is_over = True
-        if ended is None or source.ordinals is None:
+        if ended is None or source.ordinals is None or ended.status is BatchStatus.EXPIRED:
+            # What expires with the chain has its line when the chain's files are made.
             return
-        code = _CODES.get(ended.status, NoAnswerCode.FAILED)
+        is_cancelled = ended.status is BatchStatus.CANCELLED
+        code = NoAnswerCode.CANCELLED if is_cancelled else NoAnswerCode.FAILED
         why = ended.errors[0].message if ended.errors else ""
         left = source.ordinals[self._reached[source.ordinals] == source.stage]
         for ordinal in left.tolist():
