@@ -68,6 +68,12 @@ LINES: Final = (
         "other parameters (`--set max_tokens=8192`) runs the request again.",
     ),
     Code(
+        "template_failed",
+        "The template of a further stage made no request of the line: it failed, took too long, or "
+        "made no JSON object.",
+        "The message says why. Correct the template and submit the batch again.",
+    ),
+    Code(
         "endpoint_not_served",
         "A 404 in `response`: the engine does not serve the line's `url`.",
         "The message lists the endpoints that the engine serves. Use one of them, or a model that "
@@ -419,6 +425,12 @@ API: Final = (
         "Send the one that `param` names.",
         "400",
     ),
+    Code(
+        "invalid_template",
+        "The template of a further stage is no Jinja2, or names a variable that there is not.",
+        "The message says what is wrong; `param` names the stage.",
+        "400",
+    ),
     Code("unknown_parameter", "There is no such parameter.", "Remove it.", "400"),
     Code(
         "invalid_type", "A parameter has the wrong type.", "The message names the right one.", "400"
@@ -621,8 +633,8 @@ COMMANDS: Final = (
     ),
     Code(
         "nothing_to_retry",
-        "`batchyard retry` of a batch in which every request was answered, or which holds "
-        "background responses.",
+        "`batchyard retry` of a batch in which every request was answered, which holds "
+        "background responses, or which is a part of a chain.",
         "Nothing: the results are complete. Clients ask for failed responses again.",
     ),
     Code(

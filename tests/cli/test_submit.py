@@ -63,14 +63,18 @@ def woken(prefect: SmallPrefect) -> int:
 def test_a_chain_is_read_from_a_file_with_its_templates_beside_it(
     here: Run, tmp_path: Path
 ) -> None:
-    (tmp_path / "embed.j2").write_text('{"input": {{ content | tojson }}}')
-    stage = '[[then]]\nendpoint = "/v1/embeddings"\ntemplate_file = "embed.j2"\n'
-    (tmp_path / "chain.toml").write_text(stage)
+    judge = '{"prompt": {{ content | tojson }}}'
+    (tmp_path / "judge.json.j2").write_text(judge)
+    (tmp_path / "chain.toml").write_text(block("docs/how-to/chain-batches.md", "chain-file"))
     assert here(*SUBMIT, "--chain", "chain.toml").status == 0
     (batch,) = all_batches()
-    (found,) = with_store(lambda store: store.chains.get(batch.id)).stages
-    assert (found.endpoint, found.model) == ("/v1/embeddings", None)
-    assert "content | tojson" in found.template
+    first, second = with_store(lambda store: store.chains.get(batch.id)).stages
+    assert (first.endpoint, first.model, first.template) == (
+        "/v1/chat/completions",
+        None,
+        judge,
+    )
+    assert (second.endpoint, second.model) == ("/v1/embeddings", "tiny-embed")
 
 
 @pytest.mark.parametrize(

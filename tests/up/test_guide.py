@@ -107,6 +107,12 @@ def test_a_background_response(yard: Yard, folder: Path) -> None:
     assert text.strip()
 
 
+def test_a_chain_of_two_stages(yard: Yard, folder: Path) -> None:
+    program = block("docs/how-to/chain-batches.md", "chain")
+    said = run_python(program, folder, yard.client_environment())
+    assert said.split() == ["completed", "3", "tide-1", "tide-2", "tide-3"]
+
+
 def test_the_curl_commands(yard: Yard, folder: Path) -> None:
     """From the upload to the download, then another batch that is cancelled, and the list."""
     file_id = shown(UPLOAD, folder, yard)["id"]
