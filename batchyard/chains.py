@@ -13,7 +13,7 @@ import msgspec
 from batchyard.answer_checks import texts_of
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused
-from batchyard.templates import TemplateRefused, check_template
+from batchyard.templates import BodyNotMade, TemplateRefused, check_template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,6 +66,7 @@ class _Request(msgspec.Struct):
 
 _answered = msgspec.json.Decoder(_Answered).decode
 _request = msgspec.json.Decoder(_Request).decode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
@@ -120,22 +121,23 @@ def _text_of(answer: msgspec.Raw) -> str | None:
     return text
 
 
-def request_line(custom_id: str, endpoint: str, body: bytes, model: str) -> bytes:
-    """The line of a stage's input, newline included.
+def line_or_refusal(
+    custom_id: str, endpoint: str, body: bytes | BodyNotMade, model: str
+) -> bytes | BodyNotMade:
+    """The line of a stage's input, newline included; or why there is none.
 
-    A ``body`` without a model gets the stage's. Raises ``ValueError`` for another one's.
+    A ``body`` without a model gets the stage's.
     """
-    named = _decode(body).get("model")
+    if isinstance(body, BodyNotMade):
+        return body
+    fields = _fields(body)
+    named = fields.get("model")
     if named is None:
-        body = _with_model(body, model)
-    elif named != model:
-        raise ValueError(f"its model is not {model}, which is the stage's")
+        body = msgspec.json.encode({**fields, "model": model})
+    elif _decode(named) != model:
+        return BodyNotMade(f"its model is not {model}, which is the stage's")
     head = msgspec.json.encode({"custom_id": custom_id, "method": "POST", "url": endpoint})
     return head[:-1] + b',"body":' + body + b"}\n"
-
-
-def _with_model(body: bytes, model: str) -> bytes:
-    return msgspec.json.encode({**_decode(body), "model": model})
 
 
 def of_stage(line: bytes, stage: int) -> bytes:

@@ -47,7 +47,10 @@ class BodyNotMade(ValueError):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+    # Keys keep their order: of a JSON schema it is that of the answer.
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return environment
 
 
 def check_template(source: str, variables: Collection[str]) -> None:

@@ -55,7 +55,7 @@ class Size:
     """``lines`` for the time, ``documents`` for the cache, of which a third fit into it."""
 
     lines: int = 3200
-    documents: int = 1200
+    documents: int = 1600
     words_each: int = 150
     first_seconds: float = 0.5
     second_seconds: float = 0.3

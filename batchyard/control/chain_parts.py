@@ -32,7 +32,7 @@ _GROWTH: Final = 8
 """A part has this fraction of the lines that went before it, so a large chain has few parts."""
 _OPEN_PARTS: Final = 4
 """While so many parts of a stage run, lines wait until they are enough."""
-PATIENCE_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 0.5
 """How long the first line of a part waits for others, at the beginning of a chain: what the engine
 has in its cache is used best at once."""
 _MOST_PATIENCE_SECONDS: Final = 30.0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from batchyard import intervals
-from batchyard.chains import of_stage, request_line, variables_of
+from batchyard.chains import line_or_refusal, of_stage, variables_of
 from batchyard.control.chain_lines import Source, StageSegments
 from batchyard.control.chain_parts import WaitingLines, make_part
 from batchyard.errors import LeaseLost, TransitionConflict
@@ -50,6 +50,8 @@ log = event_logger(__name__)
 
 _ENDED: Final = 255
 """In place of a stage: the line is in the chain's results."""
+_LINES_AT_ONCE: Final = 64
+"""To be rendered; each may have megabytes."""
 _SETTLE_SECONDS: Final = 10.0
 _SETTLE_POLL_SECONDS: Final = 0.1
 
@@ -167,39 +169,47 @@ class ChainRelay:
     async def _read(self, source: Source) -> None:
         async with aclosing(source.new_lines(self._services)) as segments:
             async for segment in segments:
-                for line in segment:
-                    if self._reached[line.ordinal] == source.stage:
-                        await self._hand_on(source, line)
-                # Others of this process have their turn.
-                await asyncio.sleep(0)
+                new = [each for each in segment if self._reached[each.ordinal] == source.stage]
+                for start in range(0, len(new), _LINES_AT_ONCE):
+                    await self._hand_on(source, new[start : start + _LINES_AT_ONCE])
+                    # Others of this process have their turn.
+                    await asyncio.sleep(0)
 
-    async def _hand_on(self, source: Source, line: FinishedLine) -> None:
+    async def _hand_on(self, source: Source, lines: list[FinishedLine]) -> None:
         following = source.stage + 1
-        if line.outcome is Outcome.ERROR:
-            await self._end(line.ordinal, Outcome.ERROR, of_stage(line.line, following))
-        elif following > len(self._stages):
-            await self._end(line.ordinal, Outcome.OUTPUT, line.line)
-        else:
-            if following > 1:
-                await self._segments[following].add(line.ordinal, line.outcome, line.line)
-            await self._into_stage(source, line, following)
+        going_on = []
+        for line in lines:
+            if line.outcome is Outcome.ERROR:
+                await self._end(line.ordinal, Outcome.ERROR, of_stage(line.line, following))
+            elif following > len(self._stages):
+                await self._end(line.ordinal, Outcome.OUTPUT, line.line)
+            else:
+                going_on.append(line)
+                if following > 1:
+                    await self._segments[following].add(line.ordinal, line.outcome, line.line)
+        if going_on:
+            await self._into_stage(source, going_on, following)
 
-    async def _into_stage(self, source: Source, line: FinishedLine, following: int) -> None:
-        first = (await self._first.lines(self._services, self._folder)).line(line.ordinal)
-        asked = (await source.lines(self._services, self._folder)).line(line.own_ordinal)
-        custom_id, stage = custom_id_of(first), self._stages[following - 1]
-        try:
-            variables = variables_of(asked, line.line, first)
-            body = await self._renderer(following, stage).render(variables)
-            model = str(stage.model or self._chain.model)
-            made = request_line(custom_id, stage.endpoint, body, model)
-        except (BodyNotMade, ValueError, RecursionError) as error:
-            refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{error}.")
-            await self._end(line.ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
-            return
-        waiting = self._waiting[following]
-        waiting.add(line.ordinal, made)
-        self._reached[line.ordinal] = following
+    async def _into_stage(self, source: Source, lines: list[FinishedLine], following: int) -> None:
+        first = await self._first.lines(self._services, self._folder)
+        asked = await source.lines(self._services, self._folder)
+        stage, waiting = self._stages[following - 1], self._waiting[following]
+        firsts = [first.line(each.ordinal) for each in lines]
+        variables = [
+            variables_of(asked.line(each.own_ordinal), each.line, own)
+            for each, own in zip(lines, firsts, strict=True)
+        ]
+        bodies = await self._renderer(following, stage).render(variables)
+        model = str(stage.model or self._chain.model)
+        for each, own, body in zip(lines, firsts, bodies, strict=True):
+            custom_id = custom_id_of(own)
+            made = line_or_refusal(custom_id, stage.endpoint, body, model)
+            if isinstance(made, BodyNotMade):
+                refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{made}.")
+                await self._end(each.ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
+            else:
+                waiting.add(each.ordinal, made)
+                self._reached[each.ordinal] = following
         if waiting.is_full:
             await self._make_part(waiting)
 

@@ -31,6 +31,7 @@ class TraitsOfBatches:
             batch = await patiently(lambda: batches.get(batch_id), "a batch")
             salting = partial(cache_salt_of, self._services, batch.tenant)
             salt = await patiently(salting, "a cache salt")
-            traits = BatchTraits(cache_salt=salt)
+            is_chained = batch.stages > 0 or batch.part_of is not None
+            traits = BatchTraits(cache_salt=salt, is_chained=is_chained)
             self._traits[batch_id] = traits, batch.options.on_invalid_output
         return self._traits[batch_id]

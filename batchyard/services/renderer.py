@@ -15,7 +15,7 @@ from batchyard import templates
 from batchyard.templates import BodyNotMade, frame_length, write_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 _MOST_SLOW: Final = 10
@@ -45,37 +45,45 @@ class Renderer:
     async def __aexit__(self, *_: object) -> None:
         await self._end()
 
-    async def render(self, variables: Mapping[str, Any]) -> bytes:
-        """A body as JSON. Raises :class:`~batchyard.templates.BodyNotMade`."""
-        if self._slow >= _MOST_SLOW:
-            raise BodyNotMade("it took too long for earlier lines")
-        try:
-            answer = await self._ask(variables)
-        except BaseException:
-            # It may be in the middle of an answer, which must not become another line's.
-            await self._end()
-            raise
-        if answer is None:
-            self._slow += 1
-            await self._end()
-            raise BodyNotMade("it takes too long or too much memory")
-        if answer.error is not None:
-            self._slow += "too long" in answer.error
-            raise BodyNotMade(answer.error)
-        return bytes(answer.body)
+    async def render(self, variables: Sequence[Mapping[str, Any]]) -> list[bytes | BodyNotMade]:
+        """A body as JSON for each of these, or why there is none."""
+        bodies: list[bytes | BodyNotMade] = []
+        while len(bodies) < len(variables):
+            if self._slow >= _MOST_SLOW:
+                bodies.append(BodyNotMade("it took too long for earlier lines"))
+                continue
+            try:
+                bodies += await self._ask(variables[len(bodies) :])
+            except BaseException:
+                # It may be in the middle of an answer, which must not become another line's.
+                await self._end()
+                raise
+        return bodies
 
-    async def _ask(self, variables: Mapping[str, Any]) -> _Answer | None:
-        """None: the process has ended."""
+    async def _ask(self, variables: Sequence[Mapping[str, Any]]) -> list[bytes | BodyNotMade]:
+        """The answers until the process ends, of which it leaves one at least."""
         process = self._process or await self._start()
         assert process.stdin is not None  # noqa: S101 - they are pipes
         assert process.stdout is not None  # noqa: S101
+        bodies: list[bytes | BodyNotMade] = []
         try:
-            process.stdin.write(write_frame(variables))
-            await process.stdin.drain()
-            head = await process.stdout.readexactly(_HEAD_BYTES)
-            return _decode(await process.stdout.readexactly(frame_length(head)))
+            # All at once: with a turn of the event loop for each, many lines take seconds.
+            process.stdin.writelines(map(write_frame, variables))
+            while len(bodies) < len(variables):
+                head = await process.stdout.readexactly(_HEAD_BYTES)
+                frame = await process.stdout.readexactly(frame_length(head))
+                bodies.append(self._body_in(_decode(frame)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+            self._slow += 1
+            bodies.append(BodyNotMade("it takes too long or too much memory"))
+            await self._end()
+        return bodies
+
+    def _body_in(self, answer: _Answer) -> bytes | BodyNotMade:
+        if answer.error is None:
+            return bytes(answer.body)
+        self._slow += "too long" in answer.error
+        return BodyNotMade(answer.error)
 
     async def _start(self) -> asyncio.subprocess.Process:
         # Nothing of ours is in its environment, and nothing of Batchyard is imported.

@@ -32,6 +32,7 @@ from batchyard.store.batch.live import (
     sums_of_chunks,
 )
 from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
+from batchyard.store.chain.rows import chain_counts
 from batchyard.store.chunk.chunks import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, is_due, remaining_tokens
 from batchyard.store.chunk.shares import shares_of
@@ -307,10 +308,14 @@ async def _listed(
     open_ids = [row["id"] for row in rows if row["status"] in UNFINISHED]
     shares = await shares_of(connection, open_ids) if prices.by_model else {}
     costs = await costs_so_far(connection, shares, prices)
+    chains = await chain_counts(
+        connection, [r["id"] for r in rows if r["stages"] and r["status"] in UNFINISHED]
+    )
     listed = []
     for row in rows:
         sums = {name: int(row[f"live_{name}"] or 0) for name in (*SUMS, "running")}
-        completed, failed = sums.pop("completed"), sums.pop("failed")
+        so_far = sums.pop("completed"), sums.pop("failed")
+        completed, failed = chains.get(row["id"], so_far)
         batch = BatchRecord.read(row).counting(
             completed=completed,
             failed=failed,
