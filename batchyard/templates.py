@@ -33,6 +33,7 @@ _REAL_SECONDS: Final = 10.0
 """After so long without an end the kernel ends the process, whatever it is in."""
 _MEMORY_BYTES: Final = 1024**3
 _LENGTH: Final = struct.Struct(">I")
+_IN_BLOCKS: Final = ("loop", "caller", "varargs", "kwargs", "self")
 _ELSEWHERE: Final = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 _decode = msgspec.json.Decoder().decode
@@ -64,6 +65,7 @@ def check_template(source: str, variables: Collection[str]) -> None:
     try:
         tree = environment.parse(source)
         names = list(tree.find_all(nodes.Name))
+        macros = {each.name for each in tree.find_all(nodes.Macro)}
         takes_others = next(tree.find_all(_ELSEWHERE), None) is not None
     except TemplateError as error:
         raise TemplateRefused(str(error.message or error)) from None
@@ -72,7 +74,7 @@ def check_template(source: str, variables: Collection[str]) -> None:
     if takes_others:
         raise TemplateRefused("it may not include, import or extend another template")
     known = {each.name for each in names if each.ctx != "load"}
-    known |= {*variables, *environment.globals, "loop", "caller", "varargs", "kwargs", "self"}
+    known |= {*variables, *macros, *environment.globals, *_IN_BLOCKS}
     unknown = sorted({each.name for each in names} - known)
     if unknown:
         offered = ", ".join(sorted(variables))

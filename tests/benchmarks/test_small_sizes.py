@@ -13,6 +13,7 @@ import pytest
 from benchmarks import (
     batch_list,
     cache_isolation,
+    chain,
     internet_scale,
     kill,
     lengths,
@@ -249,6 +250,15 @@ async def test_the_page_is_timed_on_both_databases() -> None:
     assert "| milliseconds | 5,200 batches, SQLite | 5,200 batches, PostgreSQL |" in (
         batch_list.table(found)
     )
+
+
+async def test_a_chain_is_timed_and_its_judge_finds_something_in_the_cache() -> None:
+    size = chain.Size(lines=40, documents=40, first_seconds=0.01, second_seconds=0.01)
+    timed = await chain.measure_time(size)
+    assert timed.of_slower > 0
+    cached = await chain.measure_cache(size)
+    assert 0 < cached.by_files <= cached.chain <= 1
+    assert "| a chain | **" in chain.table(timed, cached)
 
 
 async def test_batches_that_begin_alike_are_simulated_in_every_way() -> None:

@@ -12,12 +12,18 @@ from msgspec.structs import replace
 from batchyard.chains import Stage
 from batchyard.control import chain_parts
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
+from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.steps.retry import retry_batch
+from batchyard.store import Chains
+from batchyard.store.batch.rows import BATCHES
 from tests.faults import actor
 from tests.steps.conftest import CHAT, Yard, chat_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store import BatchRecord
 
@@ -72,6 +78,10 @@ async def ended(yard: Yard, batch_id: str) -> BatchRecord:
 
     await until(has_ended)
     return await yard.services.store.batches.get(batch_id)
+
+
+async def overdue(connection: AsyncConnection) -> None:
+    await connection.execute(BATCHES.update().values(expires_at=1))
 
 
 async def run(
@@ -136,26 +146,18 @@ async def test_a_stage_starts_before_the_one_before_has_ended(yard: Yard) -> Non
     assert sum(each.lines for each in parts) == batch.counts.completed == 60
 
 
-async def test_what_a_chain_used_is_counted_once(yard: Yard) -> None:
-    batch = await run(yard, lines(12), JUDGE, tenant="a")
-    store = yard.services.store
-    parts = await store.chains.summaries(batch.id)
-    counted = [
-        each
-        for part in (batch.id, *(p.batch.id for p in parts))
-        for each in await store.usage.of_batch(part)
-    ]
-    assert sum(each.requests for each in counted) == 24
-    assert sum(each.total_tokens for each in counted) == batch.usage.total_tokens
-    assert batch.usage.output_tokens == 24 * 4
-
-
-async def test_its_tenant_sees_one_batch_and_one_pair_of_files(yard: Yard) -> None:
+async def test_its_tenant_sees_and_pays_for_one_batch(yard: Yard) -> None:
     batch = await run(yard, lines(12), JUDGE, tenant="a")
     store = yard.services.store
     assert [each.id for each in await store.batches.page("a", limit=10)] == [batch.id]
     files = await store.files.page("a", limit=10)
     assert {each.id for each in files} == {batch.input_file_id, batch.output_file_id}
+    parts = await store.chains.summaries(batch.id)
+    ids = [batch.id, *(each.batch.id for each in parts)]
+    counted = [each for one in ids for each in await store.usage.of_batch(one)]
+    assert sum(each.requests for each in counted) == 24
+    assert sum(each.total_tokens for each in counted) == batch.usage.total_tokens
+    assert batch.usage.output_tokens == 24 * 4
 
 
 async def test_a_cancelled_chain_keeps_what_is_finished(yard: Yard) -> None:
@@ -187,14 +189,61 @@ async def test_a_part_that_fails_ends_its_own_lines_only(yard: Yard) -> None:
     assert {each["stage"] for each in errors} == {2}
 
 
-async def test_a_template_that_computes_forever_ends_its_own_line_only(yard: Yard) -> None:
-    slow = replace(
-        JUDGE,
-        template='{% if custom_id == "id-1" %}{% for a in range(99999) %}{% for b in range(99999) '
-        "%}{% endfor %}{% endfor %}{% endif %}" + JUDGE.template,
-    )
-    batch = await run(yard, lines(4), slow)
+async def test_what_could_not_be_recorded_is_handed_on_again(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the end of a process between the bytes of a part and its row."""
+    failures = iter([True, False, True])
+    add_part, record = Chains.add_part, Chains.record
+
+    async def away_at_times(chains: Chains, *given: Any, **named: Any) -> None:
+        if next(failures, False):
+            raise StoreUnavailable("The database is away.")
+        await (record if "completed" in named else add_part)(chains, *given, **named)
+
+    monkeypatch.setattr(Chains, "add_part", away_at_times)
+    monkeypatch.setattr(Chains, "record", away_at_times)
+    batch = await run(yard, lines(20), JUDGE)
+    assert next(failures, None) is None
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 20)
+    parts = await yard.services.store.chains.summaries(batch.id)
+    assert sum(each.lines for each in parts) == 20
+    inputs = {each.batch.input_file_id for each in parts} | {batch.input_file_id}
+    kept = [key async for key in yard.services.storage.list("files/")]
+    assert inputs >= {key.removeprefix("files/") for key in kept if "." not in key}
+
+
+async def test_a_chain_whose_window_ends_keeps_what_is_finished(yard: Yard) -> None:
+    yard.use(StubEngine(faults=[Fault(FaultKind.HANG, lambda body: b"good? id-1" in body)]))
+    async with working(yard):
+        batch_id = await yard.create(lines(3), then=(JUDGE,))
+
+        async def completed() -> bool:
+            return (await yard.services.store.batches.get(batch_id)).counts.completed == 2
+
+        await until(completed)
+        await yard.services.store.database.write(overdue)
+        batch = await ended(yard, batch_id)
+    assert (batch.status, batch.counts.completed) == (BatchStatus.EXPIRED, 2)
     (error,) = await yard.results(batch.error_file_id)
-    assert (error["custom_id"], error["error"]["code"]) == ("id-1", "template_failed")
-    assert "too long" in error["error"]["message"]
-    assert batch.counts.completed == 3
+    assert (error["custom_id"], error["error"]["code"]) == ("id-1", "batch_expired")
+
+
+async def test_too_many_errors_in_any_stage_stop_the_chain(yard: Yard) -> None:
+    yard.use(StubEngine(faults=[Fault(FaultKind.HANG, lambda body: b"question 0" in body)]))
+    no_request = replace(JUDGE, template='{"a": {{ first.nothing }}}')
+    batch = await run(yard, lines(9), no_request, error_threshold="5")
+    assert batch.status is BatchStatus.FAILED
+    assert [each.code for each in batch.errors or ()] == ["error_threshold_reached"]
+    assert batch.counts.failed == 8
+
+
+async def test_a_retry_runs_its_lines_through_all_stages(yard: Yard) -> None:
+    fault = Fault(FaultKind.ANSWER, lambda body: b"good? id-1" in body, status=400, times=1)
+    yard.use(StubEngine(faults=[fault]))
+    batch = await run(yard, lines(3), JUDGE, EMBED)
+    assert batch.counts.failed == 1
+    async with working(yard):
+        again = await ended(yard, await retry_batch(yard.services, batch.id))
+    (result,) = await yard.results(again.output_file_id)
+    assert (result["custom_id"], result["response"]["body"]["object"]) == ("id-1", "list")

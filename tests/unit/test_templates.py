@@ -1,0 +1,100 @@
+"""Request bodies from clients' templates: what they make, and what they cannot do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from batchyard.services.renderer import Renderer
+from batchyard.templates import BodyNotMade, BodyTemplate, TemplateRefused, check_template
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+NAMES = ("content", "request")
+FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_values_keep_their_order_and_every_character() -> None:
+    content = {"z": 'é"\n</script>', "a": [1, None, True]}
+    made = BodyTemplate('{"input": {{ content | tojson }}}').render({"content": content})
+    assert made == {"input": content}
+    assert list(made["input"]) == ["z", "a"]
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("[1]", "not a JSON object"),
+        ('{"a": ', "not JSON"),
+        ("{{ content.no_such }}", "UndefinedError"),
+        ("{{ content.__class__.__mro__ }}", "SecurityError"),
+        ("{{ 'x' * 20000000 }}", "too large"),
+    ],
+)
+def test_what_makes_no_object_says_why(source: str, why: str) -> None:
+    with pytest.raises(BodyNotMade, match=why):
+        BodyTemplate(source).render({"content": "text"})
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{{ contnt }}", "'contnt' is none of its variables, which are: content, request"),
+        ("{% if %}", "Expected an expression"),
+        ("{% include 'other' %}", "may not include"),
+        ("x" * 70_000, "larger than 64 KiB"),
+        ("{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "nested too deeply"),
+    ],
+)
+def test_what_can_never_be_rendered_is_refused_before_it_is_run(source: str, why: str) -> None:
+    with pytest.raises(TemplateRefused, match=why):
+        check_template(source, NAMES)
+
+
+def test_names_of_its_own_are_no_unknown_variables() -> None:
+    check_template(
+        "{% set n = 1 %}{% macro m(x) %}{{ x ~ n }}{% endmacro %}"
+        "{% for each in request.messages %}{{ m(each.content) ~ loop.index }}{% endfor %}",
+        NAMES,
+    )
+
+
+def test_to_check_a_template_runs_nothing_of_it() -> None:
+    check_template("{{ 'a' | center(10 ** 12) }}" + FOREVER, NAMES)
+
+
+@pytest.fixture
+async def renderer() -> AsyncIterator[Renderer]:
+    source = (
+        '{% if content == "slow" %}' + FOREVER + "{% endif %}"
+        '{% if content == "large" %}{{ "a" | center(10 ** 11) }}{% endif %}'
+        '{% if content == "bad" %}{{ content.nothing }}{% endif %}'
+        '{"input": {{ content | tojson }}}'
+    )
+    async with Renderer(source) as opened:
+        yield opened
+
+
+async def test_a_hostile_line_ends_by_itself_and_the_others_are_rendered(
+    renderer: Renderer,
+) -> None:
+    texts = ["one", "slow", "bad", "large", "two"]
+    made = await renderer.render([{"content": each} for each in texts])
+    assert [made[0], made[4]] == [b'{"input":"one"}', b'{"input":"two"}']
+    assert [str(each) for each in made[1:4]] == [
+        "it takes too long",
+        "UndefinedError: 'str object' has no attribute 'nothing'",
+        "it takes too much memory",
+    ]
+
+
+async def test_the_process_may_end_in_the_middle(renderer: Renderer) -> None:
+    await renderer.render([{"content": "one"}])
+    assert renderer._process is not None
+    renderer._process.kill()
+    await renderer._process.wait()
+    lost, made = await renderer.render([{"content": "two"}, {"content": "three"}])
+    assert isinstance(lost, BodyNotMade)
+    assert made == b'{"input":"three"}'
