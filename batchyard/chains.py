@@ -97,14 +97,19 @@ def check_stages(stages: Sequence[Stage]) -> None:
 def variables_of(request_line: bytes, result_line: bytes, first_line: bytes) -> dict[str, Any]:
     """The variables of the next stage's template, for a line with an answer.
 
-    Values that are objects in JSON are still JSON: the template's process opens them.
+    Values that are objects in JSON are still JSON: the template's process opens them. Raises
+    :class:`~batchyard.templates.BodyNotMade` for an answer that cannot be read.
     """
     request, first = _request(request_line), _request(first_line)
-    answer = _answered(result_line).response.body
+    try:
+        answer = _answered(result_line).response.body
+        text = _text_of(answer)
+    except (ValueError, RecursionError):
+        raise BodyNotMade("the answer to be rendered cannot be read") from None
     return {
         "request": request.body,
         "response": answer,
-        "content": _text_of(answer),
+        "content": text,
         "custom_id": first.custom_id,
         "first": first.body,
     }
@@ -116,7 +121,8 @@ def _text_of(answer: msgspec.Raw) -> str | None:
     text = next(texts_of(body), None)
     if text is None and isinstance(body, dict) and body.get("type") == "message":
         blocks = body.get("content")
-        texts = [b.get("text") for b in blocks if isinstance(b, dict)] if blocks else []
+        of_list = blocks if isinstance(blocks, list) else []
+        texts = [each.get("text") for each in of_list if isinstance(each, dict)]
         text = "".join(each for each in texts if isinstance(each, str))
     return text
 

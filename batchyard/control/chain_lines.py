@@ -51,6 +51,10 @@ class InputLines:
         """No line is read any more."""
         self._file.close()
 
+    def size_bytes(self, ordinal: int) -> int:
+        """Of :meth:`line`."""
+        return int(self._lengths[ordinal])
+
     def line(self, ordinal: int) -> bytes:
         """Without its line end."""
         size, offset = int(self._lengths[ordinal]), int(self._offsets[ordinal])

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from batchyard.batch_options import OnInvalid
+from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.files.parts import wipe_object
 from batchyard.files.upload import FileUse, store_content
 from batchyard.logs import event_logger
@@ -94,13 +95,12 @@ async def make_part(
     batch = _batch_of(chain, stage, file.id, await services.store.database.now())
     ordinals = np.array(waiting.ordinals, dtype="<u4").tobytes()
     part = ChainPart(batch_id=batch.id, chain_id=chain.id, stage=waiting.stage, ordinals=ordinals)
-    is_made = False
     try:
         await services.store.chains.add_part(part, file, batch, epoch=epoch)
-        is_made = True
-    finally:
-        if not is_made:
-            await wipe_object(services, file.storage_key)
+    except (LeaseLost, TransitionConflict):
+        # After another error the part may be there: then these are its bytes.
+        await wipe_object(services, file.storage_key)
+        raise
     log.info("chain.part_made", batch=chain.id, part=batch.id, requests=len(waiting.lines))
     return batch, part
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -37,12 +37,12 @@ from batchyard.templates import BodyNotMade
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     import numpy.typing as npt
 
     from batchyard.chains import Stage
-    from batchyard.control.chain_lines import FinishedLine
+    from batchyard.control.chain_lines import FinishedLine, InputLines
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -51,7 +51,8 @@ log = event_logger(__name__)
 _ENDED: Final = 255
 """In place of a stage: the line is in the chain's results."""
 _LINES_AT_ONCE: Final = 64
-"""To be rendered; each may have megabytes."""
+_BYTES_AT_ONCE: Final = 4 * 1024**2
+"""To be rendered: requests and answers of so many bytes, which are in memory a few times."""
 _SETTLE_SECONDS: Final = 10.0
 _SETTLE_POLL_SECONDS: Final = 0.1
 
@@ -80,6 +81,7 @@ class ChainRelay:
         self._counts = {Outcome.OUTPUT: 0, Outcome.ERROR: 0}
         self._recorded: object = None
         self._renderers: dict[int, Renderer] = {}
+        self._is_closing = False
         self._at_end = contextlib.AsyncExitStack()
         self._folder: Path
         self.is_done = False
@@ -144,6 +146,7 @@ class ChainRelay:
 
     async def close(self) -> None:
         """The chain has been stopped: record what is finished, and begin nothing."""
+        self._is_closing = True
         for source in self._sources:
             await self._read(source)
         await self._write_segments()
@@ -170,10 +173,9 @@ class ChainRelay:
         async with aclosing(source.new_lines(self._services)) as segments:
             async for segment in segments:
                 new = [each for each in segment if self._reached[each.ordinal] == source.stage]
-                for start in range(0, len(new), _LINES_AT_ONCE):
-                    await self._hand_on(source, new[start : start + _LINES_AT_ONCE])
-                    # Others of this process have their turn.
-                    await asyncio.sleep(0)
+                await self._hand_on(source, new)
+                # Others of this process have their turn.
+                await asyncio.sleep(0)
 
     async def _hand_on(self, source: Source, lines: list[FinishedLine]) -> None:
         following = source.stage + 1
@@ -187,37 +189,46 @@ class ChainRelay:
                 going_on.append(line)
                 if following > 1:
                     await self._segments[following].add(line.ordinal, line.outcome, line.line)
-        if going_on:
+        if going_on and not self._is_closing:
             await self._into_stage(source, going_on, following)
 
     async def _into_stage(self, source: Source, lines: list[FinishedLine], following: int) -> None:
         first = await self._first.lines(self._services, self._folder)
         asked = await source.lines(self._services, self._folder)
-        stage, waiting = self._stages[following - 1], self._waiting[following]
-        firsts = [first.line(each.ordinal) for each in lines]
-        variables = [
-            variables_of(asked.line(each.own_ordinal), each.line, own)
-            for each, own in zip(lines, firsts, strict=True)
-        ]
-        bodies = await self._renderer(following, stage).render(variables)
-        model = str(stage.model or self._chain.model)
-        for each, own, body in zip(lines, firsts, bodies, strict=True):
-            custom_id = custom_id_of(own)
-            made = line_or_refusal(custom_id, stage.endpoint, body, model)
-            if isinstance(made, BodyNotMade):
-                refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{made}.")
-                await self._end(each.ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
-            else:
-                waiting.add(each.ordinal, made)
-                self._reached[each.ordinal] = following
-        if waiting.is_full:
-            await self._make_part(waiting)
+        for group in _groups(lines, asked, first):
+            firsts = [first.line(each.ordinal) for each in group]
+            variables = [
+                _variables(asked.line(each.own_ordinal), each.line, own)
+                for each, own in zip(group, firsts, strict=True)
+            ]
+            bodies = await self._render(following, variables)
+            for each, own, body in zip(group, firsts, bodies, strict=True):
+                await self._add_request(following, each.ordinal, custom_id_of(own), body)
+        if self._waiting[following].is_full:
+            await self._make_part(self._waiting[following])
 
-    def _renderer(self, number: int, stage: Stage) -> Renderer:
-        if number not in self._renderers:
-            self._renderers[number] = made = Renderer(stage.template)
+    async def _add_request(
+        self, following: int, ordinal: int, custom_id: str, body: bytes | BodyNotMade
+    ) -> None:
+        stage = self._stages[following - 1]
+        model = str(stage.model or self._chain.model)
+        made = line_or_refusal(custom_id, stage.endpoint, body, model)
+        if isinstance(made, BodyNotMade):
+            refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{made}.")
+            await self._end(ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
+        else:
+            self._waiting[following].add(ordinal, made)
+            self._reached[ordinal] = following
+
+    async def _render(
+        self, following: int, variables: list[dict[str, Any] | BodyNotMade]
+    ) -> list[bytes | BodyNotMade]:
+        if following not in self._renderers:
+            made = self._renderers[following] = Renderer(self._stages[following - 1].template)
             self._at_end.push_async_exit(made)
-        return self._renderers[number]
+        readable = [each for each in variables if not isinstance(each, BodyNotMade)]
+        bodies = iter(await self._renderers[following].render(readable))
+        return [each if isinstance(each, BodyNotMade) else next(bodies) for each in variables]
 
     async def _give_up_rest(self, source: Source, ended: BatchRecord | None) -> None:
         """The source is over: its lines without an answer are at their end."""
@@ -297,6 +308,30 @@ class ChainRelay:
             epoch=self._epoch,
         )
         self._recorded = state
+
+
+def _variables(asked: bytes, line: bytes, first: bytes) -> dict[str, Any] | BodyNotMade:
+    try:
+        return variables_of(asked, line, first)
+    except BodyNotMade as error:
+        return error
+
+
+def _groups(
+    lines: list[FinishedLine], asked: InputLines, first: InputLines
+) -> Iterator[list[FinishedLine]]:
+    """The lines in groups that are small enough to be rendered at once."""
+    group: list[FinishedLine] = []
+    size_bytes = 0
+    for line in lines:
+        group.append(line)
+        size_bytes += len(line.line)
+        size_bytes += asked.size_bytes(line.own_ordinal) + first.size_bytes(line.ordinal)
+        if len(group) >= _LINES_AT_ONCE or size_bytes >= _BYTES_AT_ONCE:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
 
 
 # -- beside the batch -----------------------------------------------------------------------------

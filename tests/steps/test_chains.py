@@ -144,6 +144,8 @@ async def test_a_stage_starts_before_the_one_before_has_ended(yard: Yard) -> Non
         parts = await yard.services.store.chains.summaries(batch_id)
     assert len(parts) > 1
     assert sum(each.lines for each in parts) == batch.counts.completed == 60
+    # In another class of urgency they would wait for all of the first stage.
+    assert all(abs(each.batch.expires_at - batch.expires_at) < 10 for each in parts)
 
 
 async def test_its_tenant_sees_and_pays_for_one_batch(yard: Yard) -> None:
