@@ -50,6 +50,9 @@ EVENTS: Final = {
     "batches.not_claimed": "The database gave no batches; it is asked again.",
     "batches.not_seen": "The database did not say what became of the batches of this process; it "
     "is asked again.",
+    "chain.not_seen": "The lines of a chain could not be handed to its next stage; it begins again "
+    "from what is durable.",
+    "chain.part_made": "Lines of a chain that have their answers are a batch of its next stage.",
     "chunk.failed": "A chunk failed; it is tried again, in smaller company.",
     "chunk.lines_failed": "The process that ran a chunk ended too often: the lines that may be the "
     "cause are error lines.",
@@ -168,6 +171,7 @@ FIELDS: Final = {
     "ms": "a duration in milliseconds",
     "ordinal": "the place of the request in the order of the batch, from 0",
     "owner": "the process that has a lease",
+    "part": "the id of a batch that holds lines of a chain",
     "path": "the path of a URL, without its query",
     "pool": "the Prefect work pool",
     "request": "the id in the header x-request-id of the answer",
