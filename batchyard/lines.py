@@ -21,6 +21,7 @@ from batchyard.endpoints import ENDPOINTS, takes_form
 from batchyard.errors import InputRefused
 from batchyard.forms import is_file_url
 from batchyard.framing import PhysicalLine, custom_id_of, read_lines
+from batchyard.offer import ANYTHING, Offer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,6 +34,7 @@ TEMPLATE_ERROR: Final = "template_error"
 _MOST_REQUESTS: Final = 2**32 - 1
 """A plan numbers its requests with 32 bits."""
 _MOST_BYTES: Final = 2**63 - 1
+_MOST_STRAYS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class Rules:
 
     ``endpoint``: the one that every line names, or ``None`` where a file may mix them.
     ``models``: the models on offer, or ``None`` where any name goes through to the engine.
-    ``one_model``: every line names the same one.
+    ``one_model``: every line names the same one, or an adapter of it.
+    ``offer``: what engines serve, with the model of each adapter.
     ``policy``: what bodies may hold beyond that; ``None``: whatever the engine takes.
     ``is_rendered``: a template has made them of rows, and some say that it could not.
     """
@@ -71,6 +74,7 @@ class Rules:
     endpoint: str | None
     models: frozenset[str] | None = None
     one_model: bool = True
+    offer: Offer = ANYTHING
     limits: Limits = Limits()
     policy: BodyPolicy | None = None
     is_rendered: bool = False
@@ -88,7 +92,10 @@ class RequestLine(msgspec.Struct, frozen=True):
     custom_id: str
     url: str
     model: str
+    """As the body has it."""
     body: dict[str, Any]
+    adapter: str = ""
+    """``model``, if it is an adapter's name."""
 
 
 class BadLine(msgspec.Struct, frozen=True):
@@ -137,7 +144,9 @@ class Validator:
         """Good and bad request lines seen; blank lines are not requests."""
         self.model: str | None = None
         """The model of the first line that names one; of the first good one, if bad ones are left
-        out."""
+        out. Where the line names an adapter, the adapter's model."""
+        self.strays: set[str] = set()
+        """Names that were refused because they are not of the model; the first ones."""
         self._errors: list[BatchError] = []
         self._error_count = 0
         self._last_kept = 0
@@ -172,7 +181,7 @@ class Validator:
             line = self._check(physical)
             if line is not None:
                 if self.model is None:
-                    self.model = line.model
+                    self.model = self.rules.offer.model_of(line.model)
                 yield line
                 continue
             self._bad_numbers.append(physical.number)
@@ -258,6 +267,7 @@ class Validator:
             url,
             body["model"],
             body,
+            body["model"] if body["model"] in self.rules.offer.adapters else "",
         )
 
     def _check_custom_id(self, line: dict[str, Any], number: int) -> str | None:
@@ -343,20 +353,38 @@ class Validator:
             message = "body.model is required and must be a string."
             self._refuse("invalid_request", message, "body.model", number)
             return
-        offered = self.rules.models
-        if offered is not None and model not in offered:
-            message = (
+        offered, served = self.rules.models, self.rules.offer.model_of(model)
+        if offered is not None and not offered & {model, served}:
+            self._refuse_stray(
+                model,
+                "model_not_found",
                 f"The model {_shown(model)} is not offered here; "
-                f"offered: {', '.join(sorted(offered))}."
+                f"offered: {', '.join(sorted(offered))}.",
+                number,
             )
-            self._refuse("model_not_found", message, "body.model", number)
             return
         if self.model is None:
             if self._leave_out is None:
-                self.model = model
-        elif self.rules.one_model and model != self.model:
-            message = f"All lines of a file must name one model; the first is {_shown(self.model)}."
-            self._refuse("mismatched_model", message, "body.model", number)
+                self.model = served
+        elif self.rules.one_model and served != self.model:
+            self._refuse_other_model(model, served, number)
+
+    def _refuse_other_model(self, name: str, served: str, number: int) -> None:
+        """``name`` is not of the batch's model: of another one, ``served``, or of none."""
+        if not self.rules.offer.has(name):
+            message = f"The model {_shown(name)} is not offered here: no engine serves it."
+            self._refuse_stray(name, "model_not_found", message, number)
+            return
+        what = "one model" if not self.rules.offer.adapters else "one model, or adapters of one"
+        message = f"All lines of a file must name {what}; the first is {_shown(self.model or '')}."
+        if served != name:
+            message = f"{message[:-1]}, and {_shown(name)} is an adapter of {_shown(served)}."
+        self._refuse_stray(name, "mismatched_model", message, number)
+
+    def _refuse_stray(self, name: str, code: str, message: str, number: int) -> None:
+        if len(self.strays) < _MOST_STRAYS:
+            self.strays.add(name)
+        self._refuse(code, message, "body.model", number)
 
     def _count_embedding_inputs(self, body: dict[str, Any], number: int) -> None:
         limit = self.rules.limits.max_embedding_inputs

@@ -5,7 +5,9 @@ one pass over the input: each request's *prompt key* (the bytes that its prompt 
 its record go through an external merge sort, so memory stays flat whatever the file's size, and
 requests that share a prefix come out side by side: byte order over prompts is a depth-first walk
 of their prefix trie. An engine that serves first come, first served then finds each prefix in its
-KV cache while it is warm. Only the end of a batch has another concern, see :mod:`batchyard.tail`.
+KV cache while it is warm. Requests of one adapter come one after the other: they share nothing with
+those of others, and an engine has few adapters at hand at once. Only the end of a batch has another
+concern, see :mod:`batchyard.tail`.
 
 Where requests may share an answer (:mod:`batchyard.duplicates`), the first of them runs and the
 others are its *copies*: their records follow its own, in the same chunk, and have no tokens.
@@ -28,7 +30,13 @@ from batchyard.endpoints import ENDPOINTS
 from batchyard.external_sort import ExternalSort
 from batchyard.length_classes import ClassCounter, Classes
 from batchyard.lengths import LengthHistory, answer_bits, prompt_work
-from batchyard.prompt import expected_output_tokens, output_limit, prompt_key, template_of
+from batchyard.prompt import (
+    adapter_of,
+    expected_output_tokens,
+    output_limit,
+    prompt_key,
+    template_of,
+)
 from batchyard.roots import NO_ROOTS, Roots, RootSampler
 from batchyard.tail import longest_first, samples_first
 
@@ -152,10 +160,12 @@ class Planner:
         self._counter = ClassCounter()
         self._classes = Classes()
         self._roots = RootSampler(b"")
+        self._adapter_starts: list[int] = []
+        """The ranks at which another adapter begins."""
 
     def add(self, line: RequestLine) -> None:
         """Take the file's next request. Raises ``OSError`` if the disk is full."""
-        key, prompt_bytes = prompt_key(line.url, line.body)
+        key, prompt_bytes = prompt_key(line.url, line.body, line.adapter)
         length_class = 0
         if ENDPOINTS[line.url].writes_tokens:
             limit, samples = output_limit(line.body)
@@ -198,7 +208,7 @@ class Planner:
         )
         records = self._in_prefix_order()
         if self._sorts_by_prefix and self._count <= LONGEST_FIRST_REQUESTS:
-            records = _with_a_short_end(b"".join(records), self._classes.unknown)
+            records = self._with_a_short_end(b"".join(records))
         elif self._deduplicates and not self._sorts_by_prefix:
             records = self._in_input_order(records)
         copies = prompt_total = output_total = shared_total = 0
@@ -237,7 +247,7 @@ class Planner:
         )
 
     def _in_prefix_order(self) -> Iterator[bytes]:
-        previous = b""
+        previous = adapter = b""
         pairs = self._sorter.drain()
         if self._deduplicates:
             pairs = _with_copies(pairs)
@@ -250,6 +260,9 @@ class Planner:
             shared = max(0, _common_prefix(previous, key) - key.find(b"\0") - 1)
             previous = key
             if self._sorts_by_prefix:
+                before, adapter = adapter, adapter_of(key)
+                if adapter != before:
+                    self._adapter_starts.append(rank)
                 self._roots.add(key, shared, rank)
             number = classes.numbers[counted]
             yield _RECORD.pack(
@@ -262,6 +275,13 @@ class Planner:
                 number,
                 rank,
             )
+
+    def _with_a_short_end(self, packed: bytes) -> Iterator[bytes]:
+        """Within each adapter, so that its requests stay together."""
+        size = RECORD.itemsize
+        cuts = [0, *(size * start for start in self._adapter_starts if start), len(packed)]
+        for start, end in pairwise(cuts):
+            yield from _with_a_short_end(packed[start:end], self._classes.unknown)
 
     def _in_input_order(self, records: Iterable[bytes]) -> Iterator[bytes]:
         """The same with each request where it stood in the file, its copies behind it."""

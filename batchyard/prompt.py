@@ -30,14 +30,17 @@ _TEMPLATE_BYTES = 4096
 _BLOCK_BYTES = 256
 """What stands for the template of a prompt that begins with the user's words."""
 _USER = b"\x1euser\x1f"
+_ADAPTER = b"\x1d"
+"""Around the name of an adapter, where a prompt key begins with one."""
 
 _encode = msgspec.json.encode
 
 
-def prompt_key(url: str, body: dict[str, Any]) -> tuple[bytes, int]:
+def prompt_key(url: str, body: dict[str, Any], adapter: str = "") -> tuple[bytes, int]:
     """``(key, prompt length in bytes)``; the key is the URL, a NUL, and the prompt's beginning.
 
-    Behind the URL is the body's own ``cache_salt``, if any: prompts share nothing across salts.
+    Before the URL is the adapter's name, if any, and behind it the body's own ``cache_salt``:
+    prompts share nothing across adapters, nor across salts.
     What a request takes besides text adds to the length what it weighs in tokens of four bytes.
     """
     endpoint, prompt = ENDPOINTS[url], bytearray()
@@ -47,11 +50,22 @@ def prompt_key(url: str, body: dict[str, Any]) -> tuple[bytes, int]:
             renderers.get(field, _add_text)(body[field], prompt)
     size = len(prompt) + (_AUDIO_BYTES if endpoint.reads_recording else 0)
     del prompt[KEY_BYTES:]
-    return url.encode() + _own_salt(body) + b"\0" + bytes(prompt), size
+    head = url.encode() + _own_salt(body)
+    if adapter:
+        head = _ADAPTER + adapter.encode() + _ADAPTER + head
+    return head + b"\0" + bytes(prompt), size
+
+
+def adapter_of(key: bytes) -> bytes:
+    """The adapter of a prompt key; empty: none."""
+    return key[1 : key.index(_ADAPTER, 1)] if key.startswith(_ADAPTER) else b""
 
 
 def template_of(key: bytes) -> bytes:
-    """A digest of what a prompt key has before the user's words, or of its first block."""
+    """A digest of what a prompt key has before the user's words, or of its first block.
+
+    Each adapter has templates of its own: it answers at other lengths.
+    """
     start = key.find(b"\0") + 1
     user = key.find(_USER, start, start + _TEMPLATE_BYTES)
     if user > start:
@@ -60,7 +74,7 @@ def template_of(key: bytes) -> bytes:
         end = start + _TEMPLATE_BYTES
     else:
         end = start + _BLOCK_BYTES
-    return blake2b(key[start:end], digest_size=16).digest()
+    return blake2b(adapter_of(key) + key[start:end], digest_size=16).digest()
 
 
 def _own_salt(body: dict[str, Any]) -> bytes:

@@ -9,11 +9,14 @@ from prefect.blocks.core import Block
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from batchyard.engine.base import LivePromise
+from batchyard.engine.lora import check_options
 from batchyard.engine.presets import Speculation, with_presets
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.vllm import VllmEngine
+from batchyard.engine.vllm_options import EngineOptions
 from batchyard.hours import Hours, HoursWindow
+from batchyard.offer import check_adapter_names
 
 if TYPE_CHECKING:
     import ssl
@@ -73,6 +76,12 @@ class VllmEngineBlock(Block):
         description="Guess the next tokens of an answer (--speculative-config) from the prompt "
         "(ngram), or from the prompt and earlier answers (suffix, which needs arctic-inference).",
     )
+    adapters: dict[str, str] = Field(
+        default_factory=dict,
+        description="LoRA adapters of the model, by the names that request bodies carry: "
+        '{"contracts": "/data/adapters/contracts"}. Each is a folder as PEFT saves one, or a hub '
+        "id.",
+    )
     batch_hours: list[HoursWindow] = Field(default_factory=list, description=_BATCH_HOURS)
 
     @property
@@ -109,7 +118,15 @@ class VllmEngineBlock(Block):
 
     @model_validator(mode="after")
     def _is_no_option_given_twice(self) -> Self:
-        self._words()
+        check_options(self.adapters, EngineOptions(self._words()))
+        return self
+
+    @model_validator(mode="after")
+    def _has_adapters_with_names(self) -> Self:
+        check_adapter_names(self.model, self.adapters)
+        for name, path in self.adapters.items():
+            if not path.strip():
+                raise ValueError(f"the adapter {name} needs a folder or a hub id")
         return self
 
     def _words(self) -> list[str]:
@@ -134,6 +151,7 @@ class VllmEngineBlock(Block):
                 Objective.of(self.ttft_ms, self.itl_ms, self.latency_quantile),
                 self.reserve_seats,
             ),
+            adapters=self.adapters,
         )
 
 
@@ -179,12 +197,21 @@ class RemoteEngineBlock(Block):
         description="Whether requests carry their tenant's cache_salt, which vLLM accepts and "
         "other servers may refuse. ask: if the server's /openapi.json names it.",
     )
+    adapters: list[str] = Field(
+        default_factory=list,
+        description="The names of the LoRA adapters that the server has for the model.",
+    )
     batch_hours: list[HoursWindow] = Field(default_factory=list, description=_BATCH_HOURS)
 
     @property
     def hours(self) -> Hours:
         """When batches may use the engine."""
         return Hours(tuple(self.batch_hours))
+
+    @model_validator(mode="after")
+    def _has_adapters_with_names(self) -> Self:
+        check_adapter_names(self.model, self.adapters)
+        return self
 
     @model_validator(mode="after")
     def _has_users_to_consider(self) -> Self:
@@ -206,6 +233,7 @@ class RemoteEngineBlock(Block):
             reserve_seats=self.reserve_seats,
             priority=self.priority,
             takes_cache_salt={"ask": None, "always": True, "never": False}[self.cache_salt],
+            adapters=self.adapters,
             ssl_context=ssl_context,
         )
 

@@ -33,13 +33,14 @@ from pydantic import SecretStr, ValidationError
 
 from batchyard.dispatch import block_name
 from batchyard.errors import SettingsError
+from batchyard.offer import clashes
 from batchyard.settings import Settings
 from batchyard.settings_sources import read_config, settings_of, unknown_name
 from blocks import RemoteEngineBlock, S3CredentialsBlock, VllmEngineBlock
 from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from prefect.blocks.core import Block
@@ -142,7 +143,7 @@ def _value(kind: type[Block], name: str, value: Any, what: str) -> Any:
     return os.environ[variable]
 
 
-def _check_distinct(models: Iterable[ServedModel]) -> None:
+def _check_distinct(models: Sequence[ServedModel]) -> None:
     counted = Counter(model.name for model in models)
     for model in models:
         if counted[model.name] > 1:
@@ -150,6 +151,20 @@ def _check_distinct(models: Iterable[ServedModel]) -> None:
                 f"several models have the block name {model.name}, {model.block.model} for one: "
                 "a block serves one model."
             )
+    _check_adapters({model.block.model: [*model.block.adapters] for model in models})
+
+
+def _check_adapters(adapters_of: Mapping[str, Sequence[str]]) -> None:
+    for adapter, models in clashes(adapters_of).items():
+        if adapter in adapters_of:
+            raise SettingsError(
+                f"the model {models[0]}: its adapter {adapter} has the name of a model: give it "
+                "another one."
+            )
+        raise SettingsError(
+            f"the models {' and '.join(models)} have adapters of one name, {adapter}: give each "
+            "its own."
+        )
 
 
 def _limits(given: Any) -> dict[str, int]:

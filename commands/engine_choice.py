@@ -12,9 +12,11 @@ import typer
 
 from batchyard.cli.engine_words import served_names
 from batchyard.endpoints import IN_VLLM
+from batchyard.engine.lora import module_names
 from batchyard.engine.presets import with_presets
 from batchyard.engine.vllm_options import EngineOptions
 from batchyard.errors import ObjectNotFound
+from batchyard.offer import ANYTHING, Offer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +82,12 @@ class EngineChoice:
     def endpoints(self) -> frozenset[str] | None:
         """What it may serve, depending on its model; None: it is a server that we do not know."""
         return IN_VLLM if self.url is None else None
+
+    @property
+    def offer(self) -> Offer:
+        """Its adapters, whose requests are kept together; any other name goes through to it."""
+        names = module_names(self.options)
+        return Offer(adapters=dict.fromkeys(names, self.models[0])) if names else ANYTHING
 
     @classmethod
     def of(

@@ -29,7 +29,10 @@ from commands.engine_choice import EngineChoice, ServerUse
 from commands.foreground import how_to_resume, prepare_prefect, run_to_end
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from batchyard.engine.base import Engine
+    from batchyard.offer import Offer
     from batchyard.settings import Settings
     from commands.own_prefect import OwnPrefect
 
@@ -229,6 +232,9 @@ async def _run(
     async def endpoints_of(_: str | None) -> frozenset[str] | None:
         return choice.endpoints
 
+    async def find_offer(_: Collection[str]) -> Offer:
+        return choice.offer
+
     batch_id = None
     try:
         with ProgressDisplay() as display:
@@ -236,6 +242,7 @@ async def _run(
                 settings,
                 engine_for=engine_for,
                 endpoints_of=endpoints_of,
+                find_offer=find_offer,
                 credentials=credentials_from_block,
                 on_progress=display,
             ):

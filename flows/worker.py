@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +13,8 @@ from httpx import HTTPError
 from prefect.exceptions import PrefectException
 
 from batchyard.dispatch import OfferedModels, block_name, block_remedy
+from batchyard.engine.lora import lora_options
+from batchyard.engine.vllm_options import EngineOptions
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
 from batchyard.services.connections import connections_line
@@ -63,6 +66,7 @@ async def worker_services() -> AsyncIterator[Services]:
         credentials=credentials_from_block,
         why_not_offered=offered.why_not,
         endpoints_of=offered.endpoints,
+        find_offer=offered.offer,
         hours_of=hours_from_block,
     ) as services:
         yield services
@@ -80,6 +84,7 @@ async def engine_from_block(settings: Settings, model: str) -> Engine:
     if isinstance(block, RemoteEngineBlock):
         return block.build(settings.tls_context)
     _check_weights(name, block.weights or block.model)
+    _check_adapters(name, block)
     return block.build(
         python=engine_python(settings),
         log_path=engine_log(settings, name),
@@ -119,6 +124,16 @@ def _check_weights(name: str, weights: str) -> None:
             f"The engine block {name} has its weights at {weights}, which does not exist on the "
             "machine of this GPU worker."
         )
+
+
+def _check_adapters(name: str, block: VllmEngineBlock) -> None:
+    """As for the weights: another machine may have them."""
+    try:
+        lora_options(block.adapters, EngineOptions(shlex.split(block.options)))
+    except SettingsError as error:
+        raise SettingsError(
+            f"The engine block {name} cannot be used on the machine of this GPU worker. {error}"
+        ) from None
 
 
 async def credentials_from_block(kind: type[C], /) -> C:

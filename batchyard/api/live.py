@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Request
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from batchyard.api.auth import Caller
+    from batchyard.dispatch import OfferedModel
     from batchyard.services.services import Services
 
 PREFIX: Final = "/v1"
@@ -111,7 +113,11 @@ async def pass_on(request: Request, caller: Caller, raw: bytes | None = None) ->
     try:
         checked = await _checked(request, caller, raw)
         if not await state.directory.engines(checked.model):
-            raise await _no_engine(request, checked.model)
+            offered = await request.app.state.catalogue.find(checked.model)
+            if offered is None or not await state.directory.engines(offered.name):
+                raise await _no_engine(request, checked.model, offered)
+            # It names an adapter, which the engine of its model has.
+            checked = replace(checked, model=offered.name)
         is_taken = False
         return LiveExchange(checked, state.directory, lambda: state.give_back(caller.tenant))
     finally:
@@ -174,8 +180,7 @@ def _check_body(services: Services, path: str, raw: bytes, body: dict[str, Any])
     return model
 
 
-async def _no_engine(request: Request, model: str) -> ApiError:
-    offered = (await request.app.state.catalogue.models()).get(model)
+async def _no_engine(request: Request, model: str, offered: OfferedModel | None) -> ApiError:
     shown = printable(model[:_SHOWN_CHARS], "?")
     if offered is not None and offered.is_live:
         return unavailable(shown)

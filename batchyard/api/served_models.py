@@ -14,12 +14,12 @@ from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it
 from batchyard.api.errors import ApiError
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.route import Route
-from batchyard.dispatch import PrefectApi
+from batchyard.dispatch import PrefectApi, offer_of
 from batchyard.errors import BatchyardError, SettingsError
 from batchyard.logs import event_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from fastapi import FastAPI
 
@@ -29,15 +29,19 @@ log = event_logger(__name__)
 
 _KEPT_SECONDS = 5.0
 _PATIENCE_SECONDS = 5.0
+_KNOWN_SECONDS = 60.0
+"""How long live requests do not wait for Prefect to say the same again of a name."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The Model object."""
+    """The Model object. An adapter has the model that it changes as its root and parent."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "batchyard"
+    root: str | msgspec.UnsetType = msgspec.UNSET
+    parent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +71,13 @@ class ModelCatalogue:
                 await self._ask(self._prefect)
                 self._asked_at = time.monotonic()
         return self._models
+
+    async def find(self, name: str) -> OfferedModel | None:
+        """The model of this name, or the one of which it names an adapter; None: there is none."""
+        found = None
+        if time.monotonic() - self._asked_at < _KNOWN_SECONDS:
+            found = _find(self._models, name)
+        return found or _find(await self.models(), name)
 
     async def prefect_answers(self) -> bool | None:
         """Whether Prefect's server did when it was last asked; None: there is none to ask."""
@@ -108,22 +119,31 @@ router = APIRouter(prefix="/models", lifespan=catalogue, route_class=Route)
 
 @router.get("", summary="List the models on offer")
 async def list_models(request: Request, _: Authenticated) -> JsonResponse[ModelList]:
-    """The models that batches may name."""
-    offered = await request.app.state.catalogue.models()
-    return JsonResponse(ModelList(data=[_to_wire(model) for model in offered.values()]))
+    """The models that batches may name, each followed by its adapters."""
+    return JsonResponse(ModelList(data=list(_listed(await request.app.state.catalogue.models()))))
 
 
 # A model's name may hold slashes, which clients send as they are or encoded.
 @router.get("/{model:path}", summary="Look at a model")
 async def retrieve_model(model: str, request: Request, _: Authenticated) -> JsonResponse[Model]:
     """One model that batches may name."""
-    offered = (await request.app.state.catalogue.models()).get(model)
-    if offered is None:
+    listed = _listed(await request.app.state.catalogue.models())
+    found = next((each for each in listed if each.id == model), None)
+    if found is None:
         raise ApiError(
             404, f"The model '{model}' does not exist.", param="model", code="model_not_found"
         )
-    return JsonResponse(_to_wire(offered))
+    return JsonResponse(found)
 
 
-def _to_wire(offered: OfferedModel) -> Model:
-    return Model(id=offered.name, created=offered.created_at)
+def _find(models: Mapping[str, OfferedModel], name: str) -> OfferedModel | None:
+    return models.get(offer_of(models.values()).model_of(name))
+
+
+def _listed(models: Mapping[str, OfferedModel]) -> Iterator[Model]:
+    adapters = offer_of(models.values()).adapters
+    for model in models.values():
+        yield Model(id=model.name, created=model.created_at)
+        for name in sorted(model.adapters):
+            if name in adapters:
+                yield Model(id=name, created=model.created_at, root=model.name, parent=model.name)

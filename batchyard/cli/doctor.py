@@ -23,6 +23,7 @@ from batchyard.dispatch import RUN_BATCHES, RUN_CHUNKS, PrefectApi
 from batchyard.engine.vllm_version import vllm_version
 from batchyard.errors import BatchyardError, StoreError, WrongSealingKey
 from batchyard.machine import this_machine
+from batchyard.offer import clashes
 from batchyard.services.connections import connections
 from batchyard.services.engine_python import engine_python
 from batchyard.services.services import open_services
@@ -32,8 +33,9 @@ from batchyard.settings import read_settings
 from batchyard.store import connection_limits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from batchyard.dispatch import OfferedModel
     from batchyard.services.services import Services
     from batchyard.settings import Settings
     from batchyard.store import ConnectionLimits
@@ -272,7 +274,9 @@ async def _prefect(settings: Settings, role: Role) -> AsyncIterator[Finding]:
         async with PrefectApi.from_environment() as api:
             models = await api.offered_models()
             yield ok("Prefect", f"{where}, {_since(began)}")
-            yield _models([model.name for model in models])
+            yield _models(models)
+            for name, named_by in clashes({each.name: each.adapters for each in models}).items():
+                yield warning("models", _clash_words(name, named_by))
             for deployment in _deployments(settings, role):
                 await api.latest(deployment)
                 yield ok("Prefect", f"has the deployment {deployment}")
@@ -280,13 +284,23 @@ async def _prefect(settings: Settings, role: Role) -> AsyncIterator[Finding]:
         yield failed("Prefect", with_advice(error))
 
 
-def _models(names: list[str]) -> Finding:
-    if names:
+def _models(models: Sequence[OfferedModel]) -> Finding:
+    if models:
+        names = (" + ".join([model.name, *model.adapters]) for model in models)
         return ok("models", ", ".join(names))
     return warning(
         "models",
         "No model has an engine block: name them in a file, and run `batchyard deploy`.",
     )
+
+
+def _clash_words(name: str, models: Sequence[str]) -> str:
+    if len(models) > 1:
+        return (
+            f"{' and '.join(models)} have adapters of one name, {name}, so that it cannot be used: "
+            "give each its own."
+        )
+    return f"{name} is a model, and the name of an adapter of {models[0]}: give that another one."
 
 
 def _deployments(settings: Settings, role: Role) -> list[str]:

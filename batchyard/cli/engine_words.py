@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 from typer.core import TyperCommand
 
+from batchyard.engine.lora import module_names
 from batchyard.engine.vllm_options import EngineOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 _RUN_BATCH_ALONE = {"--output-tmp-dir": False, "--enable-metrics": True, "--url": False}
@@ -85,39 +85,7 @@ def served_names(model: str, engine_options: Sequence[str]) -> tuple[str, ...]:
     Those of ``--served-model-name``, or else the model itself, and those of LoRA modules. The
     first is the model's own.
     """
-    given = _values("--served-model-name", engine_options)
-    named_in_file = EngineOptions(engine_options).value("served-model-name")
-    names = given or ([named_in_file] if named_in_file else [model])
-    adapters = (_adapter_name(value) for value in _values("--lora-modules", engine_options))
-    return tuple(dict.fromkeys([*names, *filter(None, adapters)]))
-
-
-def _values(option: str, words: Sequence[str]) -> list[str]:
-    """The values of an option that takes several; of two mentions, the last holds."""
-    values: list[str] = []
-    for position, word in enumerate(words):
-        name, separator, value = word.partition("=")
-        if name.replace("_", "-") == option:
-            values = [value] if separator else list(_until_option(words[position + 1 :]))
-    return values
-
-
-def _until_option(words: Sequence[str]) -> Iterator[str]:
-    for word in words:
-        if word.startswith("-"):
-            return
-        yield word
-
-
-class _Adapter(msgspec.Struct):
-    name: str = ""
-
-
-def _adapter_name(value: str) -> str:
-    """Of ``name=path``, or of a JSON object with a name."""
-    if not value.startswith("{"):
-        return value.partition("=")[0]
-    try:
-        return msgspec.json.decode(value, type=_Adapter).name
-    except msgspec.MsgspecError:
-        return ""  # vLLM says what is wrong with it
+    options = EngineOptions(engine_options)
+    named_in_file = options.value("served-model-name")
+    names = options.values("served-model-name") or ([named_in_file] if named_in_file else [model])
+    return tuple(dict.fromkeys([*names, *module_names(engine_options)]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ from batchyard.batch_options import Validation
 from batchyard.cli import options
 from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.cli.prompt_counter import counter_of
+from batchyard.dispatch import OfferedModels
 from batchyard.errors import StoreError
 from batchyard.settings import read_settings
 from batchyard.steps.create import parse_window
@@ -124,6 +127,8 @@ async def _estimate(
         learned_lengths,
     )
 
+    if os.environ.get("PREFECT_API_URL"):
+        assumptions = replace(assumptions, offer=await OfferedModels().offer())
     find_lengths = partial(learned_lengths, settings, tenant)
     found = await estimate_file(settings, location, assumptions, find_lengths, find_counter)
     if found.model is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +18,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.text import Text
 
@@ -45,11 +45,15 @@ class _Configured:
     why_not: str = ""
     live: frozenset[str] = frozenset()
     """The models that are to take live requests."""
+    adapters: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
     name: str
+    adapters: Sequence[str]
+    """Their names, which requests may carry as well."""
     pool: str
     is_configured: bool | None
     """None: Prefect did not say."""
@@ -113,6 +117,7 @@ async def _found() -> tuple[list[_Model], str]:
             found.append(
                 _Model(
                     name=name,
+                    adapters=configured.adapters.get(name, ()),
                     pool=pool,
                     is_configured=is_configured,
                     **_engines(its_runners),
@@ -195,7 +200,8 @@ async def _configured(known: set[str], services: Services) -> _Configured:
             slots = {}
             for pool in {pool_of(name) for name in names | known}:
                 slots[pool] = await api.pool_limit(pool) if await api.has_pool(pool) else 0
-            return _Configured(names, slots, live=live)
+            adapters = {each.name: each.adapters for each in offered}
+            return _Configured(names, slots, live=live, adapters=adapters)
     except TimeoutError:
         return _Configured(None, {}, "Prefect is too slow.")
     except BatchyardError as error:
@@ -211,8 +217,11 @@ def _row(model: _Model) -> tuple[str | Text, ...]:
     if model.engines_draining:
         engines += f", {model.engines_draining} draining"
     speed = model.tokens_per_second
+    names = model.name
+    if model.adapters:
+        names += f" + {', '.join(model.adapters)}"
     return (
-        user_text(model.name),
+        user_text(names),
         model.pool,
         engines,
         _NOTHING if model.slots is None else f"{model.slots}",

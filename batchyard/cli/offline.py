@@ -35,6 +35,7 @@ async def offline_services(*, checks_keys: bool = True) -> AsyncIterator[Service
         read_settings(),
         why_not_offered=offered.why_not,
         endpoints_of=offered.endpoints,
+        find_offer=offered.offer,
         checks_keys=checks_keys,
     ) as services:
         with acting_as(_actor(services)):

@@ -19,7 +19,7 @@ It uses HTTP, so that a process that only has to start a runner never imports Pr
 from batchyard.dispatch.batch_runner import ensure_batch_runner
 from batchyard.dispatch.lost_runs import RECONCILER_LEASE, end_lost_runs
 from batchyard.dispatch.offered import OfferedModels, block_name, block_remedy
-from batchyard.dispatch.prefect_answers import FlowRun, OfferedModel
+from batchyard.dispatch.prefect_answers import FlowRun, OfferedModel, offer_of
 from batchyard.dispatch.prefect_api import (
     PROCESS_BATCH,
     RECONCILE,
@@ -53,5 +53,6 @@ __all__ = [
     "checked_api_url",
     "end_lost_runs",
     "ensure_batch_runner",
+    "offer_of",
     "report_status_changes",
 ]

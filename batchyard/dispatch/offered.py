@@ -7,14 +7,16 @@ import re
 import time
 from typing import TYPE_CHECKING, Final
 
+from batchyard.dispatch.prefect_answers import offer_of
 from batchyard.dispatch.prefect_api import ENGINE_BLOCKS, PrefectApi
 from batchyard.endpoints import IN_VLLM
 from batchyard.errors import DispatchFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
+from batchyard.offer import UNKNOWN, Offer
 from batchyard.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from batchyard.dispatch.prefect_answers import OfferedModel
 
@@ -43,8 +45,13 @@ class OfferedModels:
 
     async def why_not(self, model: str) -> ModelNotFound | None:
         """Why no engine serves the model, and what to do; None: one does, or it is not known."""
-        models = await self._known(lambda known: model in known)
-        return None if models is None or model in models else _missing(model)
+        offer = await self.offer([model])
+        return None if not offer.is_known or offer.has(model) else _missing(model)
+
+    async def offer(self, names: Collection[str] = ()) -> Offer:
+        """The models and their adapters. If any of ``names`` is not known, Prefect is asked."""
+        models = await self._known(lambda known: all(map(offer_of(known.values()).has, names)))
+        return UNKNOWN if models is None else offer_of(models.values())
 
     async def endpoints(self, model: str | None) -> frozenset[str] | None:
         """The endpoints that the engine of the model may serve, or any engine without a model.
@@ -55,6 +62,8 @@ class OfferedModels:
         models = await self._known(lambda _: False)
         if models is None:
             return None
+        if model is not None:
+            model = offer_of(models.values()).model_of(model)
         asked = [each for each in models.values() if model in {None, each.name}]
         return IN_VLLM if asked and all(each.is_ours for each in asked) else None
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from batchyard.hours import ALWAYS, Hours, HoursWindow
+from batchyard.offer import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 ON_ITS_WAY = ("SCHEDULED",)
 BEGUN = ("PENDING", "RUNNING", "CANCELLING")
@@ -73,6 +74,8 @@ class OfferedModel:
     """Of an engine of ours: its options, as in a shell."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of an engine of ours: its own environment variables."""
+    adapters: tuple[str, ...] = ()
+    """The names of its adapters."""
 
 
 def offered_model_from(
@@ -93,6 +96,7 @@ def offered_model_from(
         hours,
         is_live=data.get("live") is True,
         is_ours=is_ours,
+        adapters=_adapters_of(data),
     )
     if not is_ours:
         return found
@@ -102,6 +106,19 @@ def offered_model_from(
         options=data.get("options") or "",
         environment=data.get("environment") or {},
     )
+
+
+def _adapters_of(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of names, or of paths by name; none where the block says anything else."""
+    adapters = data.get("adapters")
+    if not isinstance(adapters, dict | list):
+        return ()
+    return tuple(name for name in adapters if isinstance(name, str) and name)
+
+
+def offer_of(models: Iterable[OfferedModel]) -> Offer:
+    """The names that lines may carry where these are all models."""
+    return Offer.of({model.name: model.adapters for model in models})
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,9 @@ class Engine(Protocol):
     model: str
     """The model name that request bodies carry."""
 
+    adapters: frozenset[str]
+    """The names of the model's adapters, which request bodies may carry instead."""
+
     @property
     def max_num_seqs(self) -> int:
         """How many sequences the engine runs at once."""

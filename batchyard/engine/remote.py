@@ -26,7 +26,7 @@ from batchyard.web.retry_after import retry_after_seconds
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncGenerator, AsyncIterable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 
     from batchyard.engine.base import Abort, EngineRequest
     from batchyard.engine.sharing.objective import Objective
@@ -59,7 +59,8 @@ class RemoteEngine:
     that, which :mod:`batchyard.engine.sharing` finds: by ``objective`` if there is one, and with
     ``reserve_seats`` always left free. ``priority`` becomes a member of each JSON body: non-zero
     is an error for a vLLM without ``--scheduling-policy priority``. ``takes_cache_salt`` None: by
-    the server's own ``/openapi.json``. A request whose connection breaks is answered
+    the server's own ``/openapi.json``. ``adapters`` are the names of those that it has for the
+    model. A request whose connection breaks is answered
     ``CONNECTION_LOST``; a server that cannot be connected to is
     :class:`~batchyard.errors.EngineLost`.
 
@@ -79,9 +80,11 @@ class RemoteEngine:
         reserve_seats: int | None = None,
         priority: int | None = None,
         takes_cache_salt: bool | None = None,
+        adapters: Iterable[str] = (),
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.model = model
+        self.adapters = frozenset(adapters)
         self._given_seats = max_num_seqs
         self._seats = max_num_seqs or (seats.UNKNOWN_EXCLUSIVE if exclusive else seats.UNKNOWN)
         self._exclusive = exclusive
@@ -154,8 +157,9 @@ class RemoteEngine:
         except BaseException:
             await self.stop()
             raise
-        if models is not None and self.model not in models:
-            log.warning("engine.model_not_listed", model=self.model, server=self._where)
+        if models is not None:
+            for name in sorted({self.model, *self.adapters} - models):
+                log.warning("engine.model_not_listed", model=name, server=self._where)
         if on_progress is not None:
             on_progress(StartProgress("ready", 1.0))
 

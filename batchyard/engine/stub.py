@@ -21,7 +21,7 @@ from batchyard.engine.stub_answers import ANSWERS, answer_to, error_body
 from batchyard.errors import EngineLost, EngineStartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
     from pathlib import Path
 
     from batchyard.engine.base import Abort, CacheState, EngineRequest
@@ -71,6 +71,7 @@ class StubEngine:
         self,
         model: str = "stub-model",
         *,
+        adapters: Iterable[str] = (),
         max_num_seqs: int = 256,
         latency: float | Callable[[bytes], float] = 0.0,
         faults: Sequence[Fault] = (),
@@ -79,6 +80,7 @@ class StubEngine:
         start_failures: int = 0,
     ) -> None:
         self.model = model
+        self.adapters = frozenset(adapters)
         self.log: list[EngineRequest] = []
         self.executed = 0
         self.running = 0
@@ -275,7 +277,9 @@ class StubEngine:
                 os.close(log_fd)
 
     def _answer_well(self, request: EngineRequest) -> EngineAnswer:
-        status, body = answer_to(self.model, request.url, request.body, request.content_type)
+        status, body = answer_to(
+            {self.model, *self.adapters}, request.url, request.body, request.content_type
+        )
         return EngineAnswer(request.tag, status, body)
 
     def _check_alive(self) -> None:

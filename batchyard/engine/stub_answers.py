@@ -18,7 +18,7 @@ import msgspec
 from batchyard.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 EMBEDDING_DIMENSIONS = 8
 CREATED_AT = 1_700_000_000
@@ -63,9 +63,9 @@ _encode = msgspec.json.encode
 
 
 def answer_to(
-    model: str, url: str, body: bytes, content_type: str = "application/json"
+    models: Collection[str], url: str, body: bytes, content_type: str = "application/json"
 ) -> tuple[int, bytes]:
-    """The HTTP status and the body."""
+    """The HTTP status and the body. ``models``: the names that it may carry."""
     path = url.partition("?")[0]
     make = ANSWERS.get(path)
     if make is None:
@@ -82,7 +82,7 @@ def answer_to(
             request = _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError) as error:
         return 400, _error("BadRequestError", 400, str(error))
-    if request.model != model:
+    if request.model not in models:
         message = f"The model `{request.model}` does not exist."
         return 404, _error("NotFoundError", 404, message)
     return 200, _encode(make(request, body))

@@ -25,6 +25,7 @@ from batchyard.engine.engine_log import (
 )
 from batchyard.engine.guarded_process import GuardedProcess
 from batchyard.engine.line_client import stream_lines
+from batchyard.engine.lora import are_here, lora_options, module_names
 from batchyard.engine.middleware import line_stream
 from batchyard.engine.progress_metrics import cache_state_of, cache_used_of, work_done_of
 from batchyard.engine.prompt_counting.counter import CounterProgram, counter_program
@@ -38,7 +39,7 @@ from batchyard.engine.vllm_options import (
     engine_environment,
 )
 from batchyard.engine.vllm_version import vllm_version
-from batchyard.errors import EngineLost, EngineStartFailed
+from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from batchyard.logs import event_logger
 from batchyard.logs.rotation import rotate
 
@@ -91,6 +92,7 @@ class VllmEngine:
     only hosts from which it may fetch media that requests name by URL, without redirects; None:
     whatever vLLM fetches by itself. ``live``: it takes live requests beside those of batches,
     whose users have ``promise``.
+    ``adapters``: the folder or hub id of each LoRA adapter, by the name that bodies carry.
 
     It can be started again after :class:`~batchyard.errors.EngineLost`.
     """
@@ -108,6 +110,7 @@ class VllmEngine:
         media_domains: Sequence[str] | None = None,
         live: bool = False,
         promise: LivePromise | None = None,
+        adapters: Mapping[str, str] | None = None,
         start_timeout_seconds: float = 1800.0,
     ) -> None:
         self.model = model
@@ -120,6 +123,8 @@ class VllmEngine:
         self._media_domains = media_domains
         self.is_live = live
         self.promise = promise or LivePromise()
+        self._adapters = dict(adapters or {})
+        self.adapters = frozenset([*self._adapters, *module_names(options)])
         self._start_timeout_seconds = start_timeout_seconds
         self._running: _Running | None = None
         self._routes: frozenset[str] | None = None
@@ -170,7 +175,7 @@ class VllmEngine:
         await asyncio.to_thread(self._look_around)  # noqa: TID251 - see above
         try:
             running, tail = self._launch()
-        except OSError as error:
+        except (OSError, SettingsError) as error:
             raise EngineStartFailed(
                 f"cannot start the engine for model {self.model!r}: {error}"
             ) from error
@@ -294,6 +299,7 @@ class VllmEngine:
             str(self._python),
             *("-m", "vllm.entrypoints.openai.api_server"),
             *self._options.words,
+            *lora_options(self._adapters, self._options),
             *added_options(
                 self.model,
                 self._weights,
@@ -314,6 +320,7 @@ class VllmEngine:
             own,
             weights=self._weights,
             options=self._options,
+            needs_hub=not are_here(self._adapters.values()),
             profile=self._device(),
             python_path=Path(line_stream.__file__).parent,
             follows_media_redirects=self._media_domains is None,

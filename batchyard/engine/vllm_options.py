@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,18 @@ class EngineOptions:
     def value(self, name: str) -> str | None:
         """The value of ``--name`` as it was given; None if it was not given."""
         return self._values.get(name)
+
+    def values(self, name: str) -> list[str]:
+        """The values of an option that takes several, from the words; the last mention holds."""
+        values: list[str] = []
+        for position, word in enumerate(self.words):
+            given, separator, value = word.partition("=")
+            if given.startswith("--") and _name(given) == name:
+                following = takewhile(
+                    lambda each: not each.startswith("-"), self.words[position + 1 :]
+                )
+                values = [value] if separator else list(following)
+        return values
 
     def number(self, name: str) -> int | None:
         """The integer value, with vLLM's ``k`` and ``K`` multipliers; None if not given."""
@@ -206,10 +219,14 @@ def engine_environment(
     options: EngineOptions,
     profile: DeviceProfile,
     python_path: Path,
+    needs_hub: bool = False,
     follows_media_redirects: bool = True,
     live: bool = False,
 ) -> dict[str, str]:
-    """The engine's environment: ours without our secrets and Python paths, ``own`` on top."""
+    """The engine's environment: ours without our secrets and Python paths, ``own`` on top.
+
+    ``needs_hub``: something besides ``weights`` and what ``options`` name is on the hub.
+    """
     environment = {
         name: value
         for name, value in inherited.items()
@@ -222,7 +239,7 @@ def engine_environment(
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, min(4, memory_bytes() // 4 // GIB)))
     if "otlp-traces-endpoint" in options:
         defaults["OTEL_SERVICE_NAME"] = "vllm"
-    if is_path(weights) and not names_hub_repository(options):
+    if is_path(weights) and not needs_hub and not names_hub_repository(options):
         defaults |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if not follows_media_redirects:
         # A redirect may lead from a host that is allowed to one that is not.

@@ -33,6 +33,7 @@ class WarmEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.model = engine.model
+        self.adapters = engine.adapters
         self._engine = engine
         self._is_warm = False
         # Two runners at once must not both start it.

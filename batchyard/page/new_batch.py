@@ -191,9 +191,8 @@ async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
             path = await services.storage.local_path(file.storage_key, Path(folder))
             find_lengths = partial(read_lengths, services.store, file.tenant)
             place = LocalFile(path)
-            found = await estimate_file(
-                services.settings, place, Assumptions(of_client=True), find_lengths
-            )
+            assumptions = Assumptions(of_client=True, offer=await services.find_offer(()))
+            found = await estimate_file(services.settings, place, assumptions, find_lengths)
             endpoint = await in_thread(_first_url, path)
         except StorageError as error:
             raise ApiError(404, f"The file cannot be read: {error}") from None

@@ -322,7 +322,7 @@ class ChunkRun:
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
                 if self._retries is not None:
                     self._retries.follow(request)
-                prompt = partial(_prompt_of, envelope)
+                prompt = partial(_prompt_of, envelope, self.lease.model)
                 if takes_form(request.url) and self.window.serves(request.url):
                     await self.admission.until_room(prompt)
                     await attachments.submit(request)
@@ -466,9 +466,10 @@ def _read_lines(descriptor: int, requests: Sequence[_Planned]) -> list[Envelope 
     return [read_envelope(descriptor, record) for record, _ in requests]
 
 
-def _prompt_of(envelope: Envelope) -> bytes:
-    """Its place in prefix order."""
-    return prompt_key(envelope.url, msgspec.json.decode(envelope.body))[0]
+def _prompt_of(envelope: Envelope, model: str) -> bytes:
+    """Its place in prefix order. ``model``: the engine's; another name is an adapter's."""
+    body = msgspec.json.decode(envelope.body)
+    return prompt_key(envelope.url, body, "" if body["model"] == model else body["model"])[0]
 
 
 def _raise_error_of(work: asyncio.Task[None]) -> None:

@@ -15,7 +15,7 @@ from batchyard.store import ChunkAction, Host
 from batchyard.turns import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from batchyard.runner.admission import Door
     from batchyard.runner.chunk import ChunkRun
@@ -31,6 +31,7 @@ class Claims:
     """The chunks of one model, or of one batch, for one runner.
 
     The runner keeps what it has claimed in ``held`` and what it runs of that in ``running``.
+    ``suits`` says whether its engine has what a batch needs.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Claims:
         batch_id: str | None,
         held: Mapping[tuple[str, int], ChunkLease],
         running: Mapping[LeaseKey, ChunkRun],
+        suits: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._services = services
         self._model = model
@@ -53,6 +55,7 @@ class Claims:
         self._batch_id = batch_id
         self._held = held
         self._running = running
+        self._suits = suits
         self._standings: dict[LeaseKey, Standing] = {}
         """Of the chunks that were claimed and do not run yet."""
         self._no_others_at = -math.inf
@@ -83,9 +86,13 @@ class Claims:
             return None
         try:
             standing = await self._services.store.chunks.standing(lease.batch_id)
+            suits = await self._suits(lease.batch_id)
         except StoreError:
             await self._returns.release(lease)
             raise
+        if not suits:
+            await self._returns.release(lease)
+            return None
         # Asked only now: what waited for its input may have come back meanwhile.
         if not self._may_join(lease):
             # Not kept: a crash of this runner meanwhile would count against it.

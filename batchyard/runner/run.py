@@ -91,6 +91,8 @@ class Runner:
         self._owner = f"runner_{secrets.token_hex(16)}"
         self._registration: Registration | None = None
         self._is_draining = False
+        self._began_at = 0
+        """By the database's clock, in seconds."""
         self._hours = HoursWatch(services, model)
         self._is_told_of_hours = False
         self._live: LiveRequests | None = None
@@ -120,6 +122,8 @@ class Runner:
     async def __aenter__(self) -> Self:
         settings = self.services.settings
         async with contextlib.AsyncExitStack() as stack:
+            # Before the engine's block is read.
+            self._began_at = int(await self.services.store.database.now())
             self._engine = await self.services.engine_for(self.model)
             if self.batch_id is None:
                 # Before the model loads, which may take minutes, so that no second one is started.
@@ -164,6 +168,7 @@ class Runner:
                 batch_id=self.batch_id,
                 held=self._held,
                 running=self._running,
+                suits=self._suits,
             )
             self._learning = Learning(self.services, self.model, seats=self._engine.max_num_seqs)
             await stack.enter_async_context(self._learning.going_on())
@@ -319,6 +324,20 @@ class Runner:
             return None
         self._is_told_of_hours = False
         return None if self._is_draining else await self._claims.next()
+
+    async def _suits(self, batch_id: str) -> bool:
+        """Whether the engine has the batch's adapters; raises what the store raises.
+
+        If not, and the batch was planned since this runner began, they were added to the engine's
+        block meanwhile: the next engine has them. Otherwise they were taken away, and the next one
+        has them no more than this one.
+        """
+        missing = await self._traits.adapters(batch_id, self._began_at) - self._engine.adapters
+        if not missing:
+            return True
+        log.info("runner.adapters_missing", ", ".join(sorted(missing)), model=self.model)
+        self.drain()
+        return False
 
     def _end_hours(self) -> None:
         """Let no batch go on; live requests have no hours."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
+from batchyard.offer import ANYTHING
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.storage.access import Access, credentials_of_environment
 from batchyard.storage.bucket import S3Credentials
@@ -22,11 +23,12 @@ from batchyard.store import open_store
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 
     from batchyard.engine.base import Engine
     from batchyard.errors import ModelNotFound
     from batchyard.hours import Hours
+    from batchyard.offer import Offer
     from batchyard.services.held_batches import HeldBatches
     from batchyard.settings import Settings
     from batchyard.storage.access import FindCredentials, Location
@@ -61,6 +63,11 @@ async def nothing_is_known(_: str | None) -> None:
     """For processes with an engine of their own, or without Prefect: None."""
 
 
+async def anything_is_offered(_: Collection[str] = ()) -> Offer:
+    """For the same ones: every name goes through to the engine."""
+    return ANYTHING
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """The state (``store``), the bytes (``storage``), inference, and this machine's folders."""
@@ -80,6 +87,9 @@ class Services:
     endpoints_of: Callable[[str | None], Awaitable[frozenset[str] | None]] = nothing_is_known
     """The endpoints that a model's engine may serve, and without a model any engine; None: it is
     not known."""
+    find_offer: Callable[[Collection[str]], Awaitable[Offer]] = anything_is_offered
+    """Which models and adapters engines serve. If any of the names is none that was known, it is
+    asked for."""
     hours_of: Callable[[str], Awaitable[Hours]] | None = None
     """When batches may use a model's engine, as its block says; None: the engines of this process
     have no blocks, and no hours."""
@@ -126,6 +136,7 @@ async def open_services(
     on_progress: Callable[[Progress], None] = ignore_progress,
     why_not_offered: Callable[[str], Awaitable[ModelNotFound | None]] = nothing_is_known,
     endpoints_of: Callable[[str | None], Awaitable[frozenset[str] | None]] = nothing_is_known,
+    find_offer: Callable[[Collection[str]], Awaitable[Offer]] = anything_is_offered,
     hours_of: Callable[[str], Awaitable[Hours]] | None = None,
     checks_keys: bool = True,
 ) -> AsyncIterator[Services]:
@@ -159,6 +170,7 @@ async def open_services(
                 on_progress,
                 why_not_offered,
                 endpoints_of,
+                find_offer,
                 hours_of,
             )
             with as_current(services):

@@ -151,9 +151,10 @@ def _token_estimate(body: dict[str, Any]) -> int:
 
 async def _check_backlog(services: Services, new: NewResponse) -> None:
     now = int(await services.store.database.now())
+    offer = await services.find_offer([new.model])
     work = OpenWork(
         new.id,
-        new.model,
+        offer.model_of(new.model),
         new.tenant,
         now + new.window_seconds,
         0,

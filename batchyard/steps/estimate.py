@@ -24,6 +24,7 @@ from batchyard.hours import ALWAYS, Hours, OpenTime
 from batchyard.lengths import LengthHistory
 from batchyard.lines import Rules, Validator
 from batchyard.logs import event_logger
+from batchyard.offer import ANYTHING, Offer
 from batchyard.plan import BYTES_PER_TOKEN, Planner, PlanSummary, read_records
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.services.services import access_with
@@ -66,7 +67,7 @@ class Assumptions:
     ``model`` and ``endpoint``: what every line must name; None: one model, any endpoint.
     ``deduplicates``: identical deterministic requests run once. ``any_body``: the file is the
     operator's own, and no field or URL in its bodies is refused. ``of_client``: a client of the
-    API has sent it, so the limits on the size of a file apply.
+    API has sent it, so the limits on the size of a file apply. ``offer``: what engines serve.
     """
 
     model: str | None = None
@@ -74,6 +75,7 @@ class Assumptions:
     deduplicates: bool = False
     any_body: bool = False
     of_client: bool = False
+    offer: Offer = ANYTHING
     bytes_per_token: float = float(BYTES_PER_TOKEN)
     shape: CacheShape = field(default_factory=lambda: CacheShape(blocks=6250))
 
@@ -142,8 +144,10 @@ async def estimate_file(
             counter = None
             if find_counter is not None:
                 most = settings.limits.max_line_bytes
-                model = assumptions.model or await in_thread(first_model, path, most)
-                counter = await find_counter(model)
+                named = assumptions.model or await in_thread(first_model, path, most)
+                counter = await find_counter(
+                    None if named is None else assumptions.offer.model_of(named)
+                )
             stopping = threading.Event()
             reading = partial(_read, settings, path, folder, assumptions, counter, stopping)
             read = await in_executor(None, reading, interrupt=stopping.set)
@@ -266,7 +270,13 @@ def _read(
     models = frozenset({assumptions.model}) if assumptions.model else None
     policy = None if assumptions.any_body else settings.bodies.to_policy()
     validator = Validator(
-        Rules(endpoint=assumptions.endpoint, models=models, limits=limits, policy=policy)
+        Rules(
+            endpoint=assumptions.endpoint,
+            models=models,
+            offer=assumptions.offer,
+            limits=limits,
+            policy=policy,
+        )
     )
     planner = Planner(
         order="prefix",

@@ -9,17 +9,18 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from batchyard.batch_error import BatchError
 from batchyard.batch_options import OnInvalid
-from batchyard.errors import InputRefused, ModelNotFound
+from batchyard.errors import DispatchFailed, InputRefused, ModelNotFound
 from batchyard.forecast import OpenWork
 from batchyard.lengths import LengthHistory
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator, duplicate_lines
 from batchyard.logs import event_logger
 from batchyard.plan import Planner, PlanSummary
+from batchyard.printable import printable
 from batchyard.services.batch_span import traced
 from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.defects import defects_as_ours
@@ -47,21 +48,26 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from batchyard.engine.prompt_counting.counter import CounterProgram
+    from batchyard.offer import Offer
     from batchyard.services.services import Services
     from batchyard.steps.deep_validation import DeepFindings, NoCounter
     from batchyard.store import BatchRecord
 
 log = event_logger(__name__)
 
+_SHOWN_CHARS: Final = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Validated:
     """An input whose batch runs. ``model`` is the one that its good lines name; None: it has none.
+    ``adapters`` are those of the model that they name.
 
     ``endpoints``: each that a good line names, with the number of the first such line.
 
     ``requests`` are all lines, ``refused`` those of them that are left out because they are bad.
     ``deep``: what a deep validation has counted; None: it was a basic one.
+    ``refusal``: why the batch shall not run; ``strays``: the names of other models in its lines.
     """
 
     model: str | None
@@ -70,6 +76,9 @@ class Validated:
     endpoints: Mapping[str, int]
     refused: int = 0
     deep: DeepFindings | None = None
+    adapters: tuple[str, ...] = ()
+    strays: frozenset[str] = frozenset()
+    refusal: InputRefused | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +135,54 @@ class Preparation:
 
         Bad lines are left out where the batch asks for it. Raises
         :class:`~batchyard.errors.InputRefused` with every (capped) error of the file otherwise,
-        and for a model or an endpoint that no engine serves.
+        and for a model or an endpoint that no engine serves. Raises
+        :class:`~batchyard.errors.DispatchFailed` where it depends on the adapters that there are,
+        and Prefect does not say.
         """
         key = file_key(self._batch.input_file_id)
         path = await self._services.storage.local_path(key, self._folder)
-        with self._errors_explained():
-            stopping = threading.Event()
-            reading = partial(self._read, path, await self._find_counter(path), stopping)
-            self._validated = await in_executor(None, reading, interrupt=stopping.set)
+        offer = await self._services.find_offer(())
+        counter = await self._find_counter(path, offer)
+        self._validated = await self._check_lines(path, offer, counter)
+        if names := await self._doubtful(offer):
+            newer = await self._services.find_offer(names)
+            if not newer.is_known:
+                shown = ", ".join(printable(name[:_SHOWN_CHARS], "?") for name in names)
+                raise DispatchFailed(f"Prefect does not say whether {shown} may be an adapter.")
+            if newer != offer:
+                self._validated = await self._check_lines(path, newer, counter)
+        if self._validated.refusal is not None:
+            raise self._validated.refusal
         if self._validated.model is not None:
             await self._check_served(self._validated.model, self._validated.endpoints)
         return self._validated
 
-    async def _find_counter(self, path: Path) -> CounterProgram | NoCounter | None:
+    async def _find_counter(self, path: Path, offer: Offer) -> CounterProgram | NoCounter | None:
         """What counts the prompts of a deep validation, or why nothing does; None: it is basic."""
         services, options = self._services, self._batch.options
         if not is_deep(services, self._batch):
             return None
         most = services.settings.limits.max_line_bytes
         named = options.models[0] if options.models else await in_thread(first_model, path, most)
-        return await find_counter(services.engine_for, named)
+        model = None if named is None else offer.model_of(named)
+        return await find_counter(services.engine_for, model)
+
+    async def _check_lines(
+        self, path: Path, offer: Offer, counter: CounterProgram | NoCounter | None
+    ) -> Validated:
+        with self._errors_explained():
+            stopping = threading.Event()
+            reading = partial(self._read, path, offer, counter, stopping)
+            return await in_executor(None, reading, interrupt=stopping.set)
+
+    async def _doubtful(self, offer: Offer) -> list[str]:
+        """Names in the lines that may be those of adapters of which is not known yet."""
+        names, model = set(self._validated.strays), self._validated.model
+        if model is not None and not (offer.is_known and offer.has(model)):
+            # One that was served before is a model. Its batches go on while Prefect is away.
+            is_model = await self._services.store.rates.knows(model)
+            names |= set() if is_model else {model}
+        return sorted(names)
 
     async def _check_served(self, model: str, endpoints: Mapping[str, int]) -> None:
         try:
@@ -181,6 +218,7 @@ class Preparation:
         await services.store.batches.begin(
             batch.id,
             model=prepared.model,
+            adapters=validated.adapters,
             total=validated.requests,
             plan_key=plan_key(batch.id),
             chunks=_new_chunks(prepared),
@@ -221,6 +259,7 @@ class Preparation:
     def _read(
         self,
         input_path: Path,
+        offer: Offer,
         counter: CounterProgram | NoCounter | None,
         stopping: threading.Event,
     ) -> Validated:
@@ -238,8 +277,9 @@ class Preparation:
                 raise InterruptedError
 
         endpoints: dict[str, int] = {}
+        adapters: set[str] = set()
         with input_path.open("rb") as file, ExitStack() as opened:
-            validator = self._validator(file, opened, go_on)
+            validator = self._validator(file, offer, opened, go_on)
             lines, deep = validator.lines(file), None
             if counter is not None:
                 deep = DeepValidation(validator, counter, opened, go_on)
@@ -250,14 +290,23 @@ class Preparation:
                     self._planner.add(line)
                 if line.url not in endpoints:
                     endpoints[line.url] = line.number
+                if line.adapter:
+                    adapters.add(line.adapter)
             findings = None if deep is None else deep.findings
             self._tell(findings)
-            self._finish(validator, file)
-        size_bytes = input_path.stat().st_size
-        refused = 0 if self._refused is None else self._refused.count
-        # Without a good line there is none whose model counts.
-        model = validator.model if endpoints else None
-        return Validated(model, validator.requests, size_bytes, endpoints, refused, findings)
+            refusal = self._refusal(validator, file)
+        return Validated(
+            # Without a good line there is none whose model counts.
+            validator.model if endpoints else None,
+            validator.requests,
+            input_path.stat().st_size,
+            endpoints,
+            refused=0 if self._refused is None else self._refused.count,
+            deep=findings,
+            adapters=tuple(sorted(adapters)),
+            strays=frozenset(validator.strays),
+            refusal=refusal,
+        )
 
     def _tell(self, findings: DeepFindings | None) -> None:
         if findings is None:
@@ -269,13 +318,14 @@ class Preparation:
             log.info("batch.counted", words, batch=self._batch.id)
 
     def _validator(
-        self, file: BinaryIO, opened: ExitStack, go_on: Callable[[], object]
+        self, file: BinaryIO, offer: Offer, opened: ExitStack, go_on: Callable[[], object]
     ) -> Validator:
         options, settings = self._batch.options, self._services.settings
         rules = Rules(
             endpoint=None if options.mixed_endpoints else self._batch.endpoint,
             models=frozenset(options.models) or None,
             one_model=not options.mixed_models,
+            offer=offer,
             limits=settings.limits.to_limits(of_client=options.public_urls),
             policy=None if options.any_body else settings.bodies.to_policy(),
             is_rendered=options.is_rendered,
@@ -286,12 +336,13 @@ class Preparation:
         duplicates = frozenset(duplicate_lines(file, rules.limits, go_on))
         return Validator(rules, leave_out=self._refused.add, duplicates=duplicates)
 
-    def _finish(self, validator: Validator, file: BinaryIO) -> None:
+    def _refusal(self, validator: Validator, file: BinaryIO) -> InputRefused | None:
         try:
             validator.finish(file)
         except InputRefused as refused:
             parts = self._batch.options.parts
-            raise InputRefused([with_its_file(each, parts) for each in refused.entries]) from None
+            return InputRefused([with_its_file(each, parts) for each in refused.entries])
+        return None
 
     def _write(self, history: LengthHistory, secret: bytes, cache_salt: str) -> PlanSummary:
         with (self._folder / "plan").open("wb") as plan_file:

@@ -7,9 +7,10 @@ Run with the engine environment's Python (it has torch, transformers and tokeniz
 ``OUT_DIR/tiny-chat`` is a two-layer Llama with a chat template (chat, completions, responses);
 ``OUT_DIR/small-chat`` the same with four wider layers, so that a prompt costs more to read than to
 parse, as it does on real models (benchmarks); ``OUT_DIR/tiny-embed`` is a two-layer BERT with mean
-pooling (embeddings, score). Their weights are random, so their answers mean nothing; they are
-there to be fast. A model that is complete is
-left alone, an interrupted run leaves nothing half-written.
+pooling (embeddings, score); ``OUT_DIR/tiny-adapter`` is a LoRA adapter for tiny-chat, of rank 4,
+with which it answers differently. Their weights are random, so their answers mean nothing; they are
+there to be fast. A model that is complete is left alone, an interrupted run leaves nothing
+half-written.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
 
 SEED = 2026
 HIDDEN = 64
+CHAT_LAYERS = 2
 CONTEXT_TOKENS = 8192
+ADAPTER_RANK = 4
 PAD, BEGIN, END, UNKNOWN = "<|pad|>", "<|begin|>", "<|end|>", "[UNK]"
 COMPLETE = "complete"
 """The last file written; a folder that has it is left alone."""
@@ -82,9 +86,10 @@ def main() -> int:
         print(__doc__, file=sys.stderr)  # noqa: T201 - a command-line script
         return 2
     out = Path(sys.argv[1])
-    make(out / "tiny-chat", partial(write_chat_model, hidden=HIDDEN, layers=2))
+    make(out / "tiny-chat", partial(write_chat_model, hidden=HIDDEN, layers=CHAT_LAYERS))
     make(out / "small-chat", partial(write_chat_model, hidden=4 * HIDDEN, layers=4))
     make(out / "tiny-embed", write_embedding_model)
+    make(out / "tiny-adapter", write_adapter)
     return 0
 
 
@@ -185,6 +190,29 @@ def suppress(model: LlamaForCausalLM, tokens: list[int]) -> None:
         model.lm_head.weight[:, 0] = 0
         model.lm_head.weight[tokens] = 0
         model.lm_head.weight[tokens, 0] = -100.0
+
+
+def write_adapter(folder: Path) -> None:
+    """As PEFT saves one: two small matrices for each module that it changes.
+
+    It leaves alone what writes to the dimension that :func:`suppress` needs.
+    """
+    modules = ["q_proj", "v_proj"]
+    weights = {}
+    for layer in range(CHAT_LAYERS):
+        for module in modules:
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            weights[f"{name}.lora_A.weight"] = torch.randn(ADAPTER_RANK, HIDDEN)
+            weights[f"{name}.lora_B.weight"] = torch.randn(HIDDEN, ADAPTER_RANK)
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "tiny-chat",
+        "r": ADAPTER_RANK,
+        "lora_alpha": ADAPTER_RANK,
+        "target_modules": modules,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def write_embedding_model(folder: Path) -> None:

@@ -129,6 +129,7 @@ def main() -> None:
     time.sleep(float(os.environ.get(LOAD_SECONDS, "0")))
     stub = StubEngine(
         option["--served-model-name"],
+        adapters=[json.loads(word)["name"] for word in sys.argv if word.startswith('{"name"')],
         max_num_seqs=int(option["--max-num-seqs"]),
         latency=latency,
         keep_log=False,

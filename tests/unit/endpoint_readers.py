@@ -123,14 +123,14 @@ def the_window_asks_whether_it_is_served() -> bool:
 def the_stub_answers_it() -> bool:
     from batchyard.engine.stub_answers import answer_to  # noqa: PLC0415 - see above
 
-    status, answer = answer_to("m", NEW, _line()[_line().index(b'{"model') : -1])
+    status, answer = answer_to({"m"}, NEW, _line()[_line().index(b'{"model') : -1])
     return (status, json.loads(answer)["model"]) == (200, "m")
 
 
 def the_stub_asks_for_the_form_of_a_file() -> bool:
     from batchyard.engine.stub_answers import answer_to  # noqa: PLC0415 - see above
 
-    return answer_to("m", OWN, b'{"model": "m"}')[0] == 400
+    return answer_to({"m"}, OWN, b'{"model": "m"}')[0] == 400
 
 
 def a_batch_may_name_it() -> bool:

@@ -373,6 +373,7 @@ class Batches(Aggregate):
         total: int,
         plan_key: str,
         chunks: Sequence[NewChunk],
+        adapters: Sequence[str] = (),
         length_classes: Sequence[LengthClass] = (),
         roots: Roots = NO_ROOTS,
         refused: int = 0,
@@ -381,6 +382,7 @@ class Batches(Aggregate):
         """From ``validating`` to ``in_progress`` with its plan: all of it or none.
 
         ``total`` is the number of lines, ``plan_key`` where the plan's bytes already are,
+        ``adapters`` are those of the model that lines name,
         ``length_classes`` those of its requests by the numbers that they have there, ``roots``
         what its prompts begin with, ``refused`` how many lines of ``total`` are bad, with their
         error lines in segments of chunk 0; ``quota`` for a tenant that has none of its own;
@@ -400,6 +402,10 @@ class Batches(Aggregate):
             length_classes=length_classes or None,
         )
         record = await load_batch(connection, batch_id)
+        if adapters:
+            options = replace(record.options, adapters=tuple(adapters))
+            statement = update(BATCHES).where(BATCHES.c.id == batch_id).values(options=options)
+            await connection.execute(statement)
         # After the move: to begin a second time is a conflict, whatever the quota says.
         if not record.is_hidden:
             await hold_quota(

@@ -100,6 +100,8 @@ class BatchOptions(msgspec.Struct, frozen=True):
     places are known when they are joined."""
     is_rendered: bool = False
     """Its input is made of a dataset by a template."""
+    adapters: tuple[str, ...] = ()
+    """Adapters of its model that its lines name, known once it is planned."""
 
 
 @dataclass(frozen=True, slots=True)
