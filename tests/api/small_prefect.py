@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class SmallPrefect:
     """``models``: of the engine blocks that there are; ``live``: those of them that are.
 
-    ``remote``: those whose blocks are of servers that run already. ``fields``: what else a model's
-    block has. ``status``: of every answer.
+    ``remote``: those whose blocks are of servers that run already. ``adapters``: by model.
+    ``fields``: what else a model's block has. ``status``: of every answer.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,7 @@ class SmallPrefect:
         self.live: set[str] = set()
         self.remote: list[str] = []
         self.fields: dict[str, dict[str, Any]] = {}
+        self.adapters: dict[str, list[str]] = {}
         self.asked: list[tuple[str, Any]] = []
 
     def paths(self) -> list[str]:
@@ -55,7 +56,15 @@ class SmallPrefect:
 
     def _document(self, model: str) -> dict[str, Any]:
         kind = "batchyard-remote-engine" if model in self.remote else "batchyard-vllm-engine"
-        data = {"model": model, "live": model in self.live, **self.fields.get(model, {})}
+        adapters = self.adapters.get(model, [])
+        data = {
+            "model": model,
+            "live": model in self.live,
+            "adapters": adapters
+            if model in self.remote
+            else {name: f"/data/{name}" for name in adapters},
+            **self.fields.get(model, {}),
+        }
         return {"created": "2026-11-20T12:00:00.5Z", "data": data, "block_type": {"slug": kind}}
 
 

@@ -61,6 +61,24 @@ def test_the_models_are_those_of_the_engine_blocks(prefect: SmallPrefect, api: A
     assert [model.id for model in strict.models.list()] == names
 
 
+def test_adapters_are_models_with_a_parent(prefect: SmallPrefect, api: Api) -> None:
+    """But not one that two models have."""
+    prefect.models = ["a", "b"]
+    prefect.adapters = {"a": ["law", "both"], "b": ["both"]}
+    strict = api.openai(_strict_response_validation=True)
+    assert [model.id for model in strict.models.list()] == ["a", "law", "b"]
+    with api.http() as client:
+        assert client.get("/models/law").json() == {
+            "id": "law",
+            "object": "model",
+            "created": NOON,
+            "owned_by": "batchyard",
+            "root": "a",
+            "parent": "a",
+        }
+        assert client.get("/models/both").status_code == 404
+
+
 def test_a_model_whose_name_has_a_slash_is_found(prefect: SmallPrefect, api: Api) -> None:
     prefect.models = ["org/Model-B"]
     assert api.openai().models.retrieve("org/Model-B").id == "org/Model-B"
@@ -87,6 +105,9 @@ async def test_a_live_request_without_an_engine_is_told_whether_there_may_be_one
     other = await refusal("only-batches")
     assert (other.status_code, other.code) == (404, "model_not_found")
     assert "for batches only" in other.message
+    prefect.adapters = {"chatty": ["law"], "only-batches": ["tone"]}
+    assert (await refusal("law")).status_code == 503
+    assert "for batches only" in (await refusal("tone")).message
     assert "does not exist" in (await refusal("none")).message
     prefect.status = 503
     assert (await refusal("none")).status_code == 503

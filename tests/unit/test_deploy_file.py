@@ -86,6 +86,21 @@ def test_settings_may_stand_beside_the_models(read) -> None:
             '[[models]]\nmodel = "a.b"\n[[models]]\nmodel = "a/b"\n',
             "several models have the block name a-b",
         ),
+        (
+            '[[models]]\nmodel = "a"\nadapters = { law = "/l" }\n[[models]]\nmodel = "law"\n',
+            "the model a: its adapter law has the name of a model",
+        ),
+        (
+            (
+                '[[models]]\nmodel = "a"\nadapters = { law = "/l" }\n'
+                '[[models]]\nmodel = "b"\nbase_url = "http://h"\nadapters = ["law"]\n'
+            ),
+            "the models a and b have adapters of one name, law: give each its own",
+        ),
+        (
+            '[[models]]\nmodel = "a"\nadapters = { "/data/law" = "/l" }\n',
+            "the model a: .*the adapter name '/data/law' must be like a model's",
+        ),
         ("[engines_at_once]\ngpu = 'two'\n", "a number for each pool, such as gpu = 2"),
         ("s3 = 1\n", r"\[s3\] must be a table"),
         (

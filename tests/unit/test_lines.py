@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from batchyard.errors import InputRefused
 from batchyard.lines import Limits, RequestLine, Rules, Validator, embedding_inputs
+from batchyard.offer import Offer
 
 CHAT = "/v1/chat/completions"
 
@@ -228,6 +229,57 @@ def test_a_model_that_is_not_offered_is_refused_with_the_offer() -> None:
     with pytest.raises(InputRefused, match="offered: big") as caught:
         validate(dumps(request()), models=frozenset({"big"}))
     assert caught.value.entries[0].code == "model_not_found"
+
+
+OFFER = Offer.of({"m": ["law", "tone"], "other": ["far"]})
+
+
+def naming(*models: str) -> bytes:
+    lines = [request(f"id-{n}", body=body(model=model)) for n, model in enumerate(models)]
+    return dumps(*lines)
+
+
+@pytest.mark.parametrize("models", [("m", "law", "tone"), ("law", "m"), ("tone",)])
+def test_a_model_and_its_adapters_are_one_model(models: tuple[str, ...]) -> None:
+    validator = Validator(Rules(endpoint=CHAT, offer=OFFER))
+    lines = list(validator.lines(io.BytesIO(naming(*models))))
+    assert [line.model for line in lines] == list(models)
+    assert [line.adapter for line in lines] == ["" if each == "m" else each for each in models]
+    assert validator.model == "m"
+
+
+def test_an_adapter_of_another_model_is_refused_and_one_that_nobody_serves() -> None:
+    data = naming("law", "far", "other", "none")
+    assert refusal(data, offer=OFFER) == [
+        ("mismatched_model", "body.model", 2),
+        ("mismatched_model", "body.model", 3),
+        ("model_not_found", "body.model", 4),
+    ]
+    with pytest.raises(InputRefused) as caught:
+        validate(data, offer=OFFER)
+    start = "All lines of a file must name one model, or adapters of one; the first is m"
+    assert [entry.message for entry in caught.value.entries] == [
+        f"{start}, and far is an adapter of other.",
+        f"{start}.",
+        "The model none is not offered here: no engine serves it.",
+    ]
+
+
+def test_where_bad_lines_are_left_out_the_first_good_one_says_the_model() -> None:
+    bad: list[Any] = []
+    rules = Rules(endpoint=CHAT, offer=OFFER)
+    validator = Validator(rules, leave_out=bad.append)
+    lines = list(validator.lines(io.BytesIO(b"nope\n" + naming("tone", "other", "m"))))
+    assert [line.model for line in lines] == ["tone", "m"]
+    assert [each.errors[0].code for each in bad] == ["invalid_json_line", "mismatched_model"]
+
+
+def test_a_batch_for_a_model_takes_its_adapters_and_one_for_an_adapter_takes_no_other() -> None:
+    assert len(validate(naming("m", "law"), offer=OFFER, models=frozenset({"m"}))) == 2
+    assert refusal(naming("law", "tone", "m"), offer=OFFER, models=frozenset({"law"})) == [
+        ("model_not_found", "body.model", 2),
+        ("model_not_found", "body.model", 3),
+    ]
 
 
 def test_endpoints_may_mix_where_the_rules_say_so() -> None:

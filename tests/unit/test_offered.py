@@ -50,6 +50,30 @@ async def test_prefect_is_asked_again_only_for_what_it_did_not_offer(
     assert len(prefect.asked) == 3
 
 
+async def test_adapters_are_offered_with_their_models(prefect: SmallPrefect) -> None:
+    prefect.models, prefect.remote = ["a", "b"], ["b"]
+    prefect.adapters = {"a": ["law"], "b": ["far"]}
+    offered = OfferedModels()
+    assert (await offered.offer()).adapters == {"law": "a", "far": "b"}
+    assert await offered.why_not("law") is None
+    assert await offered.endpoints("law") == IN_VLLM
+    assert await offered.endpoints("far") is None
+
+
+async def test_prefect_is_asked_again_for_an_adapter_that_it_did_not_offer(
+    prefect: SmallPrefect,
+) -> None:
+    prefect.models = ["a"]
+    offered = OfferedModels()
+    assert not (await offered.offer()).has("law")
+    prefect.adapters = {"a": ["law"]}
+    assert not (await offered.offer()).has("law")
+    assert (await offered.offer(["law"])).has("law")
+    prefect.status = 500
+    assert (await offered.offer(["law"])).has("law")
+    assert not (await offered.offer(["none"])).is_known
+
+
 @pytest.mark.parametrize("status", [404, 401, 500])
 async def test_while_prefect_does_not_say_every_model_is_accepted(
     prefect: SmallPrefect, status: int

@@ -7,6 +7,7 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +84,42 @@ def test_prompts_with_other_cache_salts_share_nothing(tmp_path: Path) -> None:
     order, _, records = plan(lines, tmp_path)
     assert order == [2, 4, 0, 3, 1, 5]
     assert list(records["shared_bytes"]) == [0, 3, 0, 3, 0, 3]
+
+
+def with_adapter(number: int, body: dict[str, Any], adapter: str) -> RequestLine:
+    return msgspec.structs.replace(line(number, body), adapter=adapter)
+
+
+def test_prompts_with_other_adapters_share_nothing(tmp_path: Path) -> None:
+    """As the engine has it; those with the same one run side by side, in prefix order."""
+    adapters = ["b", "", "a", "b", "", "a"]
+    prompts = "yyyxxx"
+    lines = [
+        with_adapter(n, {"messages": [{"role": "", "content": prompts[n]}]}, adapter)
+        for n, adapter in enumerate(adapters)
+    ]
+    order, _, records = plan(lines, tmp_path)
+    assert order == [5, 2, 3, 0, 4, 1]
+    assert list(records["shared_bytes"]) == [0, 2, 0, 2, 0, 2]
+
+
+def test_long_answers_first_part_no_adapters_requests(tmp_path: Path) -> None:
+    """An engine has few adapters at hand: with each change others wait."""
+    lines = [
+        with_adapter(n, chat(f"{n:03d}", max_tokens=(10, 5000)[n % 2]), "abc"[n % 3])
+        for n in range(60)
+    ]
+    order, _, _ = plan(lines, tmp_path)
+    assert order != sorted(order, key=lambda n: (n % 3, n))
+    changes = sum(a % 3 != b % 3 for a, b in itertools.pairwise(order))
+    assert changes == 2
+
+
+def test_requests_of_two_adapters_never_share_an_answer(tmp_path: Path) -> None:
+    bodies = [{**chat("same", temperature=0), "model": model} for model in ("m", "a", "a")]
+    lines = [with_adapter(n, each, ("", "a", "a")[n]) for n, each in enumerate(bodies)]
+    _, summary, _ = plan(lines, tmp_path, deduplicates=True)
+    assert summary.copies == 1
 
 
 def test_tools_come_before_messages_as_templates_render_them(tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from batchyard.endpoints import ENDPOINTS
-from batchyard.prompt import expected_output_tokens, output_limit, prompt_key, template_of
+from batchyard.prompt import (
+    adapter_of,
+    expected_output_tokens,
+    output_limit,
+    prompt_key,
+    template_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -110,3 +116,11 @@ def test_the_limit_is_that_of_all_samples_together() -> None:
     assert output_limit({"max_completion_tokens": 7, "max_tokens": 100}) == (7, 1)
     assert output_limit({"n": 2}) == (None, 2)
     assert output_limit({"max_tokens": 2**40})[0] == 2**31
+
+
+def test_each_adapter_has_templates_of_its_own() -> None:
+    """It answers at other lengths; those of the model stay what they were."""
+    keys = [prompt_key(CHAT, {"messages": []}, adapter)[0] for adapter in ("", "a", "b")]
+    assert len({template_of(key) for key in keys}) == 3
+    assert [adapter_of(key) for key in keys] == [b"", b"a", b"b"]
+    assert keys[0] == prompt_key(CHAT, {"messages": []})[0]

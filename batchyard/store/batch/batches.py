@@ -402,10 +402,12 @@ class Batches(Aggregate):
             length_classes=length_classes or None,
         )
         record = await load_batch(connection, batch_id)
-        if adapters:
-            options = replace(record.options, adapters=tuple(adapters))
+        options = replace(record.options, adapters=tuple(adapters))
+        if options != record.options:
+            # A retry has the options of the first batch.
             statement = update(BATCHES).where(BATCHES.c.id == batch_id).values(options=options)
             await connection.execute(statement)
+            record = record.model_copy(update={"options": options})
         # After the move: to begin a second time is a conflict, whatever the quota says.
         if not record.is_hidden:
             await hold_quota(
