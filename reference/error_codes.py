@@ -134,13 +134,13 @@ INPUT: Final = (
     ),
     Code(
         "model_not_found",
-        "The line names another model than the batch.",
+        "The line names another model than the batch, or a name of no model and no adapter.",
         "Correct `body.model`, or create the batch without `model`.",
     ),
     Code(
         "mismatched_model",
-        "The line names another model than the first line.",
-        "Make one file for each model.",
+        "The line names another model than the first line, or an adapter of another model.",
+        "Make one file for each model and its adapters.",
     ),
     Code(
         "streaming_unsupported",
@@ -337,8 +337,8 @@ BATCH: Final = (
     Code(
         "model_not_found",
         "No engine is set up for the model.",
-        "`GET /v1/models` lists the models. The operator adds one to the [file of "
-        "models](../how-to/install.md#prefects-server) and runs `batchyard deploy`.",
+        "`GET /v1/models` lists the models and their adapters. The operator adds one to the [file "
+        "of models](../how-to/install.md#prefects-server) and runs `batchyard deploy`.",
     ),
     Code(
         "engine_start_failed",

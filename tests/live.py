@@ -35,8 +35,12 @@ def live_engine(
     max_num_seqs: int = 8,
     options: Sequence[str] = (),
     promise: LivePromise | None = None,
+    adapters: Sequence[str] = (),
 ) -> VllmEngine:
     """Not started; its witness is in ``folder``."""
+    weights = folder / "adapter"
+    weights.mkdir(parents=True, exist_ok=True)
+    (weights / "adapter_config.json").write_text('{"r": 8}')
     return VllmEngine(
         model,
         ["--max-num-seqs", str(max_num_seqs), *options],
@@ -45,6 +49,7 @@ def live_engine(
         profile=CPU,
         live=True,
         promise=promise,
+        adapters=dict.fromkeys(adapters, str(weights)),
     )
 
 

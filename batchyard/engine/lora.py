@@ -58,33 +58,55 @@ def _module_name(value: str) -> str:
         return ""  # vLLM says what is wrong with it
 
 
-def lora_options(adapters: Mapping[str, str], options: EngineOptions) -> list[str]:
+def lora_options(
+    adapters: Mapping[str, str], options: EngineOptions, *, on_cpu: bool = False
+) -> list[str]:
     """The options for ``adapters``, paths or repositories by name, that the operator left open.
 
     Reads the adapters' files. Raises :class:`~batchyard.errors.SettingsError` for an adapter
-    that cannot be used.
+    that cannot be used, and for options with which answers would be wrong.
     """
-    if not adapters:
-        return []
-    folders = {name: folder_of(path) for name, path in adapters.items()}
-    ranks = [_rank(name, folder) for name, folder in folders.items() if folder is not None]
-    at_once = options.number("max-loras") or min(len(adapters), _MOST_AT_ONCE)
-    defaults: list[tuple[str, Sequence[str]]] = [
-        ("enable-lora", ()),
-        ("max-loras", (str(at_once),)),
-        ("max-cpu-loras", (str(max(at_once, len(adapters))),)),
-    ]
-    if ranks:
-        # vLLM's own is 16, of which it reserves room for more than a smaller one needs.
-        defaults.append(("max-lora-rank", (str(_room_for(max(ranks))),)))
-    words = [f"--{_OURS}"]
-    for name, path in adapters.items():
-        where = str(folders[name] or path)
-        words.append(json.dumps({"name": name, "path": where}))
-    for option, values in defaults:
-        if option not in options:
-            words += [f"--{option}", *values]
+    count = len(adapters) + len(module_names(options.words))
+    at_once = _at_once(count, options, on_cpu=on_cpu)
+    words: list[str] = []
+
+    def default(name: str, *values: str) -> None:
+        if name not in options:
+            words.extend((f"--{name}", *values))
+
+    if adapters:
+        folders = {name: folder_of(path) for name, path in adapters.items()}
+        ranks = [_rank(name, folder) for name, folder in folders.items() if folder is not None]
+        modules = [
+            {"name": name, "path": str(folders[name] or adapters[name])} for name in adapters
+        ]
+        default(_OURS, *map(json.dumps, modules))
+        default("enable-lora")
+        default("max-cpu-loras", str(max(at_once, count)))
+        if ranks:
+            # vLLM's own is 16, whatever the adapters need.
+            default("max-lora-rank", str(_room_for(max(ranks))))
+    if adapters or (count and on_cpu):
+        default("max-loras", str(at_once))
     return words
+
+
+def _at_once(count: int, options: EngineOptions, *, on_cpu: bool) -> int:
+    """How many adapters run at once, of so many.
+
+    On CPUs, vLLM 0.32 gives requests of the model itself the adapter in the last place, if they
+    run in one step with requests of an adapter. There is none if the places are more than the
+    adapters: it fills the first free one.
+    """
+    given = options.number("max-loras")
+    if given is None:
+        return count + 1 if on_cpu else min(count, _MOST_AT_ONCE)
+    if on_cpu and count and given <= count:
+        raise SettingsError(
+            f"On a CPU, --max-loras {given} would give wrong answers for the model itself: leave "
+            f"it out, or give {count + 1}, one more than there are adapters."
+        )
+    return given
 
 
 def folder_of(path: str) -> Path | None:

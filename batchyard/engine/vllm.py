@@ -299,7 +299,7 @@ class VllmEngine:
             str(self._python),
             *("-m", "vllm.entrypoints.openai.api_server"),
             *self._options.words,
-            *lora_options(self._adapters, self._options),
+            *lora_options(self._adapters, self._options, on_cpu=self._device() is CPU),
             *added_options(
                 self.model,
                 self._weights,

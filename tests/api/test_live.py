@@ -27,6 +27,7 @@ from batchyard.runner.run import Runner
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.location import parse_location
 from batchyard.store import Quota
+from tests.api import small_prefect
 from tests.hurry import hurried
 from tests.lifecycle import take_to_its_end
 from tests.live import live_engine, witness
@@ -34,7 +35,7 @@ from tests.pages import block, replaced
 from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
     from batchyard.metric_families import Family
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from batchyard.settings import Settings
     from batchyard.store import UsageTotal
     from tests.api.conftest import Api
+    from tests.api.small_prefect import SmallPrefect
 
 MODEL = "stub-model"
 SEATS = 8
@@ -97,11 +99,25 @@ def settings(settings: Settings) -> Settings:
     )
 
 
+@pytest.fixture
+def prefect(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallPrefect]:
+    """To be asked for ahead of ``api``, which looks for it as it starts."""
+    with small_prefect.serving() as served:
+        monkeypatch.setenv("PREFECT_API_URL", served.url)
+        yield served
+
+
 @asynccontextmanager
 async def serving(
-    services: Services, folder: Path, promise: LivePromise | None = None, **settings: Any
+    services: Services,
+    folder: Path,
+    promise: LivePromise | None = None,
+    adapters: Sequence[str] = (),
+    **settings: Any,
 ) -> AsyncIterator[Live]:
-    engine = live_engine(folder, MODEL, max_num_seqs=SEATS, promise=promise)
+    engine = live_engine(
+        folder, MODEL, max_num_seqs=SEATS, promise=promise, adapters=adapters
+    )
 
     async def engine_for(_: str) -> Any:
         return engine
@@ -191,6 +207,24 @@ async def test_a_client_that_did_not_ask_for_usage_gets_none_and_is_counted(
     assert full[-1].usage is not None
     (total,) = await used(services)
     assert (total.is_live, total.requests, total.output_tokens) == (True, 2, 8)
+
+
+async def test_an_adapter_is_answered_by_the_engine_of_its_model(
+    prefect: SmallPrefect, api: Api, services: Services, tmp_path: Path
+) -> None:
+    """And counted as the model's."""
+    prefect.models, prefect.live, prefect.adapters = [MODEL], {MODEL}, {MODEL: ["law", "gone"]}
+    client = api.async_openai(max_retries=0)
+    asked: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
+    async with serving(services, tmp_path, ["law"]):
+        answer = await client.chat.completions.create(model="law", **asked)
+        with pytest.raises(openai.NotFoundError, match="gone` does not exist"):
+            await client.chat.completions.create(model="gone", **asked)
+        with pytest.raises(openai.NotFoundError, match="'none' does not exist"):
+            await client.chat.completions.create(model="none", **asked)
+    assert answer.model == "law"
+    (total,) = await used(services)
+    assert (total.model, total.requests, total.output_tokens) == (MODEL, 2, 4)
 
 
 async def test_a_tenant_may_have_any_name(api: Api, services: Services, tmp_path: Path) -> None:

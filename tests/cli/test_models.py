@@ -58,6 +58,7 @@ def test_each_model_has_its_engines_or_the_reason_why_there_is_none(alone: Run) 
     }
     assert found["loaded"] == {
         "name": "loaded",
+        "adapters": [],
         "pool": "gpu",
         "is_configured": None,
         "engines_ready": 1,
@@ -113,7 +114,8 @@ def test_a_live_model_gets_an_engine_without_any_batch(
 ) -> None:
     async def configured(*_: object) -> list_models._Configured:
         names = frozenset({"chatty", "idle"})
-        return list_models._Configured(names, {"gpu": 1}, live=frozenset({"chatty"}))
+        live, adapters = frozenset({"chatty"}), {"idle": ("law", "tone")}
+        return list_models._Configured(names, {"gpu": 1}, live=live, adapters=adapters)
 
     monkeypatch.setattr(list_models, "_configured", configured)
     found = by_name(alone("models", "--json"))
@@ -121,3 +123,5 @@ def test_a_live_model_gets_an_engine_without_any_batch(
         "chatty": "An engine will be started for it.",
         "idle": "No batch needs it.",
     }
+    assert [found[name]["adapters"] for name in ("chatty", "idle")] == [[], ["law", "tone"]]
+    assert "idle + law, tone" in alone("models").stdout

@@ -29,12 +29,14 @@ engine_slots = ["0"]
 [[models]]
 model = "org/Chat-1"
 weights = "/data/chat"
+adapters = { law = "/data/law" }
 options = "--max-model-len 2048"
 environment = { HF_HOME = "/data/hub" }
 
 [[models]]
 model = "far"
 base_url = "http://10.0.0.5:8000/v1"
+adapters = ["tone"]
 api_key = { variable = "FAR_KEY" }
 pool = "remote"
 
@@ -130,6 +132,7 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
         "weights": "/data/chat",
         "options": "--max-model-len 2048",
         "environment": {"HF_HOME": "/data/hub"},
+        "adapters": {"law": "/data/law"},
         "batch_hours": [],
         "live": False,
         **NO_OBJECTIVE,
@@ -137,6 +140,7 @@ def test_one_command_makes_what_is_needed(server: PrefectServer) -> None:
         "speculation": "none",
     }
     assert blocks(server)["far"]["api_key"] == "sk-canary"
+    assert blocks(server)["far"]["adapters"] == ["tone"]
     assert blocks(server)["default"]["secret_access_key"] == "s3-canary"
     assert "canary" not in said
     assert said.splitlines()[-8:] == [
@@ -364,6 +368,7 @@ def test_the_file_of_the_page_is_deployed(server: PrefectServer, tmp_path: Path)
         "weights": f"{tmp_path}/.models/tiny-chat",
         "options": "--max-model-len 2048",
         "environment": {},
+        "adapters": {},
         "batch_hours": [],
         "live": False,
         **NO_OBJECTIVE,

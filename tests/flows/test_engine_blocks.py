@@ -191,6 +191,18 @@ async def test_weights_that_are_not_there_are_named(settings: Settings) -> None:
         await engine_from_block(settings, "gone")
 
 
+async def test_an_adapter_that_is_not_there_is_named(settings: Settings, tmp_path: Path) -> None:
+    """As weights are: another machine may have it, and batches wait for that."""
+    await VllmEngineBlock(model="base", adapters={"law": "/nowhere/law"}).save("base")
+    with pytest.raises(SettingsError, match=r"block base .* adapter law .* at /nowhere/law, which"):
+        await engine_from_block(settings, "base")
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    block = VllmEngineBlock(model="base", adapters={"law": str(tmp_path)})
+    await block.save("base", overwrite=True)
+    engine = await engine_from_block(settings, "base")
+    assert engine.adapters == {"law"}
+
+
 async def test_a_block_with_fields_of_another_version_is_named(settings: Settings) -> None:
     block = VllmEngineBlock(model="old")
     document_id = await block.save("old")
@@ -207,6 +219,7 @@ async def test_a_block_with_fields_of_another_version_is_named(settings: Setting
         ("vllm", "qwen-qwen3-8b"),
         ("remote", "qwen-qwen3-8b"),
         ("objective", "qwen-qwen3-8b"),
+        ("adapters", "qwen-qwen3-8b"),
         ("hours", "qwen-qwen3-8b"),
         ("s3", "default"),
     ],

@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 TINY_CHAT = ROOT / ".models" / "tiny-chat"
+TINY_ADAPTER = ROOT / ".models" / "tiny-adapter"
 TINY_EMBED = ROOT / ".models" / "tiny-embed"
 CHAT = "/v1/chat/completions"
 MODEL = "tiny-chat"
+ADAPTER = "tiny-adapter"
 QUICK_START = ("--enforce-eager", "--max-model-len", "8192")
 SMALL_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+_NEEDED = (ENGINE_PYTHON, TINY_CHAT, TINY_ADAPTER, TINY_EMBED)
 _REQUEST_NUMBERS = itertools.count()
 
 
@@ -53,7 +56,7 @@ def vllm_engine(tmp_path: Path, *options: str, **more: Any) -> VllmEngine:
 
 def require_vllm() -> None:
     """Skip where there is no engine environment; in CI its absence is a failure."""
-    missing = [str(path) for path in (ENGINE_PYTHON, TINY_CHAT, TINY_EMBED) if not path.exists()]
+    missing = [str(path) for path in _NEEDED if not path.exists()]
     if missing:
         reason = f"missing: {', '.join(missing)}"
         if os.environ.get("CI"):
@@ -101,7 +104,8 @@ def request(tag: int, body: bytes, url: str = CHAT) -> EngineRequest:
 async def session_vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     """The one real engine that the tests share."""
     require_vllm()
-    engine = vllm_engine(tmp_path_factory.mktemp("vllm"))
+    adapters = {ADAPTER: str(TINY_ADAPTER)}
+    engine = vllm_engine(tmp_path_factory.mktemp("vllm"), adapters=adapters)
     await engine.start()
     yield engine
     await engine.stop()

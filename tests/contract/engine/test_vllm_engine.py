@@ -27,7 +27,9 @@ from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
 from batchyard.services.published import FOLDER_VARIABLE, Figures, publishing
 from tests.contract.engine.conftest import (
+    ADAPTER,
     CHAT,
+    MODEL,
     ROOT,
     Subject,
     chat_body,
@@ -178,6 +180,21 @@ async def test_its_metrics_are_on_the_exporters_page_with_our_labels(
     assert running.labels == ours | {"engine": "0", "model_name": "tiny-chat"}
     theirs = {one.name for each in parsed(await session_vllm.metrics()) for one in each.samples}
     assert theirs <= found.keys()
+
+
+@in_session_loop
+async def test_an_adapter_answers_by_its_own_name_beside_its_model(
+    session_vllm: VllmEngine,
+) -> None:
+    """All in one stream, as a batch has them; what vLLM does not have is not found."""
+    names = [MODEL, ADAPTER, MODEL, ADAPTER, "none"]
+    bodies = [chat_body("Who are you?", model=name, temperature=0) for name in names]
+    answers = await ask(session_vllm, *(request(n, body) for n, body in enumerate(bodies)))
+    assert [answers[n].status for n in range(5)] == [200, 200, 200, 200, 404]
+    read = [json.loads(answers[n].body) for n in range(4)]
+    assert [each["model"] for each in read] == names[:4]
+    said = [each["choices"][0]["message"]["content"] for each in read]
+    assert said[0] == said[2] != said[1] == said[3]
 
 
 @in_session_loop

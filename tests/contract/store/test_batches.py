@@ -66,6 +66,18 @@ async def test_an_input_file_is_recorded_with_its_batch_or_not_at_all(store: Sto
     assert (await store.files.get(batch.input_file_id, tenant=batch.tenant)).id == file.id
 
 
+async def test_a_batch_knows_the_adapters_of_its_own_plan(store: Store) -> None:
+    """A retry has the options of the first batch, whose lines may have named others."""
+    options = BatchOptions(deduplicate=True, adapters=("old",))
+    for named in ((), ("a", "b")):
+        batch = await store.batches.create(new_batch(options=options))
+        begun = await store.batches.begin(
+            batch.id, model=MODEL, total=1, plan_key="p", chunks=chunks_of(1), adapters=named
+        )
+        assert begun.options == BatchOptions(deduplicate=True, adapters=named)
+        assert (await store.batches.get(batch.id)).options == begun.options
+
+
 async def test_lines_that_are_refused_count_as_failed_and_are_nothing_to_run(store: Store) -> None:
     batch = await store.batches.create(new_batch())
     begun = await store.batches.begin(

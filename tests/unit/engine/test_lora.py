@@ -22,10 +22,10 @@ def adapter(folder: Path, config: Any) -> str:
     return str(folder)
 
 
-def told(adapters: dict[str, str], *options: str) -> dict[str, list[str]]:
+def told(adapters: dict[str, str], *options: str, on_cpu: bool = False) -> dict[str, list[str]]:
     """The values of each option."""
     found: dict[str, list[str]] = {}
-    for word in lora_options(adapters, EngineOptions(options)):
+    for word in lora_options(adapters, EngineOptions(options), on_cpu=on_cpu):
         if word.startswith("--"):
             values = found[word] = []
         else:
@@ -62,6 +62,19 @@ def test_the_operators_own_options_hold(tmp_path: Path) -> None:
     options = ("--max-loras", "2", "--max_lora_rank=256", "--enable-lora")
     assert told(adapters, *options).keys() == {"--lora-modules", "--max-cpu-loras"}
     assert told(adapters, *options)["--max-cpu-loras"] == ["2"]
+
+
+def test_on_a_cpu_a_place_stays_free_for_requests_of_the_model_itself(tmp_path: Path) -> None:
+    """vLLM 0.32 gives them what is in the last one."""
+    path = adapter(tmp_path / "a", {"r": 8})
+    adapters = {f"a{n}": path for n in range(6)}
+    assert told(adapters, on_cpu=True)["--max-loras"] == ["7"]
+    modules = ("--enable-lora", "--lora-modules", "a=p", "b=p")
+    assert told({}, *modules, on_cpu=True) == {"--max-loras": ["3"]}
+    assert told({}, *modules) == told({}, on_cpu=True) == {}
+    assert "--max-loras" not in told(adapters, "--max-loras", "7", on_cpu=True)
+    with pytest.raises(SettingsError, match=r"--max-loras 6 would give wrong answers.* give 7"):
+        told(adapters, "--max-loras", "6", on_cpu=True)
 
 
 def test_of_an_adapter_on_the_hub_nothing_is_known_before_vllm_loads_it(tmp_path: Path) -> None:
