@@ -151,10 +151,9 @@ def _token_estimate(body: dict[str, Any]) -> int:
 
 async def _check_backlog(services: Services, new: NewResponse) -> None:
     now = int(await services.store.database.now())
-    offer = await services.find_offer([new.model])
     work = OpenWork(
         new.id,
-        offer.model_of(new.model),
+        new.model,
         new.tenant,
         now + new.window_seconds,
         0,

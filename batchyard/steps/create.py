@@ -222,8 +222,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
             param = f"then[{number}].model"
             await check_model(services, stage.model, is_client=request.public_urls, param=param)
     if model is not None:
-        offer = await services.find_offer([model])
-        await _check_backlog(services, batch, offer.model_of(model))
+        await _check_backlog(services, batch, model)
     return batch
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from batchyard.errors import WindowUnattainable
@@ -38,10 +39,13 @@ async def check_window(services: Services, new: OpenWork, completion_window: str
     """Refuse work that by forecast, or by its engine's hours, would be done after its deadline.
 
     Only if ``admission`` is ``refuse`` and the batch is not a background batch. There is a forecast
-    only if the model's speed is known. Raises :class:`~batchyard.errors.WindowUnattainable`.
+    only if the model's speed is known; ``new`` may name an adapter of it. Raises
+    :class:`~batchyard.errors.WindowUnattainable`.
     """
     if services.settings.admission == "off" or new.is_background:
         return
+    # What is known of adapters will do: of an unknown name nothing is forecast.
+    new = replace(new, model=(await services.find_offer(())).model_of(new.model))
     if late := await late_hours(services, new.model, new.deadline):
         raise WindowUnattainable(f"{late[0].upper()}{late[1:]}: give it a longer one.")
     work = [*await services.store.batch_schedule.open_work(), new]

@@ -216,7 +216,7 @@ async def test_an_adapter_is_answered_by_the_engine_of_its_model(
     prefect.models, prefect.live, prefect.adapters = [MODEL], {MODEL}, {MODEL: ["law", "gone"]}
     client = api.async_openai(max_retries=0)
     asked: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
-    async with serving(services, tmp_path, ["law"]):
+    async with serving(services, tmp_path, adapters=["law"]):
         answer = await client.chat.completions.create(model="law", **asked)
         with pytest.raises(openai.NotFoundError, match="gone` does not exist"):
             await client.chat.completions.create(model="gone", **asked)

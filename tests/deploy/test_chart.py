@@ -181,7 +181,10 @@ def test_the_file_of_settings_can_be_read(
 def test_values_arrive_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quotes, non-ASCII, numbers with and without a fraction, lists, tables, line ends."""
     odd = {"x": 'a "b" \\ c\n<é>'}
-    models = [{"model": 'm\'s "q"', "options": "--a 'b'", "environment": odd}]
+    models = [
+        {"model": 'm\'s "q"', "options": "--a 'b'", "environment": odd, "adapters": {"a.b": "/c"}},
+        {"model": "far", "base_url": "http://far/v1", "adapters": ["x", "y"]},
+    ]
     settings = {"flush_seconds": 2.5, "lease_seconds": 90, "cache_groups": {"g": ["a", "b"]}}
     sets = f"models={json.dumps(models)}", f"settings={json.dumps(settings)}"
     path, models_path = files_of(SMALLEST, tmp_path, *sets)

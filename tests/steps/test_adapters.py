@@ -11,7 +11,8 @@ import pytest
 
 from batchyard.body_patch import BodyPatch
 from batchyard.engine.stub import StubEngine
-from batchyard.errors import DispatchFailed
+from batchyard.errors import DispatchFailed, WindowUnattainable
+from batchyard.hours import Hours, HoursWindow
 from batchyard.offer import UNKNOWN, Offer
 from batchyard.responses import ResponseStatus
 from batchyard.runner.run import Runner
@@ -88,12 +89,23 @@ async def test_adapters_of_other_models_and_unknown_names_are_refused(yard: Yard
     ]
 
 
-async def test_an_adapter_that_was_added_just_now_is_found(yard: Yard) -> None:
+@pytest.mark.parametrize("on_invalid", ["fail", "error_file"])
+async def test_an_adapter_that_was_added_just_now_is_found(yard: Yard, on_invalid: str) -> None:
     """What is known may be a minute old: it is asked for before a line is refused."""
     old, new = Offer.of({MODEL: ["law"]}), Offer.of(ADAPTERS)
     asked = offer(yard, old, new)
-    assert (await yard.run(naming(MODEL, "tone", "law"))).status == "completed"
+    batch = await yard.run(naming(MODEL, "tone", "law"), on_invalid=on_invalid)
+    assert (batch.status, batch.counts.completed) == ("completed", 3)
     assert asked == [(), ["tone"]]
+
+
+async def test_a_batch_for_an_adapter_is_admitted_by_the_hours_of_its_model(yard: Yard) -> None:
+    yard.set(admission="refuse")
+    window = HoursWindow(cron="0 0 1 1 *", duration="1m")
+    await yard.services.store.engine_hours.record({MODEL: Hours((window,))})
+    for model in (MODEL, "law"):
+        with pytest.raises(WindowUnattainable):
+            await yard.create(naming(model), models=(model,), completion_window="1h")
 
 
 @pytest.mark.parametrize("models", [("law", "tone"), (MODEL, "law"), ("law",)])
