@@ -355,13 +355,12 @@ class Validator:
             return
         offered, served = self.rules.models, self.rules.offer.model_of(model)
         if offered is not None and not offered & {model, served}:
-            self._refuse_stray(
-                model,
-                "model_not_found",
+            message = (
                 f"The model {_shown(model)} is not offered here; "
-                f"offered: {', '.join(sorted(offered))}.",
-                number,
+                f"offered: {', '.join(sorted(offered))}."
             )
+            self._note_stray(model)
+            self._refuse("model_not_found", message, "body.model", number)
             return
         if self.model is None:
             if self._leave_out is None:
@@ -371,20 +370,20 @@ class Validator:
 
     def _refuse_other_model(self, name: str, served: str, number: int) -> None:
         """``name`` is not of the batch's model: of another one, ``served``, or of none."""
+        self._note_stray(name)
         if not self.rules.offer.has(name):
             message = f"The model {_shown(name)} is not offered here: no engine serves it."
-            self._refuse_stray(name, "model_not_found", message, number)
+            self._refuse("model_not_found", message, "body.model", number)
             return
         what = "one model" if not self.rules.offer.adapters else "one model, or adapters of one"
         message = f"All lines of a file must name {what}; the first is {_shown(self.model or '')}."
         if served != name:
             message = f"{message[:-1]}, and {_shown(name)} is an adapter of {_shown(served)}."
-        self._refuse_stray(name, "mismatched_model", message, number)
+        self._refuse("mismatched_model", message, "body.model", number)
 
-    def _refuse_stray(self, name: str, code: str, message: str, number: int) -> None:
+    def _note_stray(self, name: str) -> None:
         if len(self.strays) < _MOST_STRAYS:
             self.strays.add(name)
-        self._refuse(code, message, "body.model", number)
 
     def _count_embedding_inputs(self, body: dict[str, Any], number: int) -> None:
         limit = self.rules.limits.max_embedding_inputs

@@ -123,6 +123,8 @@ EVENTS: Final = {
     "responses.not_seen": "Background responses could not be collected or ended; the next look "
     "follows.",
     "result.not_accepted": "The chunk of a result could not accept it; the chunk fails.",
+    "runner.adapters_missing": "Adapters were added to a block after its engine had started: the "
+    "runner ends, and the next engine has them.",
     "runner.draining": "A runner was asked to end: another model gets its place, or the hours of "
     "its engine are over.",
     "runner.ended": "A runner ended otherwise than it should.",
