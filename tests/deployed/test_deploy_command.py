@@ -337,7 +337,7 @@ def test_a_worker_waits_for_prefect_and_for_its_pool_and_then_says_that_it_is_he
 
 def test_doctor_says_that_a_deployment_is_missing_and_what_to_do(deployed: PrefectServer) -> None:
     said = deployed.run("batchyard", "doctor", "control")
-    assert "ok       models    far, org/Chat-1\n" in said
+    assert "ok       models    far + tone, org/Chat-1 + law\n" in said
     assert "ok       Prefect   has the deployment run-chunks/gpu\n" in said
     deployed.run("prefect", "deployment", "delete", "run-batches/default")
     with pytest.raises(RuntimeError, match=r"FAILED +Prefect .* run `batchyard deploy`"):
