@@ -11,10 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from batchyard.cli import make_app
+from batchyard.cli.doctor import Role, _prefect
 from batchyard.errors import AccessDenied
+from batchyard.settings import read_settings
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ConnectionLimits, new_sealing_key
 from batchyard.store.database import Database
+from tests.api import small_prefect
 from tests.services.postgres import postgres_for_session
 
 if TYPE_CHECKING:
@@ -211,3 +214,20 @@ def test_a_postgresql_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("BATCHYARD_DATABASE_URL", "postgresql://me@127.0.0.1:9/batchyard")
     said = doctor("cli", status=1)["database"]
     assert "that BATCHYARD_DATABASE_URL is right" in said
+
+
+async def test_names_that_stand_for_two_things_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that were saved by hand may disagree, and then an adapter is not offered."""
+    with small_prefect.serving() as prefect:
+        monkeypatch.setenv("PREFECT_API_URL", prefect.url)
+        prefect.models = ["a", "b"]
+        prefect.adapters = {"a": ["law", "b"], "b": ["law"]}
+        found = [each async for each in _prefect(read_settings(), Role.CLI)]
+    assert [(each.level, each.text) for each in found if each.what == "models"] == [
+        ("ok", "a + law + b, b + law"),
+        (
+            "warning",
+            "a and b have adapters of one name, law, so that it cannot be used: give each its own.",
+        ),
+        ("warning", "b is a model, and the name of an adapter of a: give that another one."),
+    ]
