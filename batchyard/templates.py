@@ -1,8 +1,8 @@
 """Request bodies from Jinja2 templates that clients write. Pure; imports nothing of Batchyard.
 
-A template is sandboxed, but one may still compute forever or fill the memory. So whoever renders
-one of a client's runs this file as a process of its own, which bounds both (:func:`main`), and
-checks it elsewhere with :func:`check_template`, which only parses it.
+Jinja2's sandbox keeps a template from the interpreter, not from its time and memory. So it is only
+parsed by :func:`check_template`, which evaluates nothing, and rendered in processes with limits:
+those of datasets by :mod:`batchyard.datasets.render`, those of chains by this file (:func:`main`).
 
 The process reads a frame with ``{"source": …}`` first. Each further one holds the variables of one
 body, and is answered with one frame, ``{"body": {…}}`` or ``{"error": "…"}``. A frame is four bytes
@@ -12,6 +12,7 @@ processor time or memory is an error; one that cannot be interrupted ends the pr
 
 from __future__ import annotations
 
+import base64
 import resource
 import signal
 import struct
@@ -19,13 +20,13 @@ import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn
 
 import msgspec
-from jinja2 import StrictUndefined, TemplateError, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-MAX_TEMPLATE_BYTES: Final = 65_536
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_TEMPLATE_CHARS: Final = 65_536
 MAX_BODY_BYTES: Final = 16 * 1024**2
 CPU_SECONDS: Final = 2.0
 """For one body. An honest one takes less than a millisecond."""
@@ -33,10 +34,11 @@ _REAL_SECONDS: Final = 10.0
 """After so long without an end the kernel ends the process, whatever it is in."""
 _MEMORY_BYTES: Final = 1024**3
 _LENGTH: Final = struct.Struct(">I")
-_IN_BLOCKS: Final = ("loop", "caller", "varargs", "kwargs", "self")
-_ELSEWHERE: Final = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+_SHOWN_CHARS: Final = 200
+_OF_JINJA: Final = frozenset({"loop", "caller", "varargs", "kwargs", "self"})
 
 _decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder(decimal_format="string").encode
 
 
 class TemplateRefused(ValueError):
@@ -47,46 +49,88 @@ class BodyNotMade(ValueError):
     """The template makes no body of these variables."""
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
-    # Keys keep their order: of a JSON schema it is that of the answer.
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+def new_environment() -> ImmutableSandboxedEnvironment:
+    """The sandbox, with our filters ``tojson`` and ``base64``."""
+    from jinja2 import StrictUndefined  # noqa: PLC0415 - few batches have a template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - see above
+
+    environment = ImmutableSandboxedEnvironment(
+        undefined=StrictUndefined, autoescape=False, finalize=_no_binary, cache_size=0
+    )
+    # Jinja2's own sorts keys, writes HTML's escapes, and marks its text as HTML.
+    environment.filters |= {"tojson": _to_json, "base64": _to_base64}
     return environment
 
 
-def check_template(source: str, variables: Collection[str]) -> None:
-    """Raise :class:`TemplateRefused` for what cannot be rendered with these variables.
+def check_template(source: str, variables: Collection[str] | None = None) -> None:
+    """Raise :class:`TemplateRefused` for what cannot be rendered.
 
-    Nothing of the template is run.
+    ``variables``: all that there will be; None: that is not known. Nothing of the template is run.
     """
-    if len(source.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
-        raise TemplateRefused(f"it is larger than {MAX_TEMPLATE_BYTES // 1024} KiB")
-    environment = _environment()
+    from jinja2 import TemplateSyntaxError, nodes  # noqa: PLC0415 - see above
+
+    if len(source) > MOST_TEMPLATE_CHARS:
+        raise TemplateRefused(f"it has more than {MOST_TEMPLATE_CHARS} characters")
+    environment = new_environment()
+    elsewhere = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
     try:
         tree = environment.parse(source)
         names = list(tree.find_all(nodes.Name))
-        macros = {each.name for each in tree.find_all(nodes.Macro)}
-        takes_others = next(tree.find_all(_ELSEWHERE), None) is not None
-    except TemplateError as error:
-        raise TemplateRefused(str(error.message or error)) from None
-    except RecursionError:
-        raise TemplateRefused("it is nested too deeply") from None
+        takes_others = next(tree.find_all(elsewhere), None) is not None
+    except TemplateSyntaxError as error:
+        words = str(error.message)[:_SHOWN_CHARS]
+        raise TemplateRefused(f"in its line {error.lineno}, {words}") from None
+    except (RecursionError, ValueError):
+        # A number of thousands of digits is the latter.
+        raise TemplateRefused("it is nested too deeply, or has too long a number") from None
     if takes_others:
         raise TemplateRefused("it may not include, import or extend another template")
+    if variables is None:
+        return
     known = {each.name for each in names if each.ctx != "load"}
-    known |= {*variables, *macros, *environment.globals, *_IN_BLOCKS}
+    known |= {*variables, *environment.globals, *_OF_JINJA}
     unknown = sorted({each.name for each in names} - known)
     if unknown:
         offered = ", ".join(sorted(variables))
         raise TemplateRefused(f"'{unknown[0]}' is none of its variables, which are: {offered}")
 
 
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Times in ISO 8601, decimals as text, bytes in base64, NaN as null."""
+    _check_defined(value)
+    found = _encode(value)
+    return (found if indent is None else msgspec.json.format(found, indent=indent)).decode()
+
+
+def _to_base64(value: Any) -> str:
+    _check_defined(value)
+    data = value.encode() if isinstance(value, str) else value
+    return base64.b64encode(data).decode()
+
+
+def _check_defined(value: Any) -> None:
+    from jinja2 import Undefined  # noqa: PLC0415 - see above
+
+    if isinstance(value, Undefined):
+        str(value)  # raises, with the name
+
+
+def _no_binary(value: Any) -> Any:
+    from jinja2 import TemplateRuntimeError  # noqa: PLC0415 - see above
+
+    if isinstance(value, bytes):
+        raise TemplateRuntimeError("a binary value has no text: use the filter base64 or tojson")
+    return value
+
+
 class BodyTemplate:
     """A template of a JSON object. Compiling and rendering it takes as long as its author likes."""
 
     def __init__(self, source: str) -> None:
+        from jinja2 import TemplateError  # noqa: PLC0415 - see above
+
         try:
-            self._template = _environment().from_string(source)
+            self._template = new_environment().from_string(source)
         except TemplateError as error:
             raise TemplateRefused(str(error.message or error)) from None
 

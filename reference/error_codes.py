@@ -393,12 +393,6 @@ BATCH: Final = (
 
 API: Final = (
     Code(
-        "invalid_template",
-        "`template` is no Jinja2 template, or too long.",
-        "The message names the line of the template.",
-        "400",
-    ),
-    Code(
         "invalid_api_key",
         "The key is unknown, revoked or expired. Without any key the answer is a 401 without a "
         "code.",
@@ -427,8 +421,9 @@ API: Final = (
     ),
     Code(
         "invalid_template",
-        "The template of a further stage is no Jinja2, or names a variable that there is not.",
-        "The message says what is wrong; `param` names the stage.",
+        "A template is no Jinja2, is too long, takes in other templates, or, in a further stage, "
+        "names a variable that there is not.",
+        "The message says what is wrong and in which line of the template; `param` names the stage.",
         "400",
     ),
     Code("unknown_parameter", "There is no such parameter.", "Remove it.", "400"),

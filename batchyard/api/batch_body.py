@@ -39,7 +39,6 @@ from batchyard.api.request_lines import KEY, MAX_BODY_BYTES, RequestLines
 from batchyard.batch_options import OPTIONS, Value, as_fields
 from batchyard.body_patch import MOST_PATHS
 from batchyard.chains import MAX_STAGES, Stage
-from batchyard.datasets.template import MOST_TEMPLATE_CHARS
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused, StorageError
 from batchyard.notify.email import MAX_ADDRESS_CHARS
@@ -56,7 +55,7 @@ from batchyard.steps.create import (
 from batchyard.storage.location import parse_location
 from batchyard.storage.parted_url import MOST_PARTS, PartedUrl
 from batchyard.storage.presigned import check_not_expired
-from batchyard.templates import MAX_TEMPLATE_BYTES
+from batchyard.templates import MOST_TEMPLATE_CHARS
 from batchyard.turns import BACKGROUND_WINDOW
 from batchyard.web.resolve import check_address
 
@@ -90,7 +89,7 @@ class NextStage(RequestBody):
     """A further stage, through which each line goes once it has the answer of the one before."""
 
     endpoint: Annotated[Text, described(enum=list(ENDPOINTS))]
-    template: Annotated[Text, described(maxLength=MAX_TEMPLATE_BYTES)] = Field(
+    template: Annotated[Text, described(maxLength=MOST_TEMPLATE_CHARS)] = Field(
         description="A Jinja2 template of the request's body, a JSON object. Its variables are "
         "`request` and `response`, the bodies of the stage before, `content`, the text of that "
         "answer, `custom_id`, and `first`, the line's own body. Write values with `tojson`."

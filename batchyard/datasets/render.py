@@ -25,8 +25,8 @@ from jinja2 import TemplateError, meta
 from batchyard.datasets.jobs import ROWS_FILE, RenderJob
 from batchyard.datasets.program import run_program
 from batchyard.datasets.tables import Refused, RowsWriter, read_rows, schema_of
-from batchyard.datasets.template import new_environment
 from batchyard.lines import TEMPLATE_ERROR
+from batchyard.templates import new_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

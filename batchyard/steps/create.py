@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from batchyard.batch_options import RECEIVER_OPTIONS, OnInvalid, Validation
 from batchyard.chains import Stage, check_stages
 from batchyard.datasets.files import is_table
-from batchyard.datasets.template import check_template
 from batchyard.endpoints import ENDPOINTS
 from batchyard.error_threshold import ErrorThreshold
 from batchyard.errors import ModelNotFound, RequestRefused
@@ -23,6 +22,7 @@ from batchyard.steps.offered import check_offered, endpoints_not_served
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
 from batchyard.store import BatchOptions, InputPart, NewBatch, Quota, UrlFacts
+from batchyard.templates import TemplateRefused, check_template
 from batchyard.threads import in_thread
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 from batchyard.tracing import span
@@ -175,7 +175,7 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     if request.error_threshold is not None:
         ErrorThreshold.parse(request.error_threshold)
     await in_thread(_check_dataset, request)
-    check_stages(request.then)
+    await in_thread(check_stages, request.then)
     await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
@@ -243,7 +243,12 @@ def _check_dataset(request: BatchRequest) -> None:
             param="template",
             code="invalid_value",
         )
-    check_template(request.template)
+    try:
+        check_template(request.template)
+    except TemplateRefused as error:
+        raise RequestRefused(
+            f"The template cannot be used: {error}.", param="template", code="invalid_template"
+        ) from None
 
 
 async def check_model(services: Services, model: str, *, is_client: bool, param: str) -> None:

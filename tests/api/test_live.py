@@ -115,9 +115,7 @@ async def serving(
     adapters: Sequence[str] = (),
     **settings: Any,
 ) -> AsyncIterator[Live]:
-    engine = live_engine(
-        folder, MODEL, max_num_seqs=SEATS, promise=promise, adapters=adapters
-    )
+    engine = live_engine(folder, MODEL, max_num_seqs=SEATS, promise=promise, adapters=adapters)
 
     async def engine_for(_: str) -> Any:
         return engine

@@ -44,7 +44,7 @@ def test_what_makes_no_object_says_why(source: str, why: str) -> None:
         ("{{ contnt }}", "'contnt' is none of its variables, which are: content, request"),
         ("{% if %}", "Expected an expression"),
         ("{% include 'other' %}", "may not include"),
-        ("x" * 70_000, "larger than 64 KiB"),
+        ("x" * 70_000, "more than 65536 characters"),
         ("{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "nested too deeply"),
     ],
 )
