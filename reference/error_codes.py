@@ -423,7 +423,7 @@ API: Final = (
         "invalid_template",
         "A template is no Jinja2, is too long, takes in other templates, or, in a further stage, "
         "names a variable that there is not.",
-        "The message says what is wrong and in which line of the template; `param` names the stage.",
+        "The message says what is wrong, and in which line of it; `param` names the stage.",
         "400",
     ),
     Code("unknown_parameter", "There is no such parameter.", "Remove it.", "400"),
