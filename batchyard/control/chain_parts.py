@@ -117,6 +117,9 @@ def _batch_of(chain: BatchRecord, stage: Stage, file_id: str, now: float) -> New
         error_threshold=None,
         urls={},
         parts=(),
+        # They are known when it is planned.
+        adapters=(),
+        is_rendered=False,
     )
     return NewBatch(
         tenant=chain.tenant,

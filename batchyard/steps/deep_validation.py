@@ -80,8 +80,9 @@ class DeepFindings:
 
 def is_deep(services: Services, batch: BatchRecord) -> bool:
     """Whether the batch asks for it, or the operator does for all that clients wait for."""
-    if batch.holds_responses:
-        # Their clients wait for seconds, and the start of a counter takes some.
+    if batch.is_hidden:
+        # Clients of responses wait for seconds, and the start of a counter takes some. A chain has
+        # many parts, and nothing but its last stage waits for a line that the engine refuses.
         return False
     wanted = {batch.options.validation, services.settings.validation}
     return Validation.DEEP in wanted
