@@ -35,7 +35,7 @@ _REAL_SECONDS: Final = 10.0
 _MEMORY_BYTES: Final = 1024**3
 _LENGTH: Final = struct.Struct(">I")
 _SHOWN_CHARS: Final = 200
-_OF_JINJA: Final = frozenset({"loop", "caller", "varargs", "kwargs", "self"})
+_IN_BLOCKS: Final = ("loop", "caller", "varargs", "kwargs", "self")
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder(decimal_format="string").encode
@@ -76,6 +76,7 @@ def check_template(source: str, variables: Collection[str] | None = None) -> Non
     try:
         tree = environment.parse(source)
         names = list(tree.find_all(nodes.Name))
+        macros = {each.name for each in tree.find_all(nodes.Macro)}
         takes_others = next(tree.find_all(elsewhere), None) is not None
     except TemplateSyntaxError as error:
         words = str(error.message)[:_SHOWN_CHARS]
@@ -88,7 +89,7 @@ def check_template(source: str, variables: Collection[str] | None = None) -> Non
     if variables is None:
         return
     known = {each.name for each in names if each.ctx != "load"}
-    known |= {*variables, *environment.globals, *_OF_JINJA}
+    known |= {*variables, *macros, *environment.globals, *_IN_BLOCKS}
     unknown = sorted({each.name for each in names} - known)
     if unknown:
         offered = ", ".join(sorted(variables))

@@ -12,6 +12,7 @@ from batchyard.control.chain_relay import relayed, settle_chain
 from batchyard.control.error_watch import stopped_by_errors
 from batchyard.errors import (
     BatchyardError,
+    DispatchFailed,
     LeaseLost,
     OtherTables,
     RecordNotFound,
@@ -183,12 +184,13 @@ async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
 
 
 async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:
-    """Whether our own database or object store cannot be used for now: away, full, changed.
+    """Whether our own database or object store, or Prefect, cannot be used for now: away, full,
+    changed.
 
     While the input is fetched, it may be the user's store instead: then the batch fails.
     """
     if not isinstance(error, StorageError):
-        return isinstance(error, StoreUnavailable | OtherTables)
+        return isinstance(error, StoreUnavailable | OtherTables | DispatchFailed)
     if not isinstance(error, StorageUnavailable | StorageFull):
         return False
     batch = await services.store.batches.get(batch_id)

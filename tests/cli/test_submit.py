@@ -318,6 +318,7 @@ def ended_with_failures(folder: Path) -> str:
 def test_a_retry_is_a_new_batch_of_the_lines_that_failed(
     here: Run, prefect: SmallPrefect, tmp_path: Path
 ) -> None:
+    prefect.offered = {"stub-model"}
     old = ended_with_failures(tmp_path)
     command = block("docs/how-to/operate-batches.md", "retry")
     words = words_of(replaced(command, {"BATCH": old}).strip())
@@ -336,6 +337,7 @@ def test_a_retry_may_have_other_lines_with_other_parameters(
     here: Run, prefect: SmallPrefect, tmp_path: Path
 ) -> None:
     """The stub's short answers are cut off; the two failed ones are chosen by their status."""
+    prefect.offered = {"stub-model"}
     old = ended_with_failures(tmp_path)
     command = block("docs/how-to/operate-batches.md", "retry-changed")
     words = words_of(replaced(command, {"BATCH": old}).strip())

@@ -16,8 +16,6 @@ from batchyard.hours import Hours, HoursWindow
 from batchyard.offer import UNKNOWN, Offer
 from batchyard.responses import ResponseStatus
 from batchyard.runner.run import Runner
-from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.retry import retry_batch
 from batchyard.steps.retry_lines import LineChoice
 from tests.contract.store.samples import chunks_in
@@ -115,9 +113,9 @@ async def test_a_batch_waits_while_nobody_says_what_adapters_there_are(
     """It is not refused, nor run as a batch for a model that there is not."""
     offer(yard, UNKNOWN)
     batch_id = await yard.create(naming(*models))
-    await fetch_input(yard.services, batch_id)
     with pytest.raises(DispatchFailed, match="Prefect does not say whether"):
-        await prepare_batch(yard.services, batch_id)
+        await yard.finish(batch_id)
+    assert (await yard.services.store.batches.get(batch_id)).status == "validating"
     offer(yard, Offer.of(ADAPTERS))
     assert (await yard.finish(batch_id)).model == MODEL
 

@@ -418,7 +418,7 @@ async def test_parts_with_other_columns_are_refused(yard: Yard) -> None:
 @pytest.mark.parametrize(
     ("request_", "param", "words"),
     [
-        ({"template": "{% if %}"}, "template", "not valid in line 1"),
+        ({"template": "{% if %}"}, "template", "in its line 1"),
         ({"template": "x" * 70_000}, "template", "65536 characters"),
         ({"template": "{{" + "(" * 5000}, "template", "nested too deeply|in its line"),
         ({"template": "{{ " + "1" * 5000 + " }}"}, "template", "too long a number"),
