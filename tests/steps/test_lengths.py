@@ -248,14 +248,26 @@ async def test_an_engine_with_a_small_cache_is_sent_what_it_has_room_for(yard: Y
 
     class Small(Writer):
         looks = 0
+        inside = 0
         is_bounded = False
+        third_look = asyncio.Event()
+
+        async def answer(self, *args: Any, **options: Any) -> EngineAnswer:
+            self.inside += 1
+            # From then on there is a bound, and what was sent before it leaves: what runs, and what
+            # waits in the engine until it does.
+            await self.third_look.wait()
+            try:
+                return await super().answer(*args, **options)
+            finally:
+                self.inside -= 1
+                if self.inside < 8 and not self.is_bounded:
+                    self.is_bounded, self.peak_running = True, 0
 
         async def cache_state(self) -> CacheState | None:
             self.looks += 1
-            # From the third on there is a bound, and what was sent before it leaves.
-            if self.looks >= 3 and not self.is_bounded:
-                self.peak_running = 0
-                self.is_bounded = self.running < 8
+            if self.looks == 3:
+                self.third_look.set()
             return CacheState(1000, used=0.9, preemptions=10.0 * min(self.looks, 2))
 
     engine = Small({"short": 100}, max_num_seqs=8, latency=0.002)
