@@ -372,7 +372,8 @@ class Validator:
         """``name`` is not of the batch's model: of another one, ``served``, or of none."""
         self._note_stray(name)
         if not self.rules.offer.has(name):
-            message = f"The model {_shown(name)} is not offered here: no engine serves it."
+            # What it names is not repeated: a line that is broken may have a prompt there.
+            message = "The model of this line is not offered here: no engine serves it."
             self._refuse("model_not_found", message, "body.model", number)
             return
         what = "one model" if not self.rules.offer.adapters else "one model, or adapters of one"

@@ -98,6 +98,10 @@ class Standing:
     """What its prompts begin with, for an engine; None: not known."""
     is_chain: bool = False
     """Its process waits for other batches that hold its further stages."""
+    adapters: frozenset[str] = field(default=frozenset(), compare=False)
+    """Those of its model that its lines name, for an engine."""
+    planned_at: int = field(default=0, compare=False)
+    """When these were found, in Unix seconds."""
 
     @property
     def flow(self) -> Flow:

@@ -12,7 +12,6 @@ from batchyard.services.patience import patiently
 if TYPE_CHECKING:
     from batchyard.output_rules import OnInvalidOutput
     from batchyard.services.services import Services
-    from batchyard.store import BatchRecord
 
 
 class TraitsOfBatches:
@@ -20,7 +19,6 @@ class TraitsOfBatches:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._batches: dict[str, BatchRecord] = {}
         self._traits: dict[str, tuple[BatchTraits, OnInvalidOutput | None]] = {}
 
     async def of(self, batch_id: str) -> tuple[BatchTraits, OnInvalidOutput | None]:
@@ -29,25 +27,11 @@ class TraitsOfBatches:
         Raises what the store raises, if it does so for long.
         """
         if batch_id not in self._traits:
-            batch = await self._batch(batch_id)
+            batches = self._services.store.batches
+            batch = await patiently(lambda: batches.get(batch_id), "a batch")
             salting = partial(cache_salt_of, self._services, batch.tenant)
             salt = await patiently(salting, "a cache salt")
             is_chained = batch.stages > 0 or batch.part_of is not None
             traits = BatchTraits(cache_salt=salt, is_chained=is_chained)
             self._traits[batch_id] = traits, batch.options.on_invalid_output
         return self._traits[batch_id]
-
-    async def adapters(self, batch_id: str, since: int) -> frozenset[str]:
-        """The adapters that its lines name, if it was planned at ``since`` or later, Unix seconds.
-
-        Raises what :meth:`of` does.
-        """
-        batch = await self._batch(batch_id)
-        is_later = (batch.in_progress_at or 0) >= since
-        return frozenset(batch.options.adapters if is_later else ())
-
-    async def _batch(self, batch_id: str) -> BatchRecord:
-        if batch_id not in self._batches:
-            batches = self._services.store.batches
-            self._batches[batch_id] = await patiently(lambda: batches.get(batch_id), "a batch")
-        return self._batches[batch_id]

@@ -15,7 +15,7 @@ from batchyard.store import ChunkAction, Host
 from batchyard.turns import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from batchyard.runner.admission import Door
     from batchyard.runner.chunk import ChunkRun
@@ -45,7 +45,7 @@ class Claims:
         batch_id: str | None,
         held: Mapping[tuple[str, int], ChunkLease],
         running: Mapping[LeaseKey, ChunkRun],
-        suits: Callable[[str], Awaitable[bool]],
+        suits: Callable[[Standing], bool],
     ) -> None:
         self._services = services
         self._model = model
@@ -86,11 +86,10 @@ class Claims:
             return None
         try:
             standing = await self._services.store.chunks.standing(lease.batch_id)
-            suits = await self._suits(lease.batch_id)
         except StoreError:
             await self._returns.release(lease)
             raise
-        if not suits:
+        if not self._suits(standing):
             await self._returns.release(lease)
             return None
         # Asked only now: what waited for its input may have come back meanwhile.

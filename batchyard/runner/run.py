@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, EngineLoad, LeaseKey
+    from batchyard.turns import Standing
     from batchyard.wire import TokenUsage
 
     _Begin = Callable[[ChunkLease, asyncio.Task[ChunkTally | None]], None]
@@ -325,15 +326,15 @@ class Runner:
         self._is_told_of_hours = False
         return None if self._is_draining else await self._claims.next()
 
-    async def _suits(self, batch_id: str) -> bool:
-        """Whether the engine has the batch's adapters; raises what the store raises.
+    def _suits(self, standing: Standing) -> bool:
+        """Whether the engine has the batch's adapters.
 
         If not, and the batch was planned since this runner began, they were added to the engine's
         block meanwhile: the next engine has them. Otherwise they were taken away, and the next one
         has them no more than this one.
         """
-        missing = await self._traits.adapters(batch_id, self._began_at) - self._engine.adapters
-        if not missing:
+        missing = standing.adapters - self._engine.adapters
+        if not missing or standing.planned_at < self._began_at:
             return True
         log.info("runner.adapters_missing", ", ".join(sorted(missing)), model=self.model)
         self.drain()

@@ -20,7 +20,6 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator, duplicate_lines
 from batchyard.logs import event_logger
 from batchyard.plan import Planner, PlanSummary
-from batchyard.printable import printable
 from batchyard.services.batch_span import traced
 from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.defects import defects_as_ours
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-_SHOWN_CHARS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +145,10 @@ class Preparation:
         if names := await self._doubtful(offer):
             newer = await self._services.find_offer(names)
             if not newer.is_known:
-                shown = ", ".join(printable(name[:_SHOWN_CHARS], "?") for name in names)
-                raise DispatchFailed(f"Prefect does not say whether {shown} may be an adapter.")
+                # Without the names, which are the client's words: this goes to logs.
+                raise DispatchFailed(
+                    "Prefect does not say whether lines name adapters or models that there are not."
+                )
             if newer != offer:
                 self._validated = await self._check_lines(path, newer, counter)
         if self._validated.refusal is not None:

@@ -209,7 +209,7 @@ async def test_a_batch_that_waited_has_the_speed_of_the_time_with_an_engine(
         batch = await services.store.batches.get(batch_id)
     report = (await artifacts_of(batch.flow_run_id))["markdown"]
     assert re.search(r"^\| Time waiting for an engine \| \d+ s \|$", report, re.MULTILINE)
-    assert "| Requests per second | 0" not in report
+    assert "| Requests per second | 0.0" not in report
 
 
 async def test_a_parent_flow_gets_how_the_batch_ended(open_yard: OpenYard, tmp_path: Path) -> None:

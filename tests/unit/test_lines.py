@@ -261,7 +261,7 @@ def test_an_adapter_of_another_model_is_refused_and_one_that_nobody_serves() -> 
     assert [entry.message for entry in caught.value.entries] == [
         f"{start}, and far is an adapter of other.",
         f"{start}.",
-        "The model none is not offered here: no engine serves it.",
+        "The model of this line is not offered here: no engine serves it.",
     ]
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select
 from sqlmodel import Field
 
 from batchyard.roots import Roots
+from batchyard.store.batch.rows import BATCHES
 from batchyard.store.columns import JsonText, Row
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from sqlalchemy import Row as RowOf
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
@@ -32,6 +34,16 @@ async def insert_roots(connection: AsyncConnection, batch_id: str, roots: Roots)
     """Record them, if there are any: prompts that begin alike for long enough."""
     if roots.nodes:
         await connection.execute(insert(BATCH_ROOTS), {"batch_id": batch_id, "roots": roots})
+
+
+async def read_for_engine(connection: AsyncConnection, batch_id: str) -> RowOf[Any]:
+    """Its ``roots``, ``options`` and ``in_progress_at``. The batch must exist."""
+    statement = (
+        select(BATCH_ROOTS.c.roots, BATCHES.c.options, BATCHES.c.in_progress_at)
+        .select_from(BATCHES.outerjoin(BATCH_ROOTS, BATCH_ROOTS.c.batch_id == BATCHES.c.id))
+        .where(BATCHES.c.id == batch_id)
+    )
+    return (await connection.execute(statement)).one()
 
 
 async def read_roots(connection: AsyncConnection, batch_ids: Collection[str]) -> dict[str, Roots]:

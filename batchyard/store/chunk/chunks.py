@@ -25,7 +25,7 @@ from batchyard.store.batch.order import (
     urgency,
 )
 from batchyard.store.batch.pages import batch_not_found
-from batchyard.store.batch.roots import BATCH_ROOTS, read_roots
+from batchyard.store.batch.roots import BATCH_ROOTS, read_for_engine, read_roots
 from batchyard.store.batch.rows import BATCHES, IS_IN_PROGRESS
 from batchyard.store.chunk.places import first_choice
 from batchyard.store.chunk.rows import (
@@ -347,8 +347,13 @@ class Chunks(Aggregate):
         standings = await read_standings(connection, [batch_id], is_small_rest())
         if batch_id not in standings:
             raise batch_not_found(batch_id)
-        roots = await read_roots(connection, [batch_id])
-        return replace(standings[batch_id], roots=roots.get(batch_id))
+        found = await read_for_engine(connection, batch_id)
+        return replace(
+            standings[batch_id],
+            roots=found.roots,
+            adapters=frozenset(found.options.adapters),
+            planned_at=found.in_progress_at or 0,
+        )
 
     @reads
     async def summary(self, connection: AsyncConnection, batch_id: str) -> ChunkSummary:
