@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from batchyard.cli import main
 from batchyard.cli.offline import offline_services
 from batchyard.engine.stub import StubEngine
+from batchyard.services.services import anything_is_offered
 from commands.own_prefect import Access, OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.services.prefect_tables import put_tables
@@ -242,11 +243,11 @@ def _same_handlers_afterwards() -> Iterator[None]:
 
 
 def with_services(work: Callable[[Services], Awaitable[T]]) -> T:
-    """What ``work`` makes of the yard that the environment names."""
+    """What ``work`` makes of the yard that the environment names, whatever its engines are."""
 
     async def do() -> T:
         async with offline_services() as services:
-            return await work(services)
+            return await work(replace(services, find_offer=anything_is_offered))
 
     return asyncio.run(do())
 

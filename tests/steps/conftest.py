@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.engine.stub import StubEngine
-from batchyard.services.services import Services, anything_is_offered, open_services
+from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
@@ -54,10 +54,7 @@ class Yard:
         async def engine_for(_: str) -> StubEngine:
             return engine
 
-        # Also where no Prefect says what engines there are.
-        self.services = replace(
-            self.services, engine_for=engine_for, find_offer=anything_is_offered
-        )
+        self.services = replace(self.services, engine_for=engine_for)
 
     def set(self, **settings: Any) -> None:
         changed = self.services.settings.model_copy(update=settings)
