@@ -77,7 +77,11 @@ class ModelCatalogue:
         found = None
         if time.monotonic() - self._asked_at < _KNOWN_SECONDS:
             found = _find(self._models, name)
-        return found or _find(await self.models(), name)
+        return found or await self.find_anew(name)
+
+    async def find_anew(self, name: str) -> OfferedModel | None:
+        """The same by what Prefect says now, or said some seconds ago."""
+        return _find(await self.models(), name)
 
     async def prefect_answers(self) -> bool | None:
         """Whether Prefect's server did when it was last asked; None: there is none to ask."""
