@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Validated:
     """An input whose batch runs. ``model`` is the one that its good lines name; None: it has none.
