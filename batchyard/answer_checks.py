@@ -95,6 +95,14 @@ def texts_of(answer: Any) -> Iterator[str]:
         yield _joined(blocks)
 
 
+def text_of(answer: Any) -> str | None:
+    """The text of the first choice; None: it has none, as that of an embedding."""
+    text = next(texts_of(answer), None)
+    if text is None and isinstance(answer, dict) and isinstance(answer.get("content"), list):
+        return _joined(_dicts(answer["content"]))  # of a message, whatever its blocks are
+    return text
+
+
 def schema_of(body: Any) -> Any:
     """The JSON schema that a request's body asks its answer to have; None: it names none."""
     for keys in (

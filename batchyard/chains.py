@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from batchyard.answer_checks import texts_of
+from batchyard.answer_checks import text_of
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import RequestRefused
 from batchyard.templates import BodyNotMade, TemplateRefused, check_template
@@ -103,7 +103,7 @@ def variables_of(request_line: bytes, result_line: bytes, first_line: bytes) -> 
     request, first = _request(request_line), _request(first_line)
     try:
         answer = _answered(result_line).response.body
-        text = _text_of(answer)
+        text = text_of(_decode(answer))
     except (ValueError, RecursionError):
         raise BodyNotMade("the answer to be rendered cannot be read") from None
     return {
@@ -113,18 +113,6 @@ def variables_of(request_line: bytes, result_line: bytes, first_line: bytes) -> 
         "custom_id": first.custom_id,
         "first": first.body,
     }
-
-
-def _text_of(answer: msgspec.Raw) -> str | None:
-    """The text of an answer's first choice; None: it has none, as that of an embedding."""
-    body = _decode(answer)
-    text = next(texts_of(body), None)
-    if text is None and isinstance(body, dict) and body.get("type") == "message":
-        blocks = body.get("content")
-        of_list = blocks if isinstance(blocks, list) else []
-        texts = [each.get("text") for each in of_list if isinstance(each, dict)]
-        text = "".join(each for each in texts if isinstance(each, str))
-    return text
 
 
 def line_or_refusal(

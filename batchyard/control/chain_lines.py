@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
-import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from batchyard.framing import read_lines
 from batchyard.logs import event_logger
-from batchyard.results import ResultLine
+from batchyard.results import Outcome, ResultLine
 from batchyard.services.keys import file_key, segments_prefix, stage_segment_key
-from batchyard.services.segments import decode_entries, encode_entry, put_bytes, read_object
+from batchyard.services.segment_headers import decode_headers
+from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from batchyard.results import Outcome
     from batchyard.services.services import Services
     from batchyard.storage.base import Storage
 
@@ -112,15 +111,11 @@ class FinishedLine(NamedTuple):
 class Source:
     """A batch whose finished lines go on: the chain's own, or a part.
 
-    ``ordinals``: the chain's request of each of its lines; None: it is the chain's own batch.
+    ``ordinals``: the chain's request of each of its lines.
     """
 
     def __init__(
-        self,
-        batch_id: str,
-        input_file_id: str,
-        stage: int,
-        ordinals: npt.NDArray[np.uint32] | None = None,
+        self, batch_id: str, input_file_id: str, stage: int, ordinals: npt.NDArray[np.uint32]
     ) -> None:
         self.batch_id = batch_id
         self.input_file_id = input_file_id
@@ -154,15 +149,19 @@ class Source:
             self._seen.add(key)
 
     def _cut(self, key: str, segment: bytes) -> list[FinishedLine]:
-        found = []
-        try:
-            for each in decode_entries(segment):
-                line = segment[each.position : each.position + each.length]
-                if len(line) < each.length:
-                    break
-                ordinal = each.ordinal if self.ordinals is None else self.ordinals[each.ordinal]
-                found.append(FinishedLine(int(ordinal), each.ordinal, each.outcome, line))
-        except (struct.error, ValueError, IndexError):
+        found = decode_headers(segment, len(self.ordinals))
+        if not found.is_whole:
             # What comes after the damage ends as a line without an answer.
             log.warning("segment.damaged", key=key)
-        return found
+        own = found.headers["ordinal"]
+        return [
+            FinishedLine(ordinal, own_ordinal, Outcome(outcome), segment[start : start + length])
+            for ordinal, own_ordinal, outcome, start, length in zip(
+                self.ordinals[own].tolist(),
+                own.tolist(),
+                found.headers["outcome"].tolist(),
+                found.positions.tolist(),
+                found.headers["length"].tolist(),
+                strict=True,
+            )
+        ]

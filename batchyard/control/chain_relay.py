@@ -69,7 +69,8 @@ class ChainRelay:
         self._epoch = epoch
         self._reached: npt.NDArray[np.uint8] = np.zeros(chain.counts.total, dtype=np.uint8)
         """The stage that each line is in, from 0."""
-        self._first = Source(chain.id, chain.input_file_id, 0)
+        everything = np.arange(chain.counts.total, dtype=np.uint32)
+        self._first = Source(chain.id, chain.input_file_id, 0, everything)
         self._sources = [self._first]
         self._waiting = {n: WaitingLines(n) for n in range(1, len(stages) + 1)}
         self._drained: list[str] = []
@@ -233,7 +234,7 @@ class ChainRelay:
     async def _give_up_rest(self, source: Source, ended: BatchRecord | None) -> None:
         """The source is over: its lines without an answer are at their end."""
         source.is_over = True
-        if ended is None or source.ordinals is None or ended.status is BatchStatus.EXPIRED:
+        if ended is None or ended.status is BatchStatus.EXPIRED:
             # What expires with the chain has its line when the chain's files are made.
             return
         is_cancelled = ended.status is BatchStatus.CANCELLED

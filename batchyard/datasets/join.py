@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from batchyard.answer_checks import finish_reasons, texts_of
+from batchyard.answer_checks import finish_reasons, text_of
 from batchyard.datasets.jobs import TABLE_FILE, JoinJob
 from batchyard.datasets.program import run_program
 from batchyard.datasets.tables import Refused, RowsWriter, read_rows, schema_of
@@ -199,15 +199,10 @@ def _answer_of(body: bytes) -> Any:
 
 
 def _content_of(answer: Any) -> str | None:
-    """The text of the first choice. A choice that calls a tool has none."""
-    if not isinstance(answer, dict):
-        return None
-    if isinstance(answer.get("text"), str):
+    """The text of the first choice, or of a recording. A choice that calls a tool has none."""
+    if isinstance(answer, dict) and isinstance(answer.get("text"), str):
         return str(answer["text"])
-    if isinstance(answer.get("content"), list):
-        texts = [each.get("text") for each in answer["content"] if isinstance(each, dict)]
-        return "".join(each for each in texts if isinstance(each, str))
-    return next(texts_of(answer), None)
+    return text_of(answer)
 
 
 def _embedding_of(answer: Any) -> list[float] | None:

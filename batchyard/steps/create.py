@@ -174,8 +174,10 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     check_priority(request.priority)
     if request.error_threshold is not None:
         ErrorThreshold.parse(request.error_threshold)
-    await in_thread(_check_dataset, request)
-    await in_thread(check_stages, request.then)
+    _check_dataset(request)
+    if request.template is not None or request.then:
+        # In a thread: a template can be written so that its parser takes a second.
+        await in_thread(_check_templates, request)
     await _check_notices(request, services.settings)
     window_seconds = parse_window(request.completion_window, services.settings)
     output, error = await check_destinations(
@@ -243,12 +245,17 @@ def _check_dataset(request: BatchRequest) -> None:
             param="template",
             code="invalid_value",
         )
-    try:
-        check_template(request.template)
-    except TemplateRefused as error:
-        raise RequestRefused(
-            f"The template cannot be used: {error}.", param="template", code="invalid_template"
-        ) from None
+
+
+def _check_templates(request: BatchRequest) -> None:
+    if request.template is not None:
+        try:
+            check_template(request.template)
+        except TemplateRefused as error:
+            raise RequestRefused(
+                f"The template cannot be used: {error}.", param="template", code="invalid_template"
+            ) from None
+    check_stages(request.then)
 
 
 async def check_model(services: Services, model: str, *, is_client: bool, param: str) -> None:

@@ -11,13 +11,12 @@ from batchyard.services.keys import file_key
 from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.steps.check_urls import check_urls
-from batchyard.steps.input_file import check_input_file, no_input_file
+from batchyard.steps.input_file import check_input_file, no_input_file, record_input
 from batchyard.steps.join import join_files, join_places
 from batchyard.steps.render import render_rows
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
 from batchyard.storage.several import Several
-from batchyard.store import NewFile
 from batchyard.threads import in_thread
 from batchyard.turns import SMALL_BYTES
 
@@ -76,18 +75,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
 
     await _check_here(services, location)
     stored = await services.storage.put(file_key(batch.input_file_id), parts())
-    await services.store.files.create(
-        NewFile(
-            id=batch.input_file_id,
-            purpose="batch",
-            filename=location.filename or "input.jsonl",
-            size_bytes=stored.size_bytes,
-            sha256=stored.sha256,
-            storage_key=stored.key,
-            tenant=batch.tenant,
-        )
-    )
-    return stored.size_bytes
+    return await record_input(services, batch, stored, location.filename or "input.jsonl")
 
 
 async def is_small_here(services: Services, batch_id: str) -> bool:

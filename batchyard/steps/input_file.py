@@ -1,4 +1,4 @@
-"""Which files a batch may read."""
+"""The input of a batch: which files it may read, and the row of the one that it gets."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused
+from batchyard.store import NewFile
 
 if TYPE_CHECKING:
+    from batchyard.services.services import Services
+    from batchyard.storage.base import StoredObject
     from batchyard.store import BatchRecord, FileRecord
 
 
@@ -25,6 +28,28 @@ def check_input_file(batch: BatchRecord, file: FileRecord) -> None:
             f"File {file.id} was uploaded with purpose '{file.purpose}': upload it with purpose "
             "'batch'."
         )
+
+
+async def record_input(
+    services: Services, batch: BatchRecord, stored: StoredObject, filename: str | None = None
+) -> int:
+    """Record the object as the file that the batch reads; its size in bytes.
+
+    Without a ``filename`` it is named after the batch. Raises
+    :class:`~batchyard.errors.TransitionConflict` where the file is recorded already.
+    """
+    await services.store.files.create(
+        NewFile(
+            id=batch.input_file_id,
+            purpose="batch",
+            filename=filename or f"{batch.id}_input.jsonl",
+            size_bytes=stored.size_bytes,
+            sha256=stored.sha256,
+            storage_key=stored.key,
+            tenant=batch.tenant,
+        )
+    )
+    return stored.size_bytes
 
 
 def no_input_file(file_id: str) -> InputRefused:

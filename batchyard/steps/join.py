@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from batchyard.errors import ObjectTooLarge, RecordNotFound
 from batchyard.services.keys import file_key
 from batchyard.services.services import Progress
-from batchyard.steps.input_file import check_input_file, no_input_file
+from batchyard.steps.input_file import check_input_file, no_input_file, record_input
 from batchyard.storage.location import read_location
 from batchyard.storage.several import whole_lines
-from batchyard.store import InputPart, NewFile
+from batchyard.store import InputPart
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -68,18 +68,7 @@ async def _store(services: Services, batch: BatchRecord, sources: Sequence[_Sour
     stored = await services.storage.put(file_key(batch.input_file_id), parts)
     # Before the file's row, with which this step is done.
     await services.store.batches.note_parts(batch.id, counted)
-    await services.store.files.create(
-        NewFile(
-            id=batch.input_file_id,
-            purpose="batch",
-            filename=f"{batch.id}_input.jsonl",
-            size_bytes=stored.size_bytes,
-            sha256=stored.sha256,
-            storage_key=stored.key,
-            tenant=batch.tenant,
-        )
-    )
-    return stored.size_bytes
+    return await record_input(services, batch, stored)
 
 
 async def _file(services: Services, batch: BatchRecord, file_id: str) -> FileRecord:

@@ -21,6 +21,7 @@ from batchyard.errors import (
 )
 from batchyard.services.keys import file_key, rows_key
 from batchyard.services.services import Progress
+from batchyard.steps.input_file import record_input
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import read_location
@@ -101,18 +102,7 @@ async def _store(
                 lifetime_seconds=max(0, batch.expires_at - now) + lifetime,
             )
         )
-    await services.store.files.create(
-        NewFile(
-            id=batch.input_file_id,
-            purpose="batch",
-            filename=f"{batch.id}_input.jsonl",
-            size_bytes=stored.size_bytes,
-            sha256=stored.sha256,
-            storage_key=stored.key,
-            tenant=batch.tenant,
-        )
-    )
-    return stored.size_bytes
+    return await record_input(services, batch, stored)
 
 
 async def _lines(

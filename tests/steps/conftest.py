@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from tests.hurry import hurried
 from tests.lifecycle import run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from batchyard.control.batch_lease import LeasedBatch
@@ -37,6 +38,13 @@ def chat_line(custom_id: str, text: str = "hello", **body: Any) -> dict[str, Any
         "url": CHAT,
         "body": {"model": "stub-model", "messages": messages, "max_tokens": 4} | body,
     }
+
+
+async def until(condition: Callable[[], Awaitable[object]], *, seconds: float = 30.0) -> None:
+    """Return once it holds: the database tells nobody."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.01)
 
 
 @dataclass

@@ -14,14 +14,17 @@ from batchyard.control import chain_parts
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.results import answered
+from batchyard.services.keys import segment_key
+from batchyard.services.segments import encode_entry, put_bytes
 from batchyard.steps.retry import retry_batch
 from batchyard.store import Chains
 from batchyard.store.batch.rows import BATCHES
 from tests.faults import actor
-from tests.steps.conftest import CHAT, Yard, chat_line
+from tests.steps.conftest import CHAT, Yard, chat_line, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -62,14 +65,6 @@ async def working(yard: Yard) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-async def until(is_true: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if await is_true():
-                return
-            await asyncio.sleep(0.02)
 
 
 async def ended(yard: Yard, batch_id: str) -> BatchRecord:
@@ -212,6 +207,16 @@ async def test_what_may_not_have_been_recorded_is_handed_on_once(
     assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 20)
     parts = await yard.services.store.chains.summaries(batch.id)
     assert sum(each.lines for each in parts) == 20
+
+
+async def test_a_damaged_segment_costs_a_chain_only_what_it_holds(yard: Yard) -> None:
+    no_such_line = encode_entry(99, answered("id-99", "req_x", 200, b"{}"))
+    async with working(yard):
+        batch_id = await yard.create(lines(3), then=(JUDGE,))
+        key = segment_key(batch_id, 0, 9, 0)
+        await put_bytes(yard.services.storage, key, [no_such_line])
+        batch = await ended(yard, batch_id)
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 3)
 
 
 async def test_a_chain_whose_window_ends_keeps_what_is_finished(yard: Yard) -> None:

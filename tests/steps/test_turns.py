@@ -14,7 +14,7 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.runner.run import Runner
 from batchyard.services.held_batches import HeldBatches
 from tests.lifecycle import take_to_its_end
-from tests.steps.conftest import Yard, chat_line
+from tests.steps.conftest import Yard, chat_line, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -52,12 +52,6 @@ async def serving(yard: Yard, engine: StubEngine) -> AsyncIterator[None]:
             await asyncio.wait(tasks)
 
 
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(SOON_SECONDS):
-        while not await condition():  # noqa: ASYNC110 - the database tells nobody
-            await asyncio.sleep(0.01)
-
-
 async def ended(yard: Yard, batch_ids: list[str]) -> set[str]:
     snapshots = await yard.services.store.batch_leases.snapshots(batch_ids)
     return {batch_id for batch_id, each in snapshots.items() if each.status in TERMINAL}
@@ -71,9 +65,9 @@ async def test_one_batch_does_not_wait_for_the_hundred_of_another_tenant(yard: Y
     many = [await yard.create([chat_line("a")], tenant="many") for _ in range(100)]
     engine = StubEngine(max_num_seqs=8, latency=0.1)
     async with serving(yard, engine):
-        await until(lambda: ended(yard, many))
+        await until(lambda: ended(yard, many), seconds=SOON_SECONDS)
         one = await yard.create([chat_line("a")], tenant="one")
-        await until(lambda: ended(yard, [one]))
+        await until(lambda: ended(yard, [one]), seconds=SOON_SECONDS)
         snapshots = await yard.services.store.batch_leases.snapshots(many)
         waiting = [each for each in snapshots.values() if each.status is BatchStatus.VALIDATING]
         assert len(waiting) > 50
@@ -85,9 +79,9 @@ async def test_a_small_batch_does_not_wait_for_a_large_one_of_its_tenant(yard: Y
     engine = StubEngine(max_num_seqs=8, latency=0.02)
     large = await yard.prepared(large_batch("large"))
     async with serving(yard, engine):
-        await until(lambda: asyncio.sleep(0, engine.executed))
+        await until(lambda: asyncio.sleep(0, engine.executed), seconds=SOON_SECONDS)
         small = await yard.create([chat_line(f"id-{number}") for number in range(10)])
-        await until(lambda: ended(yard, [small]))
+        await until(lambda: ended(yard, [small]), seconds=SOON_SECONDS)
         assert not await ended(yard, [large])
         assert engine.executed < LARGE / 2
 
@@ -99,7 +93,7 @@ async def test_large_batches_of_two_tenants_run_side_by_side_line_by_line(yard: 
         await yard.prepared(large_batch(tenant), tenant=tenant)
     engine = StubEngine(max_num_seqs=8, latency=0.02)
     async with serving(yard, engine):
-        await until(lambda: asyncio.sleep(0, engine.executed >= LARGE))
+        await until(lambda: asyncio.sleep(0, engine.executed >= LARGE), seconds=SOON_SECONDS)
     ran = ["coarse" if b"coarse" in request.body else "fine" for request in engine.log]
     both = ran[ran.index("fine") : 3 * LARGE // 4]
     assert 0.35 < both.count("fine") / len(both) < 0.65
@@ -131,14 +125,14 @@ async def test_a_tenants_last_leases_are_left_to_others(yard: Yard) -> None:
         async def all_that_it_may() -> bool:
             return len(await owned(yard, many)) >= 6
 
-        await until(all_that_it_may)
+        await until(all_that_it_may, seconds=SOON_SECONDS)
         one = await yard.create([chat_line("a")], tenant="one")
 
         async def is_planned() -> bool:
             batch = await yard.services.store.batches.get(one)
             return batch.status is BatchStatus.IN_PROGRESS
 
-        await until(is_planned)
+        await until(is_planned, seconds=SOON_SECONDS)
         assert len(await owned(yard, many)) == 6
 
 
@@ -151,7 +145,7 @@ async def test_batches_that_run_leave_their_places_to_others(yard: Yard) -> None
             snapshots = await yard.services.store.batch_leases.snapshots(many)
             return {each.status for each in snapshots.values()} == {BatchStatus.IN_PROGRESS}
 
-        await until(are_planned)
+        await until(are_planned, seconds=SOON_SECONDS)
 
 
 async def test_a_process_leases_few_batches_more_than_it_can_begin(yard: Yard) -> None:
@@ -168,7 +162,7 @@ async def test_a_process_leases_few_batches_more_than_it_can_begin(yard: Yard) -
         async def all_that_it_may() -> bool:
             return len(await owned(yard, many)) >= len(begun) + 8 > 8
 
-        await until(all_that_it_may)
+        await until(all_that_it_may, seconds=SOON_SECONDS)
         await asyncio.sleep(5 * intervals.POLL_SECONDS)
         assert len(await owned(yard, many)) == len(begun) + 8 < 20
 
