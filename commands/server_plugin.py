@@ -1,20 +1,23 @@
 """Additions to Prefect's own server: a plugin, and an app for the servers that we start.
 
 The plugin closes failed cursors, where Prefect's database is SQLite; ``batchyard.failed_cursors``
-says what happens without it. Prefect loads it by its entry point, ``prefect.plugins`` in
-pyproject.toml, with ``PREFECT_PLUGINS_ENABLED=true`` in the server's environment.
+says what happens without it. It also lets an idle server do less. Prefect loads the plugin by its
+entry point, ``prefect.plugins`` in pyproject.toml, with ``PREFECT_PLUGINS_ENABLED=true`` in the
+server's environment.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from docket import Worker
 from prefect.plugins import register_hook
 from sqlalchemy.engine import Engine
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from batchyard.failed_cursors import close_failed_cursors
 from commands.closed_prefect import HOSTS
+from commands.lean_prefect import look_less_often
 
 if TYPE_CHECKING:
     from prefect.plugins import HookContext
@@ -22,8 +25,13 @@ if TYPE_CHECKING:
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - its name is the hook's
-    """Called once, before the server makes its engine."""
+    """Called once, before the server makes its engine and its worker."""
+    _add_to_server()
+
+
+def _add_to_server() -> None:
     close_failed_cursors(Engine)
+    look_less_often(Worker)
 
 
 def create_app() -> TrustedHostMiddleware:
@@ -35,5 +43,5 @@ def create_app() -> TrustedHostMiddleware:
     """
     from prefect.server.api.server import create_app as of_prefect  # noqa: PLC0415 - a second
 
-    close_failed_cursors(Engine)
+    _add_to_server()
     return TrustedHostMiddleware(of_prefect(), allowed_hosts=HOSTS, www_redirect=False)

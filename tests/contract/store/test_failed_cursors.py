@@ -53,10 +53,13 @@ async def test_a_failed_statement_that_is_collected_late_does_not_stop_the_event
     ],
     ids=["prefect server start", "batchyard run"],
 )
-def test_prefects_server_gets_it(tmp_path: Path, start: str, plugins: str) -> None:
+def test_prefects_server_gets_it_and_looks_less_often(
+    tmp_path: Path, start: str, plugins: str
+) -> None:
     program = (
         f"{start}\n"
-        "import sqlalchemy\n"
+        "import docket, sqlalchemy\n"
+        "print(docket.Worker.__init__.__code__.co_filename)\n"
         "engine = sqlalchemy.create_engine('sqlite://')\n"
         "print([each.__module__ for each in engine.dialect.dispatch.do_connect])\n"
     )
@@ -68,6 +71,7 @@ def test_prefects_server_gets_it(tmp_path: Path, start: str, plugins: str) -> No
         check=True,
     )
     assert "batchyard.failed_cursors" in done.stdout, done.stderr
+    assert "lean_prefect.py" in done.stdout
 
 
 @contextlib.asynccontextmanager
