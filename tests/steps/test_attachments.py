@@ -66,7 +66,7 @@ class Results:
 
 
 async def until_all_is_free(window: Window) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while window.file_room._free_bytes != ROOM_BYTES:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
@@ -151,7 +151,7 @@ async def test_a_request_whose_owner_leaves_gives_its_room_back(
                 )
             )
         await one.submit(results.request(99, server.url()))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             # Once it has its file, it has given back the room that the file did not need.
             while window.file_room._free_bytes < ROOM_BYTES - 2000:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.005)

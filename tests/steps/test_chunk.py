@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from batchyard.services.services import Progress
     from batchyard.storage.base import StoredObject
 
-SOON_SECONDS = 10.0
+SOON_SECONDS = 20.0
 MODEL = "stub-model"
 
 

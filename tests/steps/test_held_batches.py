@@ -17,7 +17,7 @@ from tests.steps.conftest import Yard, chat_line
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-SOON_SECONDS = 10.0
+SOON_SECONDS = 20.0
 
 
 async def run_out(yard: Yard, table: str = "batches") -> None:

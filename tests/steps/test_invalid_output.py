@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LONGER: dict[str, Any] = {"finish_reasons": ["length"], "set": {"max_tokens": 16}}
 JSON: dict[str, Any] = {"invalid_json": True, "set": {"temperature": 0.5}}
-SOON_SECONDS = 10.0
+SOON_SECONDS = 20.0
 
 
 def chat(text: str) -> bytes:

@@ -21,7 +21,7 @@ from tests.steps.conftest import Yard, chat_line
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-SOON_SECONDS = 10.0
+SOON_SECONDS = 20.0
 MODEL = "stub-model"
 
 

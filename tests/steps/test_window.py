@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from batchyard.metric_families import Family
     from batchyard.results import ResultLine
 
-SOON_SECONDS = 5.0
+SOON_SECONDS = 20.0
 """For what should take milliseconds, on a machine that is busy."""
 HANG_SECONDS = 0.24
 

@@ -20,7 +20,7 @@ from batchyard.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-SOON_SECONDS = 10.0
+SOON_SECONDS = 20.0
 ALIKE = Roots((Node(1, 512, 0),), trunk_tokens=100, work_tokens=100)
 OTHERS = Roots((Node(2, 512, 0),), trunk_tokens=100, work_tokens=100)
 

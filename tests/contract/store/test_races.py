@@ -171,7 +171,7 @@ async def test_what_another_transaction_has_locked_is_passed_over(
         locking = asyncio.create_task(store.database.write(lock))
         await is_locked.wait()
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 assert not await LOCKS[what](other)
         finally:
             may_end.set()

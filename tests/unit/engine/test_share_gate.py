@@ -21,7 +21,7 @@ from batchyard.engine.sharing.request_size import expected_tokens
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
-SOON_SECONDS = 5.0
+SOON_SECONDS = 20.0
 
 
 def waiting(count: float) -> tuple[int, bytes]:

@@ -258,7 +258,7 @@ async def test_the_gate_of_a_started_engine_reads_the_servers_metrics() -> None:
         assert gate is not None
         opened = asyncio.Event()
         task = asyncio.create_task(gate.watch(opened.set, lambda: True))
-        await asyncio.wait_for(opened.wait(), 5)
+        await asyncio.wait_for(opened.wait(), 20)
         task.cancel()
         await asyncio.wait([task])
         assert gate.is_open

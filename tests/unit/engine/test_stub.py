@@ -280,7 +280,7 @@ async def test_a_start_ends_what_ran_before_it() -> None:
     await engine.start()
 
     with pytest.raises(EngineLost):
-        await asyncio.wait_for(stream, 1)
+        await asyncio.wait_for(stream, 10)
 
 
 async def test_death_takes_other_streams_too() -> None:
@@ -292,7 +292,7 @@ async def test_death_takes_other_streams_too() -> None:
     engine.kill()
 
     with pytest.raises(EngineLost):
-        await asyncio.wait_for(stream, 1)
+        await asyncio.wait_for(stream, 10)
 
 
 async def test_a_death_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
