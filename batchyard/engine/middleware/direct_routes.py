@@ -17,9 +17,11 @@ is installed there it imports what the server itself is made of.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.requests import Request
@@ -74,6 +76,7 @@ class DirectRoutes:
         if self._routes is None:
             # The routes are complete when the first request comes, and not before.
             self._routes = self._look_up(scope)
+            _remember_variables()
         route = self._routes.get(scope["path"])
         salt = scope.get(SALT_KEY)
         is_json = dict(scope["headers"]).get(b"content-type") == _JSON
@@ -111,6 +114,15 @@ class DirectRoutes:
                 # As in routing: the first of a path wins.
                 routes.setdefault(route.path, found)
         return routes
+
+
+def _remember_variables() -> None:
+    """Let vLLM read its environment once, as its other processes do, and not for each token."""
+    remember = getattr(sys.modules.get("vllm.envs"), "enable_envs_cache", None)
+    # Without it the engine is slower, and nothing else.
+    with contextlib.suppress(Exception):
+        if remember is not None:
+            remember()
 
 
 def _without_the_needless(app: Any) -> Application | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -255,3 +257,20 @@ async def test_a_line_is_put_behind_live_requests_where_the_engine_has_both(
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
         live = await client.post("/urgent", content=BODY, headers=headers)
     assert live.json() == {"priority": 0}
+
+
+@pytest.mark.parametrize("error", [None, ValueError("VLLM_PORT is not a number")])
+async def test_vllm_reads_its_environment_once(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """And not for each token. Where it cannot, requests are answered all the same."""
+    remember = Mock(side_effect=error)
+    monkeypatch.setitem(
+        sys.modules, "vllm.envs", Mock(spec_set=["enable_envs_cache"], enable_envs_cache=remember)
+    )
+    app = make_app()
+
+    answers = [await post(app, "/echo", BODY) for _ in range(2)]
+
+    assert [each.status_code for each in answers] == [200, 200]
+    remember.assert_called_once_with()
