@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from batchyard.engine.stub import StubEngine
 from batchyard.services.services import Services, open_services
@@ -16,6 +18,7 @@ from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
 from tests.hurry import hurried
+from tests.services.prefect import prefect_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,10 +26,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=60):
+_DRAIN_SECONDS = 10.0
+
+
+# Prefect's own fixture for this imports the whole server, in each process that collects tests, and
+# makes the tables anew.
+@pytest.fixture(scope="package", autouse=True)
+def _prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with (
+        prefect_server(tmp_path_factory.mktemp("prefect"), {}) as server,
+        temporary_settings({PREFECT_API_URL: server.api_url}),
+    ):
         yield
+        # These talk to one server for as long as they live: not to the next one of other tests.
+        APILogWorker.drain_all(timeout=_DRAIN_SECONDS)
+        EventsWorker.drain_all(timeout=_DRAIN_SECONDS)
 
 
 @pytest.fixture
