@@ -48,11 +48,11 @@ def spans(collector: Receiver) -> list[Span]:
     ]
 
 
-async def exported(collector: Receiver, names: set[str]) -> list[Span]:
-    """All spans, as soon as there are those of these names."""
+async def exported(collector: Receiver, names: set[str], *, trace: str | None = None) -> list[Span]:
+    """All spans, or those of one trace, as soon as there are those of these names."""
     async with asyncio.timeout(10):
         while True:
-            found = spans(collector)
+            found = [each for each in spans(collector) if trace in {None, each.trace_id.hex()}]
             if names <= {span.name for span in found}:
                 return found
             await asyncio.sleep(0.05)

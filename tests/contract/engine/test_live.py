@@ -1,35 +1,76 @@
-"""A real vLLM that takes live requests beside the lines of a batch."""
+"""A real vLLM that takes live requests beside the lines of a batch, and exports its spans.
+
+The tests share one engine, whose start takes longer than they do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
+from batchyard.engine.base import BatchTraits
 from batchyard.live_answers import AnswerMeter, asking_for_usage
 from tests.contract.engine.conftest import (
     CHAT,
+    SMALL_CACHE,
     chat_body,
     request,
     require_vllm,
     vllm_engine,
     vllm_running,
 )
+from tests.services.receiver import running_receiver
+from tests.services.traces import CALLER, TRACE, exported
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Iterator
 
     from batchyard.engine.base import EngineRequest
     from batchyard.engine.vllm import VllmEngine
+    from tests.services.receiver import Receiver
 
 LINES = 6
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Receiver]:
+    """Where the engine's spans go."""
+    with running_receiver(tls=False) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(
+    tmp_path_factory: pytest.TempPathFactory, collector: Receiver
+) -> AsyncIterator[VllmEngine]:
+    """With one seat, and with the option and the variable that docs/how-to/trace.md names."""
+    require_vllm()
+    engine = vllm_engine(
+        tmp_path_factory.mktemp("live"),
+        *("--max-num-seqs", "1", "--api-key", "sk-canary"),
+        *("--otlp-traces-endpoint", collector.url("/v1/traces")),
+        environment={
+            **SMALL_CACHE,
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+        },
+        live=True,
+    )
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+    assert engine.live_server is None
 
 
 @contextlib.asynccontextmanager
@@ -52,27 +93,36 @@ async def runs(engine: VllmEngine, count: int) -> None:
 
 
 async def test_live_requests_go_before_waiting_lines_stream_and_end_with_their_clients(
-    tmp_path: Path,
+    engine: VllmEngine,
 ) -> None:
     """With one seat: what is live and came last is answered before the lines that wait."""
-    require_vllm()
-    engine = vllm_engine(tmp_path, "--max-num-seqs", "1", "--api-key", "sk-canary", live=True)
-    await engine.start()
-    try:
-        order: list[Any] = []
-        lines = asyncio.create_task(_run_lines(engine, order))
-        await runs(engine, LINES)
-        async with live_post(engine, chat_body("live")) as answer:
-            assert answer.status == 200
-            assert json.loads(await answer.read())["usage"]["completion_tokens"] == 4
-        order.append("live")
-        await lines
-        assert order[-1] != "live", order
-        await _stream_says_its_usage(engine)
-        await _who_leaves_ends_its_request(engine)
-    finally:
-        await engine.stop()
-    assert engine.live_server is None
+    order: list[Any] = []
+    lines = asyncio.create_task(_run_lines(engine, order))
+    await runs(engine, LINES)
+    async with live_post(engine, chat_body("live")) as answer:
+        assert answer.status == 200
+        assert json.loads(await answer.read())["usage"]["completion_tokens"] == 4
+    order.append("live")
+    await lines
+    assert order[-1] != "live", order
+    await _stream_says_its_usage(engine)
+    await _who_leaves_ends_its_request(engine)
+
+
+async def test_a_request_is_a_span_below_the_one_that_it_names(
+    engine: VllmEngine, collector: Receiver
+) -> None:
+    traced = replace(request(1, chat_body("hi")), of_batch=BatchTraits(traceparent=CALLER))
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        yield traced
+
+    answers = [each async for each in engine.stream(requests(), timeout_seconds=60)]
+    assert [answer.status for answer in answers] == [200]
+    found = await exported(collector, {"llm_request"}, trace=TRACE)
+    (span,) = (each for each in found if each.name == "llm_request")
+    assert span.parent_span_id.hex() == CALLER.split("-")[2]
+    assert b"hi" not in b"".join(value.SerializeToString() for value in span.attributes)
 
 
 async def _run_lines(engine: VllmEngine, order: list[Any]) -> None:
