@@ -1,11 +1,13 @@
-"""The database that a Prefect server makes at its first start, made once for all test servers.
+"""The database that a Prefect server makes at its first start, made once for each Prefect.
 
-To make it is two thirds of the processor time of such a start.
+To make it is two thirds of the processor time of such a start. It is kept in a cache folder of the
+project, which `make clean` removes. Tests of the first start of all make their own.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -13,16 +15,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-SESSION = "TEST_SESSION_FOLDER"
-"""The variable with a folder that the processes of one ``pytest`` share."""
-
+_CACHE = Path(__file__).parents[2] / ".prefect_cache"
 _DATABASE = "prefect.db"
 
 
 def put_tables(prefect_home: Path) -> None:
     """Let a server whose ``PREFECT_HOME`` this is find its tables; there is no database yet."""
-    made = Path(os.environ[SESSION]) / _DATABASE
-    with made.with_suffix(".lock").open("w") as lock:
+    made = _CACHE / f"{importlib.metadata.version('prefect')}.db"
+    _CACHE.mkdir(exist_ok=True)
+    with (_CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             _make(made)
