@@ -24,5 +24,7 @@ KV_SECONDS: Final = 1.0
 """How often a runner asks its engine how many requests it has thrown out of its cache."""
 LENGTHS_SECONDS: Final = 2.0
 """How often a runner writes what it has learned of the lengths of answers."""
+TUNING_SECONDS: Final = 1.0
+"""How often a runner looks whether its engine is to have other options."""
 METRICS_SECONDS: Final = 2.0
 """How often a process writes its numbers for the exporter; Prometheus asks every 15 s or so."""

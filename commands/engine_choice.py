@@ -77,6 +77,7 @@ class EngineChoice:
     url: str | None
     use: ServerUse = ServerUse()
     client_rules: bool = False
+    tune: bool = False
 
     @property
     def endpoints(self) -> frozenset[str] | None:
@@ -100,6 +101,7 @@ class EngineChoice:
         client_rules: bool = False,
         kv_offload: float = 0.0,
         speculation: Speculation = "none",
+        tune: bool = False,
     ) -> EngineChoice:
         """The engine for these options.
 
@@ -125,6 +127,11 @@ class EngineChoice:
                 "of the two out.",
                 param_hint="--engine-url",
             )
+        if url is not None and tune:
+            raise typer.BadParameter(
+                "It would have no effect: the server runs already. Leave it out.",
+                param_hint="--tune",
+            )
         if url is not None:
             return cls((model,) if model else (), "", (), url, use)
         model = model or EngineOptions(options).value("model")
@@ -134,7 +141,8 @@ class EngineChoice:
             raise ObjectNotFound(
                 f"--model {model} does not exist: give a folder, or a name on the hub."
             )
-        return cls(served_names(model, options), model, tuple(options), None, use, client_rules)
+        names = served_names(model, options)
+        return cls(names, model, tuple(options), None, use, client_rules, tune)
 
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
@@ -166,4 +174,5 @@ class EngineChoice:
             weights=self.weights,
             log_path=engine_log(settings, block_name(name)),
             media_domains=settings.bodies.media_domains if self.client_rules else None,
+            tune=self.tune,
         )

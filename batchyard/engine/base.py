@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.engine.sharing.objective import Objective
+    from batchyard.engine.tunable import Tunable
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,11 @@ class Engine(Protocol):
     @property
     def live_server(self) -> LiveServer | None:
         """Where it takes live requests; None: it is for batches only, or does not run."""
+        ...
+
+    @property
+    def tunable(self) -> Tunable | None:
+        """What of its options may be tuned; None: nothing, or nobody wants it."""
         ...
 
     @property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Speculation = Literal["none", "ngram", "suffix"]
 
-_SPECULATIVE: Final[dict[Speculation, dict[str, str | int]]] = {
+SPECULATIVE: Final[dict[Speculation, dict[str, str | int]]] = {
     "ngram": {
         "method": "ngram",
         "num_speculative_tokens": 4,
@@ -43,7 +43,7 @@ def with_presets(
         words += ["--kv-offloading-size", f"{kv_offload:g}", "--kv-offloading-backend", "native"]
     if speculation != "none":
         _refuse_both("speculation", "speculative-config", given)
-        words += ["--speculative-config", json.dumps(_SPECULATIVE[speculation])]
+        words += ["--speculative-config", json.dumps(SPECULATIVE[speculation])]
     return words
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.base import Abort, CacheState, EngineRequest
     from batchyard.engine.prompt_counting.counter import CounterProgram
+    from batchyard.engine.tunable import Tunable
 
 
 class FaultKind(StrEnum):
@@ -123,6 +124,11 @@ class StubEngine:
 
     prompt_counter: CounterProgram | None = None
     """As a real engine has it, where a test gives it one."""
+
+    @property
+    def tunable(self) -> Tunable | None:
+        """None: it has no options."""
+        return None
 
     @property
     def live_server(self) -> None:

@@ -20,11 +20,13 @@ from batchyard.runner.cache_watch import CacheWatch
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.claims import Claims
 from batchyard.runner.counts import RunnerCounts
+from batchyard.runner.engine_tuning import EngineTuning
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.learning import Learning
 from batchyard.runner.live_server import LiveRequests
 from batchyard.runner.load_meter import LoadMeter
+from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
 from batchyard.runner.retry_policy import RetryPolicy
@@ -103,6 +105,7 @@ class Runner:
         self._answered_before = 0
         self._total = 0
         self._engine: Engine
+        self._options: OptionsInUse
         self._window: Window
         self._cache: CacheWatch
         self._held: dict[tuple[str, int], ChunkLease] = {}
@@ -137,6 +140,11 @@ class Runner:
             await stack.enter_async_context(self._leases_kept())
             stack.push_async_callback(self._engine.stop)
             self.services.on_progress(Progress(self.batch_id or "", "loading"))
+            self._options = OptionsInUse(self._engine)
+            tuning = EngineTuning(
+                self.services, self.model, self._engine, self._options, batch_id=self.batch_id
+            )
+            await tuning.begin()
             await self._start_engine()
             live_server = self._engine.live_server
             if self._registration is not None and live_server is not None:
@@ -152,8 +160,10 @@ class Runner:
                     on_restart=self._show_start,
                     counts=self._counts,
                     company=self._live,
+                    options=self._options,
                 )
             )
+            await stack.enter_async_context(tuning.going_on(self._window))
             if self._live is not None:
                 self._live = await self._opened(self._live, stack)
             self._cache = CacheWatch(self._engine)
@@ -430,7 +440,7 @@ class Runner:
 
     async def _start_engine(self) -> None:
         began = time.monotonic()
-        await self._engine.start(self._show_start)
+        await self._options.start(self._show_start)
         if self._registration is not None:
             await self._registration.loaded(time.monotonic() - began)
 

@@ -29,6 +29,7 @@ from batchyard.runner.hang_watch import HangWatch
 from batchyard.runner.kv_room import KvRoom
 from batchyard.runner.missing_endpoints import missing_endpoints
 from batchyard.runner.narrowing import Narrowing
+from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.verdict import given_up, is_retriable, result_of
 from batchyard.services.log_words import describe
@@ -110,6 +111,7 @@ class Window:
         on_restart: Callable[[StartProgress], None] | None = None,
         counts: RunnerCounts | None = None,
         company: Company | None = None,
+        options: OptionsInUse | None = None,
     ) -> None:
         self.size = engine.window_size
         """Requests in flight, at most."""
@@ -123,13 +125,16 @@ class Window:
         self._not_served: frozenset[str] = frozenset()
         self._timeout_seconds = timeout_seconds
         self._hang_seconds = hang_seconds
+        self._options = options or OptionsInUse(engine)
         self._retry = retry or RetryPolicy()
         self._on_restart = on_restart
         self._slots = asyncio.Semaphore(self.size)
-        # A request that has a slot is in exactly one of these three.
+        # A request that has a slot is in exactly one of these four.
         self._queue: deque[WindowRequest] = deque()
         self._in_flight: dict[int, WindowRequest] = {}
         self._pausing: dict[WindowRequest, asyncio.TimerHandle] = {}
+        self._postponed: list[WindowRequest] = []
+        """Until the trial of other options is over, with which they got no good answer."""
         self._aborts: deque[int] = deque()
         self._departures: dict[Hashable, _Departure] = {}
         self._tags = itertools.count(1)
@@ -139,6 +144,8 @@ class Window:
         self._is_hung = False
         self._is_streaming = False
         self._is_closing = False
+        self._is_changing = False
+        self._changed = asyncio.Event()
         self._crashes_without_answer = 0
         self._accused: WindowRequest | None = None
         self._streaming_since = -math.inf
@@ -161,7 +168,7 @@ class Window:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._pump_task is not None  # noqa: S101 - entered
-        if self._in_flight or self._queue or not self._is_streaming:
+        if self._in_flight or self._queue or self._postponed or not self._is_streaming:
             # The results of what is left are not needed, nor is an engine that is starting again.
             self._pump_task.cancel()
         else:
@@ -212,6 +219,9 @@ class Window:
         for request in [one for one in self._pausing if one.owner == owner]:
             self._pausing.pop(request).cancel()
             self._leave(request)
+        for request in [one for one in self._postponed if one.owner == owner]:
+            self._postponed.remove(request)
+            self._leave(request)
         tags = [tag for tag, one in self._in_flight.items() if one.owner == owner]
         if not tags:
             return
@@ -235,6 +245,32 @@ class Window:
     def queued(self) -> int:
         """How many requests have a slot and are not in the engine."""
         return len(self._queue) + len(self._pausing)
+
+    @property
+    def postponed(self) -> int:
+        """How many requests got no good answer from options on trial, and wait for others."""
+        return len(self._postponed)
+
+    async def change_options(self) -> None:
+        """Let what is in flight finish, and start the engine again with the options wanted.
+
+        What waits is sent then. Returns as well when the window ends.
+        """
+        if self.has_ended:
+            return
+        self._begin_change()
+        await self._changed.wait()
+
+    def send_postponed(self) -> None:
+        """Send again what got no good answer from options on trial."""
+        postponed, self._postponed = self._postponed, []
+        self._queue.extendleft(reversed(postponed))
+        self._feed_ready.set()
+
+    def _begin_change(self) -> None:
+        self._is_changing = True
+        self._changed.clear()
+        self._feed_ready.set()
 
     @property
     def limit(self) -> int:
@@ -283,6 +319,7 @@ class Window:
         for departure in self._departures.values():
             departure.is_over.set()
         self._departures.clear()
+        self._changed.set()
 
     async def _pump(self) -> None:
         try:
@@ -290,7 +327,10 @@ class Window:
                 await self._engine.stop()
                 pause = math.ldexp(0.05, self._crashes_without_answer)
                 await asyncio.sleep(min(pause, _LONGEST_RESTART_PAUSE_SECONDS))
-                await self._engine.start(self._on_restart)
+                await self._options.start(self._on_restart)
+                self._is_changing = False
+                self._changed.set()
+                self.send_postponed()
         except Exception:
             # Submitters wait for slots that would never become free.
             for _ in range(self.size):
@@ -298,7 +338,10 @@ class Window:
             raise
 
     async def _stream_until_lost(self) -> bool:
-        """Run one stream to its end; False if the engine was lost under it and is still needed."""
+        """Run one stream to its end; False if the engine is to be started again.
+
+        It was lost and is still needed, or it is to have other options.
+        """
         stream = partial(self._engine.stream, timeout_seconds=self._timeout_seconds)
         requests = self._feed()
         company = self._company
@@ -312,10 +355,11 @@ class Window:
                 async for answer in answers:
                     self._handle_answer(answer)
         except Exception as error:
-            again = self._take_back(error)
+            is_innocent = self._options.is_to_blame()
+            again = self._take_back(error, is_innocent=is_innocent)
             if self._is_closing:
                 return True
-            self._crashes_without_answer += 1
+            self._crashes_without_answer += not is_innocent
             if self._crashes_without_answer >= _CRASHES_WITHOUT_ANSWER:
                 raise
             self.counts.lost_engine(error, again, is_hung=self._is_hung)
@@ -325,7 +369,7 @@ class Window:
             self._is_streaming = False
             watching.cancel()
             await asyncio.wait([watching])
-        return True
+        return self._is_closing or not self._is_changing
 
     def _is_engine_busy(self) -> bool:
         return bool(self._in_flight) or (self._company is not None and self._company.is_here())
@@ -343,9 +387,12 @@ class Window:
             if self._aborts:
                 # They need no room: they make it.
                 yield Abort(self._aborts.popleft())
-            elif self._is_closing:
+            elif self._is_closing or (self._is_changing and not self._in_flight):
                 return
-            elif self._queue and self._has_room:
+            elif self._queue and not self._is_changing and self._has_room:
+                if self._options.refuse(self._queue[0].body):
+                    self._begin_change()
+                    continue
                 # A request that is taken from the queue must be in flight at once, where a crash
                 # or a withdrawal finds it.
                 tag, request = next(self._tags), self._queue.popleft()
@@ -394,6 +441,10 @@ class Window:
         is_departing = request.owner in self._departures
         if is_aborted and is_departing:
             self._leave(request)
+        elif self._options.is_trial and not is_departing and not _is_good(answer):
+            # It may be the options' fault, which are to cost no line.
+            request.attempts -= 1
+            self._postponed.append(request)
         elif not is_retriable(answer) or request.attempts >= self._retry.attempts:
             self._conclude(request, answer, is_departing=is_departing)
         elif is_departing:
@@ -427,10 +478,10 @@ class Window:
         del self._pausing[request]
         self._enqueue(request)
 
-    def _take_back(self, error: Exception) -> int:
+    def _take_back(self, error: Exception, *, is_innocent: bool) -> int:
         """After a crash: put requests in flight in front of the queue, in a smaller group.
 
-        Returns how many they are.
+        Returns how many they are. ``is_innocent``: none of them is the cause.
         """
         in_flight = list(self._in_flight.values())
         for request in in_flight:
@@ -448,14 +499,15 @@ class Window:
         again = []
         for request in suspects:
             # Those that were withdrawn were in the engine as well.
-            if len(in_flight) == 1:
+            if len(in_flight) == 1 and not is_innocent:
                 self._accuse(request, in_company=in_company)
             if request.strikes >= _STRIKES:
                 self._leave(request, given_up(request, error))
             else:
                 again.append(request)
         self._queue.extendleft(reversed(again))
-        self._narrowing.suspect(again)
+        if not is_innocent:
+            self._narrowing.suspect(again)
         return len(again)
 
     def _accuse(self, request: WindowRequest, *, in_company: bool) -> None:
@@ -473,6 +525,8 @@ class Window:
 
     def _leave(self, request: WindowRequest, result: ResultLine | None = None) -> None:
         """The request gives its slot back, with its result or, withdrawn, without."""
+        if result is not None and self._options.on_result is not None:
+            self._options.on_result(request, result)
         self._clear(request)
         self._slots.release()
         self.file_room.give_back(request.file_bytes)
@@ -501,3 +555,7 @@ class Window:
         departure = self._departures.get(owner)
         if departure is not None and not (departure.in_flight or departure.callers):
             del self._departures[owner]
+
+
+def _is_good(answer: EngineAnswer) -> bool:
+    return answer.status is not None and 200 <= answer.status < 300

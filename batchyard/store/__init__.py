@@ -54,6 +54,13 @@ from batchyard.store.runner.runners import (
     Runners,
     RunnerStatus,
 )
+from batchyard.store.runner.tunings import (
+    TUNING_SECONDS,
+    EngineKey,
+    OpenWork,
+    TuningRecord,
+    Tunings,
+)
 from batchyard.store.schema import upgrade
 from batchyard.store.sealed import new_sealing_key
 from batchyard.store.sealing_proof import SealingProof
@@ -75,6 +82,7 @@ __all__ = [
     "FORGOTTEN_SECONDS",
     "NEW_FILES",
     "PATIENCE_SECONDS",
+    "TUNING_SECONDS",
     "WEBHOOK_GIVEN_UP",
     "ApiKeyRecord",
     "ApiKeys",
@@ -109,6 +117,7 @@ __all__ = [
     "DeliveryRecord",
     "DeliveryStatus",
     "EndpointWithSecret",
+    "EngineKey",
     "EngineLoad",
     "FileRecord",
     "Files",
@@ -133,6 +142,7 @@ __all__ = [
     "NewPart",
     "NewResponse",
     "NewUpload",
+    "OpenWork",
     "Order",
     "Overview",
     "Page",
@@ -156,6 +166,8 @@ __all__ = [
     "Store",
     "TenantUsage",
     "Tenants",
+    "TuningRecord",
+    "Tunings",
     "UploadRecord",
     "Uploads",
     "UrlFacts",

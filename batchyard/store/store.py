@@ -28,6 +28,7 @@ from batchyard.store.runner.hours import EngineHours
 from batchyard.store.runner.live_engines import LiveEngines
 from batchyard.store.runner.rates import Rates
 from batchyard.store.runner.runners import Runners
+from batchyard.store.runner.tunings import Tunings
 from batchyard.store.schema import check, upgrade
 from batchyard.store.sealing_proof import SealingProof
 from batchyard.store.storage_mark import StorageMark
@@ -67,6 +68,7 @@ class Store:
     live_engines: LiveEngines
     leases: Leases
     rates: Rates
+    tunings: Tunings
     lengths: LearnedLengths
     engine_hours: EngineHours
     tenants: Tenants
@@ -127,6 +129,7 @@ async def open_store(
             live_engines=LiveEngines(database),
             leases=Leases(database),
             rates=Rates(database),
+            tunings=Tunings(database),
             lengths=LearnedLengths(database),
             engine_hours=EngineHours(database),
             tenants=Tenants(database),
