@@ -29,7 +29,7 @@ MARGIN: Final = 0.03
 """A gain that is smaller is noise."""
 _LEAST_EXPECTED: Final = 0.05
 """Of gain, before anything is tried for it."""
-_MOST_SPENT: Final = 0.05
+MOST_SPENT: Final = 0.05
 """Of the time of the work, for restarts and for probes that were slower."""
 _PARTS: Final = 3
 """Of a sample. They tell how exact it is."""
@@ -117,12 +117,10 @@ class Shape(NamedTuple):
         copied = "x" if self.copied is None else self.copied
         return f"{self.prompt}-{self.output}-{self.shared}-{copied}"
 
-    def distance(self, other: Shape) -> float:
+    def distance(self, other: Shape) -> int:
         """0 for the same, up to 1 for a neighbour in each respect, more for others."""
-        pairs: list[tuple[float, float]]
         pairs = [(self.prompt, other.prompt), (self.output, other.output)]
-        # What the plan calls shared may be more than the cache holds.
-        pairs.append((self.shared / 2, other.shared / 2))
+        pairs.append((self.shared, other.shared))
         if self.copied is not None and other.copied is not None:
             pairs.append((self.copied, other.copied))
         return max(abs(one - another) for one, another in pairs)
@@ -132,6 +130,9 @@ class Tuned(NamedTuple):
     """What is remembered of one shape."""
 
     shape: Shape
+    """As it was measured."""
+    planned: Shape
+    """The same work as the plan estimates it: it is known before the engine starts."""
     gains: Mapping[Point, float | None]
     """Speeds over that of the engine's own options; None: it did not work."""
     is_done: bool
@@ -331,14 +332,16 @@ class Tuner:
         seats: int,
         memory: Iterable[Tuned] = (),
         *,
-        part_seconds: float = LEAST_PART_SECONDS,
+        part_seconds: float | None = None,
     ) -> None:
         self._axes = axes
         self._memory = {each.shape: each for each in memory}
-        self._meter = Meter(seats, part_seconds)
+        self._meter = Meter(seats, LEAST_PART_SECONDS if part_seconds is None else part_seconds)
         self.point = DEFAULT
         self.is_trial = False
         self.is_done = not axes
+        self.planned = Shape(0, 0, 0)
+        """Of what is left to do; whoever reads that sets it."""
         self._shape: Shape | None = None
         """Of the work, once it is known."""
         self._search: Search | None = None
@@ -355,7 +358,9 @@ class Tuner:
 
     def first(self, planned: Shape) -> Point:
         """The options to begin with, by what is remembered of such work."""
-        found = self._remembered(planned)
+        self.planned = planned
+        near = [each for each in self._memory.values() if each.planned.distance(planned) <= 1]
+        found = min(near, key=lambda each: each.planned.distance(planned), default=None)
         if found is None or found.best == DEFAULT:
             return DEFAULT
         self._shape = found.shape
@@ -421,7 +426,7 @@ class Tuner:
         if self._search is None:
             return self._memory.get(self._shape)
         gains = {DEFAULT: 1.0, **self._search.gains}
-        return Tuned(self._shape, gains, self._search.next() is None)
+        return Tuned(self._shape, self.planned, gains, self._search.next() is None)
 
     def _is_measured(self, now: float, sample: Sample | None) -> bool:
         if self.is_trial and self._best is not None:
@@ -493,7 +498,7 @@ class Tuner:
         """Whether restarts, there and back, are cheap beside the work."""
         assert self._best is not None  # noqa: S101 - something was measured
         whole = now - (self._first_at or 0.0) + left / self._best.per_second
-        return self._spent_seconds + restarts * self._cost_seconds <= _MOST_SPENT * whole
+        return self._spent_seconds + restarts * self._cost_seconds <= MOST_SPENT * whole
 
     def _remembered(self, shape: Shape) -> Tuned | None:
         near = [each for each in self._memory.values() if each.shape.distance(shape) <= 1]

@@ -207,6 +207,7 @@ class Cell:
     """Of the first batch, all of it, over the engine's own options."""
     second_begins_there: bool
     second_restarts: int
+    after_second: float
 
     @property
     def of_best(self) -> float:
@@ -260,6 +261,7 @@ def measure_cell(index: int, *, batch_seconds: float = BATCH_SECONDS) -> Cell:
         gain_with_restarts=plain.now / first.now,
         second_begins_there=begins == tuner.point,
         second_restarts=len(second.changes),
+        after_second=rates[again.point],
     )
 
 
@@ -286,12 +288,14 @@ def cells_table(cells: Sequence[Cell]) -> str:
         ),
     ]
     of_best = [cell.of_best for cell in cells]
+    later = [cell.after_second / cell.best for cell in cells]
     near = sum(each >= 0.95 for each in of_best)
     there = sum(cell.second_begins_there and not cell.second_restarts for cell in cells)
     rows += [
         "",
         f"At least 95 % of the best point of the grid: **{near} of {len(cells)}**, the least "
-        f"{min(of_best):.0%}, the median {statistics.median(of_best):.0%}. Probes: "
+        f"{min(of_best):.0%}, the median {statistics.median(of_best):.0%}; after a second batch "
+        f"**{sum(each >= 0.95 for each in later)}**. Probes in the first batch: "
         f"{statistics.mean(cell.probes for cell in cells):.1f} in the mean, "
         f"{max(cell.probes for cell in cells)} at most. The least speed over the engine's own "
         f"options: **{min(cell.of_default for cell in cells):.2f}×**; of a whole first batch with "

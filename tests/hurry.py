@@ -26,4 +26,5 @@ def hurried(
         patch.setattr(intervals, "CHAINS_SECONDS", look_seconds)
         patch.setattr(intervals, "LENGTHS_SECONDS", look_seconds)
         patch.setattr(intervals, "KV_SECONDS", look_seconds)
+        patch.setattr(intervals, "TUNING_SECONDS", poll_seconds)
         yield

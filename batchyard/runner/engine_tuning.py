@@ -21,7 +21,6 @@ from batchyard.services.log_words import describe
 from batchyard.store import EngineKey, RunnerKind
 from batchyard.tuning import (
     DEFAULT,
-    LEAST_PART_SECONDS,
     Answered,
     Change,
     Shape,
@@ -67,14 +66,12 @@ class EngineTuning:
         options: OptionsInUse,
         *,
         batch_id: str | None = None,
-        part_seconds: float = LEAST_PART_SECONDS,
     ) -> None:
         self._services = services
         self._model = model
         self._engine = engine
         self._options = options
         self._batch_id = batch_id
-        self._part_seconds = part_seconds
         self._tuner: Tuner | None = None
         self._key: EngineKey
         self._saved: Tuned | None = None
@@ -108,9 +105,7 @@ class EngineTuning:
         facts, store = await tunable.facts(), self._services.store
         self._key = _key_of(self._model, facts)
         known = [_read(record, facts) for record in await store.tunings.of(self._key)]
-        self._tuner = tuner = Tuner(
-            facts.axes, self._engine.max_num_seqs, known, part_seconds=self._part_seconds
-        )
+        self._tuner = tuner = Tuner(facts.axes, self._engine.max_num_seqs, known)
         work = await store.tunings.open_work(self._model, self._batch_id)
         point = tuner.first(_shape_of(work)) if work.requests else DEFAULT
         if point != DEFAULT:
@@ -225,6 +220,9 @@ class EngineTuning:
                 within_seconds=self._services.settings.lease_seconds,
                 model=self._model,
             )
+        if work.requests and self._tuner is not None:
+            # By now more is known of how long answers are.
+            self._tuner.planned = _shape_of(work)
         left = work.requests / max(1, len(runners))
         self._left = (now, left)
         return left
@@ -236,7 +234,11 @@ class EngineTuning:
         gains = {written(point): gain for point, gain in learned.gains.items()}
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await self._services.store.tunings.record(
-                self._key, str(learned.shape), gains, is_done=learned.is_done
+                self._key,
+                shape=str(learned.shape),
+                planned=str(learned.planned),
+                gains=gains,
+                is_done=learned.is_done,
             )
         self._saved = learned
 
@@ -247,7 +249,8 @@ def _key_of(model: str, facts: TuningFacts) -> EngineKey:
 
 def _read(record: TuningRecord, facts: TuningFacts) -> Tuned:
     gains = {read_point(text): gain for text, gain in record.gains.items()}
-    return Tuned(Shape.read(record.shape), known_of(facts.axes, gains), record.is_done)
+    known = known_of(facts.axes, gains)
+    return Tuned(Shape.read(record.shape), Shape.read(record.planned), known, record.is_done)
 
 
 def _shape_of(work: OpenWork) -> Shape:

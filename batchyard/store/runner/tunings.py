@@ -45,6 +45,8 @@ class TuningRecord(EngineKey):
 
     shape: str = Field(primary_key=True)
     """See :class:`batchyard.tuning.Shape`."""
+    planned: str = ""
+    """The same work as its plan estimates it."""
     gains: dict[str, float | None] = Field(sa_type=JsonText(dict[str, float | None]))
     """By what the engine got besides its own options; None: it did not work."""
     is_done: bool = False
@@ -99,13 +101,19 @@ class Tunings(Aggregate):
         self,
         connection: AsyncConnection,
         engine: EngineKey,
-        shape: str,
-        gains: dict[str, float | None],
         *,
+        shape: str,
+        planned: str,
+        gains: dict[str, float | None],
         is_done: bool,
     ) -> None:
         """Replace what is known of the shape; of a model with many shapes the oldest go."""
-        values = {"gains": gains, "is_done": is_done, "updated_at": clock_seconds()}
+        values = {
+            "planned": planned,
+            "gains": gains,
+            "is_done": is_done,
+            "updated_at": clock_seconds(),
+        }
         row = {**engine.model_dump(), "shape": shape, **values}
         await upsert(connection, _TUNINGS, row, values)
         newest = (

@@ -22,6 +22,7 @@ def upgrade() -> None:
         sa.Column("version", sa.String(), nullable=False),
         sa.Column("options", sa.String(), nullable=False),
         sa.Column("shape", sa.String(), nullable=False),
+        sa.Column("planned", sa.String(), nullable=False),
         sa.Column("gains", sa.Text(), nullable=False),
         sa.Column("is_done", sa.Boolean(), nullable=False),
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
