@@ -32,6 +32,7 @@ from benchmarks import (
     rss_flat,
     shared_roots,
     shared_server,
+    tuning,
     turns,
     two_runners,
 )
@@ -77,6 +78,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lengths": lengths.section,
     "many_engines": many_engines.section,
     "shared_roots": shared_roots.section,
+    "tuning": tuning.section,
     "chain": chain.section,
     "api_load": api_load.section,
     "batch_list": batch_list.section,

@@ -1,4 +1,6 @@
-"""`make bench-gpu MODEL=path`: B1 to B3 with a real model on a GPU, into docs/benchmarks-gpu.md.
+"""`make bench-gpu MODEL=path`: B1 to B3 and a grid of options with a real model on a GPU.
+
+Into docs/benchmarks-gpu.md.
 
 The same files and comparisons as on the CPU (:mod:`benchmarks.plan_gain`, ``no_barrier`` and
 ``overhead``), with engines of the model that is given. The cache of B1 is cut to a third of what
@@ -8,13 +10,14 @@ the prompts share, counted by the model's own tokenizer.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import inputs, no_barrier, overhead, page, plan_gain, timed
+from benchmarks import inputs, no_barrier, overhead, page, plan_gain, timed, tuning
 
 _SAMPLE_REQUESTS = 20
 _LEAST_BLOCKS = plan_gain.MODEL_TOKENS // plan_gain.BLOCK_SIZE + 4
@@ -34,9 +37,17 @@ class Size:
     sequences: int
     tail: int
     part: int
+    grid: tuning.GridSize
 
 
-WHOLE = Size(plan_gain.Size(unshared=500), overhead.Size(), sequences=64, tail=6_000, part=640)
+WHOLE = Size(
+    plan_gain.Size(unshared=500),
+    overhead.Size(),
+    sequences=64,
+    tail=6_000,
+    part=640,
+    grid=tuning.GridSize(requests=6_000, tuned=12_000, words=400, output=256, seats=256),
+)
 
 
 def check(model: str) -> None:
@@ -68,12 +79,14 @@ def measure(model: str, *, on_cpu: bool = False, size: Size = WHOLE) -> str:
     gains = plan_gain.measure(size.plan_gain, model=model, blocks=_blocks(facts, size))
     shares = no_barrier.on_vllm(size.tail, size.part, model=model, sequences=size.sequences)
     rates = overhead.measure(size.overhead, model=model)
+    grid = asyncio.run(tuning.measure_grid(size.grid, model=model))
     return "\n\n".join(
         (
             f"{Path(model).name} with vLLM {facts['vllm']} on {device}; {cores} cores of {name}.",
             f"## B1: the order of requests\n\n{plan_gain.table(gains)}",
             f"## B2: no barrier between chunks\n\n{no_barrier.table([shares])}",
             f"## B3: overhead around the engine\n\n{overhead.table(rates)}",
+            f"## Engines that tune themselves\n\n{tuning.grid_table(grid)}",
         )
     )
 

@@ -21,13 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard.engine.tunable import axes_of
+from batchyard import tuning
 from batchyard.engine.vllm import VllmEngine
-from batchyard.engine.vllm_options import CPU, EngineOptions
 from batchyard.engine.warm import WarmEngine
 from batchyard.runner.run import Runner
 from batchyard.steps.prepare import prepare_batch
-from batchyard.tuning import DEFAULT, Answered, Axis, Kind, Shape, Tuner, words_of, written
+from batchyard.tuning import DEFAULT, Answered, Axis, Kind, Shape, Tuner, written
 from benchmarks import inputs
 from benchmarks.live_engine import Job, LiveEngine, Machine
 from benchmarks.stub_services import fetched_batch, stub_services
@@ -277,8 +276,12 @@ def measure_cells() -> list[Cell]:
 
 def cells_table(cells: Sequence[Cell]) -> str:
     """What the page is to say of the simulation."""
+    head = (
+        "| engine | work | best of the grid | chosen | of the best | probes "
+        "| first batch, with restarts |"
+    )
     rows = [
-        "| engine | work | best of the grid | chosen | of the best | probes | first batch, with restarts |",
+        head,
         "|---|---|---|---|---|---|---|",
         *(
             f"| {cell.device} | {cell.work} | {cell.best / cell.default:.2f}× "
@@ -291,8 +294,7 @@ def cells_table(cells: Sequence[Cell]) -> str:
     later = [cell.after_second / cell.best for cell in cells]
     near = sum(each >= 0.95 for each in of_best)
     there = sum(cell.second_begins_there and not cell.second_restarts for cell in cells)
-    rows += [
-        "",
+    words = (
         f"At least 95 % of the best point of the grid: **{near} of {len(cells)}**, the least "
         f"{min(of_best):.0%}, the median {statistics.median(of_best):.0%}; after a second batch "
         f"**{sum(each >= 0.95 for each in later)}**. Probes in the first batch: "
@@ -300,6 +302,109 @@ def cells_table(cells: Sequence[Cell]) -> str:
         f"{max(cell.probes for cell in cells)} at most. The least speed over the engine's own "
         f"options: **{min(cell.of_default for cell in cells):.2f}×**; of a whole first batch with "
         f"its restarts {min(cell.gain_with_restarts for cell in cells):.2f}×. The second batch "
-        f"began with the chosen options, and changed nothing: **{there} of {len(cells)}**.",
-    ]
-    return "\n".join(rows)
+        f"began with the chosen options, and changed nothing: **{there} of {len(cells)}**."
+    )
+    return "\n".join([*rows, "", words])
+
+
+@dataclass(frozen=True)
+class GridSize:
+    """Of the grid on real vLLM. ``tuned``: requests of the batch that is tuned."""
+
+    requests: int = 600
+    tuned: int = 1_500
+    words: int = 40
+    output: int = 96
+    seats: int = 64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One point: its options, and tokens a second of prompts and answers."""
+
+    name: str
+    rate: float
+
+
+async def measure_grid(
+    size: GridSize = GridSize(), *, model: str = TINY, environment: dict[str, str] | None = None
+) -> list[Measured]:
+    """The engine's own options and each other one by itself, then a batch that tunes its engine.
+
+    What that begins with, what it tries and how it ends is in the last row's name. Its file is far
+    too small for restarts to be worth it, so their bound is lifted.
+    """
+    options = ("--max-num-seqs", str(size.seats), "--max-model-len", "1024", "--enforce-eager")
+    environment = environment or {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    engine = partial(VllmEngine, model, options, python=ENGINE_PYTHON, environment=environment)
+    facts = await engine(tune=True).facts()
+    points: list[Point] = [DEFAULT]
+    points += [((axis.name, axis.values[0]),) for axis in facts.axes]
+    found = []
+    for point in points:
+        tried = engine()
+        tried.use(point)
+        kept = WarmEngine(tried)
+        try:
+            await kept.start()
+            # The first requests compile what they need.
+            await _rate(kept, model, replace(size, requests=2 * size.seats))
+            found.append(Measured(_name_of(point), await _rate(kept, model, size)))
+        finally:
+            await kept.close()
+    tuned = engine(tune=True)
+    bound, tuning.MOST_SPENT = tuning.MOST_SPENT, math.inf
+    part_seconds, tuning.LEAST_PART_SECONDS = tuning.LEAST_PART_SECONDS, 1.0
+    try:
+        rate = await _rate(tuned, model, replace(size, requests=size.tuned))
+    finally:
+        tuning.MOST_SPENT, tuning.LEAST_PART_SECONDS = bound, part_seconds
+    found.append(Measured(f"tuned, restarts included; it kept {_name_of(tuned.tuned)}", rate))
+    return found
+
+
+async def _rate(engine: VllmEngine | WarmEngine, model: str, size: GridSize) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        source = inputs.short_requests(
+            Path(folder) / "in.jsonl",
+            count=size.requests,
+            words_each=size.words,
+            max_tokens=size.output,
+            model=model,
+            seed=size.requests,
+        )
+        async with stub_services(Path(folder) / "home", engine) as services:
+            batch_id = await fetched_batch(services, source)
+            await prepare_batch(services, batch_id)
+            async with Runner(services, model, batch_id=batch_id) as runner:
+                began = time.perf_counter()
+                await runner.serve()
+                seconds = time.perf_counter() - began
+            chunks = await services.store.chunks.summary(batch_id)
+    assert chunks.completed == size.requests, chunks
+    return (chunks.usage.input_tokens + chunks.usage.output_tokens) / seconds
+
+
+def _name_of(point: Point) -> str:
+    return f"`{written(point)}`" if point else "its own options"
+
+
+def grid_table(found: Sequence[Measured]) -> str:
+    """What the page is to say of the grid."""
+    first = found[0].rate
+    return "\n".join(
+        [
+            "| real vLLM | tokens/s, relative |",
+            "|---|---|",
+            *(f"| {each.name} | {each.rate / first:.2f}× |" for each in found),
+        ]
+    )
+
+
+def section() -> str:
+    """Measure, and return what the page is to say."""
+    return f"{cells_table(measure_cells())}\n\n{grid_table(asyncio.run(measure_grid()))}"
+
+
+if __name__ == "__main__":
+    print(section())

@@ -123,7 +123,8 @@ class VllmEngine:
         self.model = model
         self._weights = weights or model
         self._options = EngineOptions(options)
-        self._tuned: Point = DEFAULT
+        self.tuned: Point = DEFAULT
+        """Options that it gets besides its own."""
         self._may_be_tuned = tune and not live
         self._python = python
         self._own_environment = dict(environment or {})
@@ -179,11 +180,11 @@ class VllmEngine:
 
     def use(self, point: Point) -> None:
         """Start with these options besides its own, from the next start on."""
-        self._tuned = point
+        self.tuned = point
 
     def refused(self, body: bytes) -> frozenset[Kind]:
         """See :meth:`batchyard.engine.tunable.Tunable.refused`."""
-        return refused_kinds(self._tuned, body)
+        return refused_kinds(self.tuned, body)
 
     @property
     def prompt_counter(self) -> CounterProgram:
@@ -332,7 +333,7 @@ class VllmEngine:
         return _Running(process, folder, log_path, log_start), tail
 
     def _command(self, socket_path: Path) -> list[str]:
-        options = EngineOptions([*self._options.words, *words_of(self._tuned)])
+        options = EngineOptions([*self._options.words, *words_of(self.tuned)])
         return [
             str(self._python),
             *("-m", "vllm.entrypoints.openai.api_server"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import gpu, no_barrier, overhead, page, plan_gain, timed
+from benchmarks import gpu, no_barrier, overhead, page, plan_gain, timed, tuning
 from benchmarks.timed import Job, Timed
 from tests.pages import ROOT
 
@@ -23,6 +23,7 @@ SMALL = gpu.Size(
     sequences=16,
     tail=40,
     part=20,
+    grid=tuning.GridSize(requests=40, tuned=150, words=10, output=8, seats=8),
 )
 
 
@@ -72,6 +73,12 @@ def test_every_engine_has_the_model_that_is_given_and_a_cache_for_a_third_of_it(
 
     for module in (plan_gain, no_barrier, overhead):
         monkeypatch.setattr(module, "run_jobs", run)
+
+    async def grid(size: tuning.GridSize, *, model: str) -> list[tuning.Measured]:
+        assert (size, model) == (gpu.WHOLE.grid, timed.TINY)
+        return [tuning.Measured("its own options", 1.0)]
+
+    monkeypatch.setattr(tuning, "measure_grid", grid)
     monkeypatch.setattr(plan_gain, "cache_ceilings", lambda files, **_: [0.5] * len(files))
     facts = {"vllm": "0.32.0", "device": "NVIDIA X", "tokens": 400.0}
     monkeypatch.setattr(timed, "facts_of", lambda *_: facts)
@@ -100,7 +107,8 @@ def test_a_small_size_runs_on_the_cpu_and_is_written(tmp_path: Path) -> None:
     page.write("gpu", text, kept)
     written = kept.read_text()
     assert re.search(r"tiny-chat with vLLM \d\S+ on the CPU, and no GPU; \d+ cores of ", written)
-    for heading in ("B1: the order", "B2: no barrier", "B3: overhead"):
+    headings = ("B1: the order", "B2: no barrier", "B3: overhead", "Engines that tune")
+    for heading in headings:
         assert f"## {heading}" in written
     assert "| questions on documents |" in written
     assert "| 60 short requests |" in written

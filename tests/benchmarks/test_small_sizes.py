@@ -30,6 +30,7 @@ from benchmarks import (
     shared_server,
     small_cache,
     timed,
+    tuning,
 )
 from benchmarks.peak_memory import peak_mebibytes
 from benchmarks.timed import OURS, RUN_BATCH, Job
@@ -200,6 +201,18 @@ def test_a_batch_in_the_gaps_of_a_live_server_is_simulated() -> None:
     assert alone < ours < 250 < ungated
     assert cell.tokens > 0.5
     assert "**1** / " in live_gaps.table([cell])
+
+
+def test_an_engine_that_tunes_itself_is_simulated() -> None:
+    """Long prompts on an engine with small steps: the ninth kind of work gains by larger ones."""
+    cell = tuning.measure_cell(2, batch_seconds=400.0)
+    assert cell.work == "long prompt, short answer"
+    assert cell.of_best > 0.95
+    assert cell.of_default > 1.2
+    assert cell.probes == 1
+    assert cell.second_begins_there
+    assert not cell.second_restarts
+    assert "first batch, with restarts" in tuning.cells_table([cell])
 
 
 def test_two_controllers_on_one_simulated_server_both_get_on() -> None:

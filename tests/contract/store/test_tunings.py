@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from sqlalchemy import update
 
 from batchyard.store import TUNING_SECONDS, EngineKey, NewChunk, OpenWork
@@ -13,6 +12,7 @@ from batchyard.wire import BatchUsage
 from tests.contract.store.samples import MODEL, NO_LIMIT, new_batch
 
 if TYPE_CHECKING:
+    import pytest
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store import Store
