@@ -471,7 +471,8 @@ class Tuner:
     ) -> Change | None:
         best = self._best
         if best is None or not self.is_trial:
-            return None
+            # What was to be tried never ran: the engine was lost just then.
+            return self._next(search, now, left)
         if sample is None:
             self._spent_seconds += now - self._full_since
             search.record(self.point, None)

@@ -311,11 +311,11 @@ def cells_table(cells: Sequence[Cell]) -> str:
 class GridSize:
     """Of the grid on real vLLM. ``tuned``: requests of the batch that is tuned."""
 
-    requests: int = 600
-    tuned: int = 1_500
+    requests: int = 320
+    tuned: int = 800
     words: int = 40
-    output: int = 96
-    seats: int = 64
+    output: int = 64
+    seats: int = 32
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ EVENTS: Final = {
     "it has.",
     "tuning.not_started": "An engine did not start with options that were to be tried or that were "
     "remembered; its own are used.",
+    "tuning.not_stored": "What was tuned could not be read or written; it is tried again.",
     "tuning.not_suited": "An engine would refuse a request, or has failed some, because of options "
     "that were tuned; its own are used again.",
     "tuning.remembered": "An engine begins with options that were fastest for such work before.",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from batchyard import intervals
+from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.results import Outcome
 from batchyard.services.log_words import describe
@@ -33,7 +34,7 @@ from batchyard.tuning import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Collection, Iterator
 
     from batchyard.engine.base import Engine
     from batchyard.engine.tunable import Tunable, TuningFacts
@@ -80,6 +81,7 @@ class EngineTuning:
         """Before the first trial."""
         self._left: tuple[float, float] = (-_LEFT_SECONDS, 0.0)
         """When it was asked for, and requests."""
+        self._has_failed = False
 
     async def begin(self) -> None:
         """Before the engine's first start: look up what suits the work. Raises nothing."""
@@ -148,17 +150,17 @@ class EngineTuning:
             while not tuner.is_done or self._failures:
                 await asyncio.sleep(intervals.TUNING_SECONDS)
                 await self._look(tuner, window)
+            self._say(tuner)
         except Exception as error:  # noqa: BLE001 - the batches go on
             log.warning("tuning.failed", describe(error), model=self._model)
-        finally:
             if self._options.is_trial:
-                self._options.keep()
-                window.send_postponed()
+                await self._change(window, Change(DEFAULT, is_trial=False))
+        finally:
+            self._end_trial(window)
 
     async def _look(self, tuner: Tuner, window: Window) -> None:
-        now, before = time.monotonic(), tuner.point
+        now, change = time.monotonic(), None
         left = await self._left_requests(now)
-        change = None
         if self._options.is_trial and self._is_bad(window):
             log.info("tuning.not_suited", written(tuner.point), model=self._model)
             self._failures.append((tuner.point, ()))
@@ -173,17 +175,20 @@ class EngineTuning:
         await self._save(tuner)
         if change is not None:
             await self._change(window, change)
-        elif self._options.is_trial and not tuner.is_trial:
+        elif not tuner.is_trial:
+            self._end_trial(window)
+
+    def _end_trial(self, window: Window) -> None:
+        """The options on trial stay, and what waits for others is sent."""
+        if self._options.is_trial:
             self._options.keep()
             window.send_postponed()
-        if tuner.is_done and (change is not None or before != tuner.point):
-            self._say(tuner)
 
     def _is_full(self, window: Window) -> bool:
         """Whether the engine has all that it can run."""
-        return window.is_streaming and window.in_flight >= min(
-            self._engine.max_num_seqs, window.limit
-        )
+        seats = min(self._engine.max_num_seqs, window.limit)
+        # Where its cache is small it has no room for as many as it has seats.
+        return window.is_streaming and (window.in_flight >= seats or window.queued > 0)
 
     def _is_bad(self, window: Window) -> bool:
         """Whether the options on trial fail requests that others would answer."""
@@ -210,8 +215,13 @@ class EngineTuning:
     async def _left_requests(self, now: float) -> float:
         """This engine's share of what is left, as it was a moment ago."""
         asked_at, left = self._left
-        if now - asked_at < _LEFT_SECONDS:
-            return left
+        if now - asked_at >= _LEFT_SECONDS:
+            with self._reporting():
+                left = await self._read_left()
+            self._left = (now, left)
+        return left
+
+    async def _read_left(self) -> float:
         store = self._services.store
         async with asyncio.timeout(_PATIENCE_SECONDS):
             work = await store.tunings.open_work(self._model, self._batch_id)
@@ -223,24 +233,36 @@ class EngineTuning:
         if work.requests and self._tuner is not None:
             # By now more is known of how long answers are.
             self._tuner.planned = _shape_of(work)
-        left = work.requests / max(1, len(runners))
-        self._left = (now, left)
-        return left
+        return work.requests / max(1, len(runners))
 
     async def _save(self, tuner: Tuner) -> None:
+        """Write what is new. If that fails, the next look tries it again."""
         learned = tuner.learned
         if learned is None or learned == self._saved:
             return
         gains = {written(point): gain for point, gain in learned.gains.items()}
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            await self._services.store.tunings.record(
-                self._key,
-                shape=str(learned.shape),
-                planned=str(learned.planned),
-                gains=gains,
-                is_done=learned.is_done,
-            )
-        self._saved = learned
+        with self._reporting():
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._services.store.tunings.record(
+                    self._key,
+                    shape=str(learned.shape),
+                    planned=str(learned.planned),
+                    gains=gains,
+                    is_done=learned.is_done,
+                )
+            self._saved = learned
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """The database may answer again; that it did not is logged once."""
+        try:
+            yield
+        except (StoreError, TimeoutError) as error:
+            if not self._has_failed:
+                log.warning("tuning.not_stored", describe(error), model=self._model)
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
 
 def _key_of(model: str, facts: TuningFacts) -> EngineKey:
