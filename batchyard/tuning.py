@@ -299,6 +299,8 @@ class Search:
         if over_best is None:
             self.gains[point] = None
             self.fruitless += 1
+            if point == self.best:
+                self.best = DEFAULT
             return
         best_gain = self.gains.get(self.best) or 1.0
         if over_best >= 1 + max(MARGIN, error):
@@ -348,7 +350,7 @@ class Tuner:
         self._best: Sample | None = None
         """Of the best options so far."""
         self._copied: list[float] = []
-        self._began_at = self._full_since = 0.0
+        self._full_since = 0.0
         self._first_at: float | None = None
         self._first_seconds: float | None = None
         """How long the first sample took, from the engine's start."""
@@ -369,7 +371,7 @@ class Tuner:
     def begun(self, now: float, point: Point, cost_seconds: float, *, is_trial: bool) -> None:
         """The engine runs now. ``cost_seconds``: how long nothing ran for it."""
         self.point, self.is_trial = point, is_trial
-        self._began_at = self._full_since = now
+        self._full_since = now
         if self._first_at is None:
             self._first_at = now
         else:

@@ -147,10 +147,13 @@ class EngineTuning:
         if tuner is None:
             return
         try:
-            while not tuner.is_done or self._failures:
+            while True:
                 await asyncio.sleep(intervals.TUNING_SECONDS)
+                if tuner.is_done and not self._failures:
+                    continue
                 await self._look(tuner, window)
-            self._say(tuner)
+                if tuner.is_done:
+                    self._say(tuner)
         except Exception as error:  # noqa: BLE001 - the batches go on
             log.warning("tuning.failed", describe(error), model=self._model)
             if self._options.is_trial:

@@ -142,6 +142,7 @@ async def test_a_request_that_guesses_would_fail_runs_without_them(yard: Yard) -
     second = TunableStub()
     await run(yard, second, [*lines(20), chat_line("biased", logit_bias={"5": 1})])
     assert second.begun == [GUESSING, DEFAULT]
+    assert (await gains(yard))["--speculative-config '{}'"] is None
 
 
 async def test_an_engine_with_little_to_do_is_left_as_it_is(

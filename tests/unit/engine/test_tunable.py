@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from pydantic import ValidationError
 
 from batchyard.engine.tunable import axes_of, refused_kinds
 from batchyard.engine.vllm import VllmEngine
 from batchyard.engine.vllm_options import CPU, CUDA_LARGE, EngineOptions
+from batchyard.settings import read_settings
 from batchyard.tuning import DEFAULT, Kind
 from blocks import VllmEngineBlock
+from commands.engine_choice import EngineChoice
 
 TWO = ("H100", "H100")
 GUESSING = (("speculative-config", '{"method": "ngram"}'),)
@@ -88,3 +91,13 @@ def test_only_an_engine_that_is_to_be_tuned_is_and_no_live_one() -> None:
     assert built.tunable is built
     with pytest.raises(ValidationError, match="live users would notice"):
         VllmEngineBlock(model="m", tune=True, live=True)
+
+
+def test_a_command_line_tunes_an_engine_of_its_own_only(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.touch(mode=0o755)
+    settings = read_settings(home=tmp_path, engine_python=python)
+    assert EngineChoice.of("org/m", [], None, tune=True).make(settings, "m").tunable is not None
+    assert EngineChoice.of("org/m", [], None).make(settings, "m").tunable is None
+    with pytest.raises(typer.BadParameter, match="the server runs already"):
+        EngineChoice.of("m", [], "http://127.0.0.1:1/v1", tune=True)
