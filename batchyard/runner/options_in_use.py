@@ -103,7 +103,9 @@ class OptionsInUse:
         on_progress: Callable[[StartProgress], None] | None,
     ) -> tuple[Point, bool]:
         """Start with other options; what the engine runs with then: nothing if it does not run."""
-        patience = max(_LEAST_PATIENCE_SECONDS, _PATIENCE * self._slowest_start)
+        # Where the engine has not run yet, nobody knows how long its model takes to load.
+        slowest = self._slowest_start
+        patience = max(_LEAST_PATIENCE_SECONDS, _PATIENCE * slowest) if slowest else None
         self._use(point, is_trial=is_trial)
         try:
             async with asyncio.timeout(patience):

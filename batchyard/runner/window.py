@@ -355,7 +355,7 @@ class Window:
                 async for answer in answers:
                     self._handle_answer(answer)
         except Exception as error:
-            is_innocent = self._options.is_to_blame()
+            is_innocent = not self._is_closing and self._options.is_to_blame()
             again = self._take_back(error, is_innocent=is_innocent)
             if self._is_closing:
                 return True
