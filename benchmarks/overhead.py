@@ -61,12 +61,14 @@ class Rates:
         return self.rates[way] / self.rates[RUN_BATCH]
 
 
+def engine_options(model: str) -> tuple[str, ...]:
+    """Those of every engine that is compared."""
+    limits = ("--max-model-len", "1024", "--max-num-seqs", str(MAX_NUM_SEQS))
+    return ("--model", model, *limits, *COMMON_OPTIONS)
+
+
 def measure(size: Size | None = None, *, model: str = TINY) -> Rates:
     size = size or Size()
-    options = (
-        *("--model", model, "--max-model-len", "1024", "--max-num-seqs", str(MAX_NUM_SEQS)),
-        *COMMON_OPTIONS,
-    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         warm_up = inputs.short_requests(folder / "warm.jsonl", count=512, model=model, seed=99)
@@ -80,7 +82,7 @@ def measure(size: Size | None = None, *, model: str = TINY) -> Rates:
             )
             jobs += [Job(way, str(path)) for way in whole]
             jobs += [Job(way, str(part)) for way in (BARRIER_10, BARRIER_4)]
-        timed = run_jobs(jobs, options, warm_up=str(warm_up))
+        timed = run_jobs(jobs, engine_options(model), warm_up=str(warm_up))
     return Rates(
         size.requests,
         rates={way: median_rate(timed, way) for way in NAMES},

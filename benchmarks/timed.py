@@ -48,14 +48,17 @@ ENGINE_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Job:
-    """``way`` is one of the names above; a barrier's ends in how many requests it waits for."""
+    """``way`` is one of the names above; a barrier's ends in how many requests it waits for.
+
+    A path that ends in ``.py`` is the ``run_batch`` of another release.
+    """
 
     way: str
     file: str
 
     @property
     def output(self) -> str:
-        return f"{self.file}.{self.way}.out"
+        return f"{self.file}.{Path(self.way).name}.out"
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,16 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
     ``warm_up`` is a file that each engine answers first, untimed, in each way. Exits if anybody
     left a request unanswered or answered it with fewer tokens than it asked for.
     """
-    theirs = [job for job in jobs if job.way == RUN_BATCH]
-    others = [job for job in jobs if job.way != RUN_BATCH]
+    theirs = [job for job in jobs if job.way == RUN_BATCH or job.way.endswith(".py")]
+    others = [job for job in jobs if job not in theirs]
     seconds: dict[Job, float] = {}
     if theirs:
         script = ROOT / "benchmarks" / "run_batch_timed.py"
-        seconds |= _run([ENGINE_PYTHON, script], theirs, options, warm_up)
+        seconds |= run_with([ENGINE_PYTHON, script], theirs, options, warm_up)
     if others:
-        seconds |= _run([sys.executable, "-m", "benchmarks.serve_timed"], others, options, warm_up)
+        seconds |= run_with(
+            [sys.executable, "-m", "benchmarks.serve_timed"], others, options, warm_up
+        )
     return [judged(job, seconds[job]) for job in jobs]
 
 
@@ -112,9 +117,10 @@ def facts_of(model: str, file: str) -> dict[str, Any]:
     return dict(_result_of([str(ENGINE_PYTHON), script, model, file]))
 
 
-def _run(
+def run_with(
     command: Sequence[Any], jobs: Sequence[Job], options: Sequence[str], warm_up: str
 ) -> dict[Job, float]:
+    """The seconds of each job, as a program prints them that is given jobs and options."""
     ways = dict.fromkeys(job.way for job in jobs)
     every = [*(Job(way, warm_up) for way in ways), *jobs]
     with tempfile.TemporaryDirectory() as folder:

