@@ -3,23 +3,26 @@
 ``run_batch`` of vLLM 0.32 and 0.33 on an engine of 0.32 (its file is Python, and no build of 0.33
 for CPUs is needed), LiteLLM's ``batch_completion`` and Daft's ``prompt`` with their defaults on
 ``vllm serve``, and Batchyard. The tools are installed at first use, into ``build/other-tools``:
-700 MB, and an archive of vLLM of 340 MB of which one file is kept.
+700 MB, and an archive of vLLM of 340 MB of which one file is kept. A tool that fails or does not
+end has a row that says so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import urllib.error
 import urllib.request
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import inputs
 from benchmarks.other_tools_timed import DAFT, LITELLM
@@ -30,6 +33,7 @@ from benchmarks.timed import (
     OURS,
     ROOT,
     RUN_BATCH,
+    RUN_BATCH_PROGRAM,
     TINY,
     Job,
     Timed,
@@ -43,82 +47,129 @@ from benchmarks.timed import (
 from tests.services.prefect import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    Outcome = list[Timed] | str
+    """What each file took; or in a few words, why that is not known."""
 
 FOLDER = ROOT / "build" / "other-tools"
-NEWER_RUN_BATCH = FOLDER / "run_batch_0_33.py"
+NEWER_RUN_BATCH = str(FOLDER / "run_batch_0_33.py")
+LIMIT_SECONDS = 120.0
+"""For each file, with the start of the program."""
 _PYTHON = FOLDER / "environment" / "bin" / "python"
 _LISTS = ROOT / "benchmarks"
 _IN_THE_ARCHIVE = "vllm/entrypoints/launchers/run_batch.py"
 _START_SECONDS = 300.0
+_STOP_SECONDS = 30.0
 
 NAMES = {
     RUN_BATCH: "`run_batch` of vLLM 0.32",
-    str(NEWER_RUN_BATCH): "`run_batch` of vLLM 0.33, on the engine of 0.32",
+    NEWER_RUN_BATCH: "`run_batch` of vLLM 0.33, on the engine of 0.32",
     OURS: "Batchyard",
     LITELLM: "LiteLLM, `batch_completion`, 100 threads",
-    DAFT: "Daft, `prompt`",
+    DAFT: "Daft, `prompt`, up to 1,000 connections",
 }
 
 
 @dataclass(frozen=True)
 class Size:
-    """``part`` of each file is for the tools, whose rate is the same all the way."""
-
-    requests: int = 5000
-    part: int = 1000
+    requests: int = 3000
     files: int = 3
 
 
 def install() -> None:
     """Fetch the tools, where they are not there yet. Exits if that fails."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    if not _PYTHON.exists():
+    marker = FOLDER / "installed.txt"
+    pinned = (_LISTS / "other-tools.txt").read_text()
+    if not marker.exists() or marker.read_text() != pinned:
         _pip_install(FOLDER / "environment", _LISTS / "other-tools.txt")
-    if not NEWER_RUN_BATCH.exists():
+        marker.write_text(pinned)
+    if not Path(NEWER_RUN_BATCH).exists():
         with tempfile.TemporaryDirectory(dir=FOLDER) as name:
             wanted = ["--no-deps", "--only-binary=:all:", f"--dest={name}"]
             _command(sys.executable, "-m", "pip", "download", *wanted, "-r", _LISTS / "newer.txt")
             (archive,) = Path(name).glob("vllm-*.whl")
             with zipfile.ZipFile(archive) as opened:
-                NEWER_RUN_BATCH.write_bytes(opened.read(_IN_THE_ARCHIVE))
+                Path(NEWER_RUN_BATCH).write_bytes(opened.read(_IN_THE_ARCHIVE))
 
 
-def measure(size: Size | None = None) -> dict[str, list[Timed]]:
-    """What each way took, in the order of the table; the tools have a part of each file."""
+def measure(size: Size | None = None) -> dict[str, Outcome]:
+    """What came of each way, in the order of the table."""
     size = size or Size()
     install()
+    options = engine_options(TINY)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        warm_up = inputs.short_requests(folder / "warm.jsonl", count=512, model=TINY, seed=99)
-        jobs, parts = [], []
-        for seed in range(size.files):
-            path = folder / f"{seed}.jsonl"
-            inputs.short_requests(path, count=size.requests, model=TINY, seed=seed)
-            part = inputs.first_lines(folder / f"{seed}-part.jsonl", of=path, count=size.part)
-            jobs += [Job(way, str(path)) for way in (RUN_BATCH, str(NEWER_RUN_BATCH), OURS)]
-            parts += [Job(way, str(part)) for way in (LITELLM, DAFT)]
-        timed = run_jobs(jobs, engine_options(TINY), warm_up=str(warm_up))
+        warm_up = str(inputs.short_requests(folder / "warm.jsonl", count=512, model=TINY, seed=99))
+        files = [
+            str(
+                inputs.short_requests(
+                    folder / f"{seed}.jsonl", count=size.requests, model=TINY, seed=seed
+                )
+            )
+            for seed in range(size.files)
+        ]
+        jobs = [Job(way, file) for file in files for way in (RUN_BATCH, OURS)]
+        timed = run_jobs(jobs, options, warm_up=warm_up)
+        newer = [Job(NEWER_RUN_BATCH, file) for file in files]
+        found: dict[str, Outcome] = {
+            RUN_BATCH: of_way(timed, RUN_BATCH),
+            NEWER_RUN_BATCH: attempt(RUN_BATCH_PROGRAM, newer, options, warm_up),
+            OURS: of_way(timed, OURS),
+        }
         with _serving() as url:
-            script = ROOT / "benchmarks" / "other_tools_timed.py"
-            seconds = run_with([_PYTHON, script], parts, [url, TINY], str(warm_up))
-        timed += [judged(job, seconds[job]) for job in parts]
-    return {way: of_way(timed, way) for way in NAMES}
+            return found | _clients(files, url, warm_up)
 
 
-def table(found: dict[str, list[Timed]]) -> str:
-    requests = found[OURS][0].requests
-    base = median_rate(found[RUN_BATCH], RUN_BATCH)
-    lines = [
-        f"| {requests:,} short requests | requests/s | of `run_batch` of vLLM 0.32 | spread |",
-        "|---|---|---|---|",
-    ]
-    for way, timed in found.items():
-        rate = median_rate(timed, way)
+def _clients(files: Sequence[str], url: str, warm_up: str) -> dict[str, Outcome]:
+    """LiteLLM and Daft in turns, each file in a process of its own until one is not answered."""
+    program = [_PYTHON, ROOT / "benchmarks" / "other_tools_timed.py"]
+    found: dict[str, Outcome] = {LITELLM: [], DAFT: []}
+    for file in files:
+        for way, before in found.items():
+            if not isinstance(before, str):
+                now = attempt(program, [Job(way, file)], [url, TINY], warm_up)
+                found[way] = now if isinstance(now, str) else before + now
+    return found
+
+
+def attempt(
+    program: Sequence[Any],
+    jobs: Sequence[Job],
+    options: Sequence[str],
+    warm_up: str,
+    *,
+    limit_seconds: float = LIMIT_SECONDS,
+) -> Outcome:
+    """Give the jobs to a program that may fail, or not come to an end in ``limit_seconds`` each."""
+    limit = limit_seconds * len(jobs)
+    try:
+        seconds = run_with(program, jobs, options, warm_up, limit_seconds=limit)
+        return [judged(job, seconds[job]) for job in jobs]
+    except subprocess.TimeoutExpired:
+        return f"cut off after {limit:.0f} s"
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever it is, the others have their rows
+        traceback.print_exc()
+        return "failed"
+
+
+def table(found: dict[str, Outcome]) -> str:
+    ours, theirs = found[OURS], found[RUN_BATCH]
+    assert not isinstance(ours, str)
+    assert not isinstance(theirs, str)
+    base = median_rate(theirs, RUN_BATCH)
+    head = f"| {ours[0].requests:,} short requests | requests/s | of `run_batch` of vLLM 0.32 "
+    lines = [head + "| spread |", "|---|---|---|---|"]
+    for way, outcome in found.items():
+        if isinstance(outcome, str):
+            lines.append(f"| {NAMES[way]} | – | – | {outcome} |")
+            continue
+        rate = median_rate(outcome, way)
         ratio = f"{rate / base:.2f}×"
         lines.append(
             f"| {NAMES[way]} | {rate:.0f} | {f'**{ratio}**' if way == OURS else ratio} "
-            f"| {100 * spread(timed):.0f} % |"
+            f"| {100 * spread(outcome):.0f} % |"
         )
     return "\n".join(lines)
 
@@ -139,6 +190,7 @@ def _serving() -> Iterator[str]:
             env={**os.environ, **ENGINE_ENVIRONMENT},
             stdout=log,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -150,7 +202,11 @@ def _serving() -> Iterator[str]:
         yield url
     finally:
         server.terminate()
-        server.wait()
+        try:
+            server.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 def _is_healthy(url: str) -> bool:

@@ -1,13 +1,16 @@
 """Runs in the other tools' environment: LiteLLM and Daft, with their defaults, on a server.
 
 A job's time runs from the call of the tool to its last answer; the file is read before, and the
-results are written after. Prints one JSON list, the seconds of each job. Arguments: a JSON file of
+results are written after. Each way answers a file once before what is timed, which also imports it.
+Prints one JSON list, the seconds of each job. Arguments: a JSON file of
 jobs (way, file, output), the server's URL, its model.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import sys
 import time
 import urllib.request
@@ -26,7 +29,7 @@ _KEY = "none"
 
 def with_litellm(url: str, model: str, prompts: Sequence[str], wanted: dict[str, Any]) -> list[int]:
     """How many tokens each answer has. ``batch_completion`` has a hundred threads by default."""
-    import litellm  # noqa: PLC0415 - Daft's time shall have nothing of it
+    import litellm  # noqa: PLC0415 - the other one has nothing of it
 
     answers = litellm.batch_completion(
         model=f"openai/{model}",
@@ -71,6 +74,9 @@ def run(jobs: list[tuple[str, str, str]], url: str, model: str) -> list[float]:
         began = time.perf_counter()
         tokens = TOOLS[way](f"{url}/v1", model, prompts, wanted)
         seconds.append(time.perf_counter() - began)
+        # Daft has a client for each frame. One that is collected later, in Daft's loop, closes
+        # connections by numbers that the next client's have got, whose answers are then never read.
+        gc.collect()
         _write(output, [line["custom_id"] for line in lines], tokens)
     return seconds
 
@@ -94,5 +100,7 @@ def _write(output: str, names: Sequence[str], tokens: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
+    # One would ask for prices and the other tell of its use, both on the internet.
+    os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
     found = run(json.loads(Path(sys.argv[1]).read_text()), *sys.argv[2:])
     print("RESULT " + json.dumps(found), flush=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / ".models" / "tiny-chat")
 SMALL = str(ROOT / ".models" / "small-chat")
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
+RUN_BATCH_PROGRAM = (ENGINE_PYTHON, ROOT / "benchmarks" / "run_batch_timed.py")
 
 RUN_BATCH = "run_batch"
 OURS = "batchyard"
@@ -50,7 +52,7 @@ ENGINE_ENVIRONMENT = {
 class Job:
     """``way`` is one of the names above; a barrier's ends in how many requests it waits for.
 
-    A path that ends in ``.py`` is the ``run_batch`` of another release.
+    A path that ends in ``.py`` is the file with the ``run_batch`` of another release.
     """
 
     way: str
@@ -91,12 +93,11 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
     ``warm_up`` is a file that each engine answers first, untimed, in each way. Exits if anybody
     left a request unanswered or answered it with fewer tokens than it asked for.
     """
-    theirs = [job for job in jobs if job.way == RUN_BATCH or job.way.endswith(".py")]
-    others = [job for job in jobs if job not in theirs]
+    theirs = [job for job in jobs if job.way == RUN_BATCH]
+    others = [job for job in jobs if job.way != RUN_BATCH]
     seconds: dict[Job, float] = {}
     if theirs:
-        script = ROOT / "benchmarks" / "run_batch_timed.py"
-        seconds |= run_with([ENGINE_PYTHON, script], theirs, options, warm_up)
+        seconds |= run_with(RUN_BATCH_PROGRAM, theirs, options, warm_up)
     if others:
         seconds |= run_with(
             [sys.executable, "-m", "benchmarks.serve_timed"], others, options, warm_up
@@ -118,30 +119,45 @@ def facts_of(model: str, file: str) -> dict[str, Any]:
 
 
 def run_with(
-    command: Sequence[Any], jobs: Sequence[Job], options: Sequence[str], warm_up: str
+    command: Sequence[Any],
+    jobs: Sequence[Job],
+    options: Sequence[str],
+    warm_up: str,
+    *,
+    limit_seconds: float | None = None,
 ) -> dict[Job, float]:
-    """The seconds of each job, as a program prints them that is given jobs and options."""
+    """The seconds of each job, as a program prints them that is given jobs and options.
+
+    Raises ``TimeoutExpired`` if the program has not ended in ``limit_seconds``; then it is killed.
+    """
     ways = dict.fromkeys(job.way for job in jobs)
     every = [*(Job(way, warm_up) for way in ways), *jobs]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.json"
         path.write_text(json.dumps([[job.way, job.file, job.output] for job in every]))
-        seconds = _result_of([*map(str, command), str(path), *options])
+        seconds = _result_of([*map(str, command), str(path), *options], limit_seconds)
     return dict(zip(jobs, seconds[len(ways) :], strict=True))
 
 
-def _result_of(command: Sequence[str]) -> Any:
-    done = subprocess.run(
+def _result_of(command: Sequence[str], limit_seconds: float | None = None) -> Any:
+    with subprocess.Popen(
         command,
         cwd=ROOT,
         env={**os.environ, **ENGINE_ENVIRONMENT},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        start_new_session=limit_seconds is not None,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=limit_seconds)
+        except subprocess.TimeoutExpired:
+            # Its engine too, which would go on and hold our ends of the pipes.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    results = [line for line in output.splitlines() if line.startswith("RESULT ")]
     if not results:
-        sys.exit(f"{' '.join(command)[:300]} failed:\n{done.stderr[-3000:]}")
+        sys.exit(f"{' '.join(command)[:300]} failed:\n{errors[-3000:]}")
     return json.loads(results[-1].removeprefix("RESULT "))
 
 

@@ -8,6 +8,10 @@ sizes are the same, and before tenants took turns in every queue it waited for t
 batch.
 
 The prefix cache is simulated: the stub says in which order it ran the prompts.
+
+``python -m benchmarks.turns million [LINES]`` measures only beside a batch of that many lines, in
+the chunks that the product makes of it: while it is read and planned, and while it runs. It does
+not wait for its end, which is 26 minutes away.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import OrderedDict
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -39,7 +43,7 @@ from benchmarks.stub_services import MODEL
 from tests.services.prefect import prefect_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 
     from batchyard.engine.base import Engine
     from batchyard.services.services import Services
@@ -57,6 +61,8 @@ _BLOCK_BYTES = 64
 _DOCUMENT_WORDS = 40
 _ALONE = 5
 _BESIDE = 3
+_BESIDE_LARGE = 10
+_ROLES = ("run_batches", "run_chunks")
 _ALL_SECONDS = 600.0
 
 
@@ -94,34 +100,60 @@ class Waits:
         return lines / self.large_seconds / (MAX_NUM_SEQS / LATENCY_SECONDS)
 
 
+@dataclass(frozen=True)
+class LargeWaits:
+    """Seconds from the creation of a batch of ten lines to its end."""
+
+    lines: int
+    """Of the large batch."""
+    alone: list[float]
+    planning_other: list[float]
+    """While the large batch of another tenant is read and planned."""
+    beside_own: list[float]
+    beside_other: list[float]
+
+
 def measure() -> Waits:
+    with _deployment({"BATCHYARD_CHUNK_REQUESTS": "8192"}) as folder:
+        return asyncio.run(_measure(folder))
+
+
+def measure_beside(lines: int) -> LargeWaits:
+    """Beside a large batch of so many lines, of its own tenant and of another."""
+    with _deployment({}) as folder:
+        return asyncio.run(_measure_beside(folder, lines))
+
+
+@contextmanager
+def _deployment(settings: Mapping[str, str]) -> Iterator[Path]:
+    """Prefect's server and the two processes; their folder. Prints their logs if anything fails."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         more = {
             "BATCHYARD_HOME": str(folder),
             "BATCHYARD_RUNNERS": "pool",
-            "BATCHYARD_CHUNK_REQUESTS": "8192",
             "BATCHYARD_RUNNER_IDLE_SECONDS": "3600",
             "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder}/prefect.db",
+            **settings,
         }
         server = stack.enter_context(prefect_server(folder, more))
-        for role in ("run_batches", "run_chunks"):
+        for role in _ROLES:
             command = [sys.executable, "-m", "benchmarks.turns", role]
             log = stack.enter_context((folder / f"{role}.log").open("wb"))
             process = Popen(command, cwd=ROOT, env=server.environment, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)
         try:
-            return asyncio.run(_measure(folder))
+            yield folder
         except BaseException:
-            for role in ("run_batches", "run_chunks"):
+            for role in _ROLES:
                 print((folder / f"{role}.log").read_text()[-3000:], file=sys.stderr)
             raise
 
 
 async def _measure(folder: Path) -> Waits:
     small = short_requests(folder / "small.jsonl", count=LINES, model=MODEL, seed=1)
-    large, other = _large(folder, seed=2), _large(folder, seed=3)
+    large, other = (_large(folder, LARGE_DOCUMENTS, seed=seed) for seed in (2, 3))
     async with _services(folder) as services:
         await _until_ready(services)
         await _timed(services, small, "one")
@@ -171,10 +203,35 @@ async def _measure(folder: Path) -> Waits:
     )
 
 
-def _large(folder: Path, seed: int) -> Path:
+async def _measure_beside(folder: Path, lines: int) -> LargeWaits:
+    small = short_requests(folder / "small.jsonl", count=LINES, model=MODEL, seed=1)
+    large = _large(folder, lines // QUESTIONS, seed=2)
+    async with _services(folder) as services:
+        await _until_ready(services)
+        await _timed(services, small, "one")
+        alone = [await _timed(services, small, "one") for _ in range(_ALONE)]
+
+        large_id = await _create(services, large, "many")
+        planning_other, beside_own, beside_other = [], [], []
+        while not (await services.store.chunks.summary(large_id)).completed:
+            planning_other.append(await _timed(services, small, "one"))
+        for _ in range(_BESIDE_LARGE):
+            beside_other.append(await _timed(services, small, "one"))
+            beside_own.append(await _timed(services, small, "many"))
+        assert not await _ended(services, [large_id]), "the large batch has ended: more lines"
+    return LargeWaits(
+        lines=lines,
+        alone=alone,
+        planning_other=planning_other,
+        beside_own=beside_own,
+        beside_other=beside_other,
+    )
+
+
+def _large(folder: Path, documents: int, seed: int) -> Path:
     return document_questions(
         folder / f"large-{seed}.jsonl",
-        documents=LARGE_DOCUMENTS,
+        documents=documents,
         questions=QUESTIONS,
         words_each=_DOCUMENT_WORDS,
         model=MODEL,
@@ -324,13 +381,42 @@ def table(waits: Waits) -> str:
     )
 
 
+def table_beside(waits: LargeWaits) -> str:
+    """Median and slowest of each; over the median alone."""
+    alone = statistics.median(waits.alone)
+    rows = [
+        ("alone", waits.alone),
+        ("while that of another tenant is read and planned", waits.planning_other),
+        ("beside that of its own tenant", waits.beside_own),
+        ("beside that of another tenant", waits.beside_other),
+    ]
+    head = f"| a batch of {LINES} lines, a large one of {waits.lines:,} | how many | seconds "
+    lines = [head + "| over its time alone | slowest |", "|---|---|---|---|---|"]
+    for name, seconds in rows:
+        median = statistics.median(seconds)
+        lines.append(
+            f"| {name} | {len(seconds)} | {median:.2f} | **{median / alone:.1f}** "
+            f"| {max(seconds) / alone:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def section() -> str:
     """Measure, and return what the page is to say."""
     return table(measure())
 
 
+def main(words: list[str]) -> None:
+    match words:
+        case []:
+            print(table(measure()))
+        case ["million", *lines]:
+            print(table_beside(measure_beside(int(lines[0]) if lines else 1_000_000)))
+        case [role] if role in _ROLES:
+            asyncio.run(_serve(role))
+        case _:
+            sys.exit("python -m benchmarks.turns [million [LINES]]")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        asyncio.run(_serve(sys.argv[1]))
-    else:
-        print(table(measure()))
+    main(sys.argv[1:])

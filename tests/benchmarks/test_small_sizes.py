@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -95,15 +96,54 @@ def test_what_came_of_a_job_is_read_from_its_output(tmp_path: Path) -> None:
 
 
 def test_other_tools_are_compared_with_the_run_batch_of_the_engine() -> None:
-    """They have a part of each file, so that rates are compared and not seconds."""
-    found = {
+    """One that did not come to an end has a row that says so."""
+    found: dict[str, list[Timed] | str] = {
         way: [Timed(Job(way, "file"), seconds, requests, 0, 0, 0) for seconds in (1.0, 2.0, 4.0)]
         for way, requests in zip(other_tools.NAMES, (100, 110, 150, 20, 30), strict=True)
     }
+    found[other_tools.DAFT] = "cut off after 120 s"
     table = other_tools.table(found)
     assert "| 150 short requests |" in table
     assert "| Batchyard | 75 | **1.50×** | 150 % |" in table
     assert "| LiteLLM, `batch_completion`, 100 threads | 10 | 0.20× | 150 % |" in table
+    assert "| Daft, `prompt`, up to 1,000 connections | – | – | cut off after 120 s |" in table
+
+
+def tried(script: str, folder: Path, *, limit_seconds: float = 60.0) -> list[Timed] | str:
+    """What comes of a tool that is this shell script; its file has one request."""
+    (folder / "in").write_text(json.dumps({"custom_id": "a", "body": {"max_tokens": 8}}) + "\n")
+    job = Job("tool", str(folder / "in"))
+    Path(job.output).write_text(answer("a", 8))
+    program = ["sh", "-c", script]
+    return other_tools.attempt(program, [job], [], "warm-up", limit_seconds=limit_seconds)
+
+
+def test_a_tool_that_ends_is_timed_without_its_warm_up(tmp_path: Path) -> None:
+    (found,) = tried("echo 'RESULT [5.0, 0.5]'", tmp_path)
+    assert isinstance(found, Timed)
+    assert found.seconds == 0.5
+
+
+def test_a_tool_that_does_not_end_is_cut_off_with_all_of_its_processes(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    script = f"sleep 600 & echo $! > {child}; wait"
+    assert tried(script, tmp_path, limit_seconds=2.0) == "cut off after 2 s"
+    command_line = Path("/proc", child.read_text().strip(), "cmdline")
+    deadline = time.monotonic() + 30
+    while command_line.exists() and command_line.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_tool_that_fails_ends_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tried("echo no such model >&2; exit 1", tmp_path) == "failed"
+    assert "no such model" in capsys.readouterr().err
+
+
+def test_a_tool_whose_results_cannot_be_read_failed(tmp_path: Path) -> None:
+    assert tried(f"echo > {tmp_path}/in.tool.out; echo 'RESULT [5.0, 0.5]'", tmp_path) == "failed"
 
 
 def test_a_job_that_did_less_than_it_was_asked_for_is_void(tmp_path: Path) -> None:
