@@ -61,7 +61,7 @@ _BLOCK_BYTES = 64
 _DOCUMENT_WORDS = 40
 _ALONE = 5
 _BESIDE = 3
-_BESIDE_LARGE = 10
+_ROUNDS_BESIDE = 10
 _ROLES = ("run_batches", "run_chunks")
 _ALL_SECONDS = 600.0
 
@@ -118,10 +118,10 @@ def measure() -> Waits:
         return asyncio.run(_measure(folder))
 
 
-def measure_beside(lines: int) -> LargeWaits:
-    """Beside a large batch of so many lines, of its own tenant and of another."""
+def measure_beside(lines: int, *, rounds: int = _ROUNDS_BESIDE) -> LargeWaits:
+    """Beside a large batch of so many lines, in turns of its own tenant and of another."""
     with _deployment({}) as folder:
-        return asyncio.run(_measure_beside(folder, lines))
+        return asyncio.run(_measure_beside(folder, lines, rounds))
 
 
 @contextmanager
@@ -203,7 +203,7 @@ async def _measure(folder: Path) -> Waits:
     )
 
 
-async def _measure_beside(folder: Path, lines: int) -> LargeWaits:
+async def _measure_beside(folder: Path, lines: int, rounds: int) -> LargeWaits:
     small = short_requests(folder / "small.jsonl", count=LINES, model=MODEL, seed=1)
     large = _large(folder, lines // QUESTIONS, seed=2)
     async with _services(folder) as services:
@@ -215,7 +215,7 @@ async def _measure_beside(folder: Path, lines: int) -> LargeWaits:
         planning_other, beside_own, beside_other = [], [], []
         while not (await services.store.chunks.summary(large_id)).completed:
             planning_other.append(await _timed(services, small, "one"))
-        for _ in range(_BESIDE_LARGE):
+        for _ in range(rounds):
             beside_other.append(await _timed(services, small, "one"))
             beside_own.append(await _timed(services, small, "many"))
         assert not await _ended(services, [large_id]), "the large batch has ended: more lines"

@@ -33,6 +33,7 @@ from benchmarks import (
     small_cache,
     timed,
     tuning,
+    turns,
 )
 from benchmarks.peak_memory import peak_mebibytes
 from benchmarks.timed import OURS, RUN_BATCH, Job, Timed
@@ -192,6 +193,21 @@ def test_what_prefect_costs_is_measured_in_everything_that_is_deployed() -> None
     assert 0 < cost.share < 1
     assert {million.SERVER, "GPU worker, run-chunks"} <= cost.processors.keys()
     assert "| one batch, stub engine | 60 lines |" in million.table([cost])
+
+
+@pytest.mark.slow
+def test_small_batches_are_timed_while_a_large_one_is_planned_and_while_it_runs() -> None:
+    waits = turns.measure_beside(20_000, rounds=1)
+    assert len(waits.beside_own) == len(waits.beside_other) == 1
+    assert waits.planning_other
+    assert "| beside that of its own tenant | 1 |" in turns.table_beside(waits)
+
+
+def test_waits_beside_a_large_batch_are_compared_with_those_alone() -> None:
+    waits = turns.LargeWaits(1_000_000, [1.0, 2.0, 4.0], [8.0], [3.0, 5.0], [2.0])
+    table = turns.table_beside(waits)
+    assert "| a batch of 10 lines, a large one of 1,000,000 |" in table
+    assert "| beside that of its own tenant | 2 | 4.00 | **2.0** | 2.5 |" in table
 
 
 @pytest.mark.slow
