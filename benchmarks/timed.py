@@ -151,9 +151,10 @@ def _result_of(command: Sequence[str], limit_seconds: float | None = None) -> An
     ) as process:
         try:
             output, errors = process.communicate(timeout=limit_seconds)
-        except subprocess.TimeoutExpired:
-            # Its engine too, which would go on and hold our ends of the pipes.
-            os.killpg(process.pid, signal.SIGKILL)
+        except BaseException:
+            if limit_seconds is not None:
+                # With its engine: an interrupt from the keyboard does not reach them.
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     results = [line for line in output.splitlines() if line.startswith("RESULT ")]
     if not results:
