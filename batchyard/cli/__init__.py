@@ -8,118 +8,25 @@ package does not import Prefect.
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import sys
 import tempfile
 import traceback
-from importlib.metadata import entry_points
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-import batchyard
-from batchyard.cli import deliveries, keys, sealing_keys, storage, tenants, webhooks
-from batchyard.cli.audit import audit
-from batchyard.cli.cancel import cancel
-from batchyard.cli.deliver import deliver
-from batchyard.cli.doctor import doctor
-from batchyard.cli.estimate import estimate
-from batchyard.cli.exit_status import ExitStatus, exit_status, in_a_line
-from batchyard.cli.list_batches import list_batches
-from batchyard.cli.list_models import models
-from batchyard.cli.logs import logs
-from batchyard.cli.metavars import name_values
-from batchyard.cli.migrate import migrate
-from batchyard.cli.notify_email import email
-from batchyard.cli.panels import arrange
-from batchyard.cli.quota import quota
-from batchyard.cli.results import results
-from batchyard.cli.retry import retry
+from batchyard.cli.command_tree import make_app, make_command
+from batchyard.cli.exit_status import ExitStatus, exit_status
 from batchyard.cli.say import flush_output, say
-from batchyard.cli.serve import serve
-from batchyard.cli.show import show
-from batchyard.cli.steer import pause, priority, unpause
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
-from batchyard.cli.submit import submit
-from batchyard.cli.upkeep import expire_files, reconcile
-from batchyard.cli.watch import watch
 from batchyard.errors import BatchyardError
 
-COMMANDS = "batchyard.commands"
+__all__ = ["main", "make_app", "make_command"]
+
+_COMPLETE = "_BATCHYARD_COMPLETE"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 """Only of standard output: what else is written raises an error of our own."""
-
-
-def make_app() -> typer.Typer:
-    """The command with every subcommand that is installed."""
-    app = typer.Typer(
-        help="Your own OpenAI Batch API, on your own GPUs.",
-        epilog=in_a_line(),
-        no_args_is_help=True,
-        add_completion=True,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(_whatever_the_command)
-    for found in entry_points(group=COMMANDS):
-        found.load()(app)
-    app.command()(submit)
-    app.command()(estimate)
-    app.command("list")(list_batches)
-    app.command()(show)
-    app.command()(watch)
-    app.command()(logs)
-    app.command()(models)
-    app.command()(results)
-    app.command()(cancel)
-    app.command()(pause)
-    app.command()(unpause)
-    # Earlier names, which still work in this release.
-    app.command("resume", hidden=True)(unpause)
-    app.command("quota", hidden=True)(quota)
-    app.command("email", hidden=True)(email)
-    # Otherwise a negative number would be taken for an option.
-    app.command(context_settings={"ignore_unknown_options": True})(priority)
-    app.command()(retry)
-    app.command()(audit)
-    app.add_typer(tenants.app, name="tenants")
-    app.add_typer(keys.app, name="keys")
-    app.add_typer(webhooks.app, name="webhooks")
-    app.add_typer(deliveries.app, name="deliveries")
-    app.command()(deliver)
-    app.add_typer(sealing_keys.app, name="secrets")
-    app.add_typer(storage.app, name="storage")
-    app.command()(serve)
-    app.command()(migrate)
-    app.command()(doctor)
-    app.command()(reconcile)
-    app.command()(expire_files)
-    return app
-
-
-def make_command() -> Any:
-    """The same as Click has it, arranged for people."""
-    command = typer.main.get_command(make_app())
-    arrange(command)
-    name_values(command)
-    return command
-
-
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        typer.echo(f"batchyard {batchyard.__version__}")
-        raise typer.Exit
-
-
-def _whatever_the_command(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Options that stand before every command."""
 
 
 def main() -> None:
@@ -143,7 +50,7 @@ def main() -> None:
 def _status() -> Any:
     """Run the command; what :func:`sys.exit` is to be called with."""
     try:
-        make_command()()
+        _command()()
     except LeftUnfinished as unfinished:
         leave(unfinished)
     except SystemExit as ended:
@@ -160,6 +67,18 @@ def _status() -> Any:
             say(f"batchyard: {_unexpected(error)}", err=True)
         return ExitStatus.FAILED
     return ExitStatus.DONE
+
+
+def _command() -> Any:
+    """The command that the command line names."""
+    # What imports make stays: to look for garbage among it takes a tenth of their time.
+    gc.disable()
+    try:
+        # A shell that completes a command gives its words in another way.
+        return make_command(None if _COMPLETE in os.environ else sys.argv[1:])
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _lost_output(error: OSError) -> str:

@@ -72,6 +72,7 @@ class Record(SQLModel):
         "frozen": True,
         "arbitrary_types_allowed": True,
         "hide_input_in_errors": True,
+        "defer_build": True,
     }
 
     @classmethod
@@ -92,6 +93,7 @@ class Record(SQLModel):
 class Row(SQLModel):
     """The base of our tables, with metadata of its own so that no other SQLModel joins in."""
 
+    model_config = {"defer_build": True}
     metadata = MetaData(
         naming_convention={
             "pk": "pk_%(table_name)s",
