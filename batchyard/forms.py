@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
-from urllib3 import encode_multipart_formdata
 
 from batchyard.endpoints import ENDPOINTS
 
@@ -88,6 +87,8 @@ def make_form(url: str, body: Mapping[str, Any], file: AttachedFile) -> Form:
     A list becomes a field for each item, under the name with ``[]``, as OpenAI's clients send
     it; an object becomes JSON text.
     """
+    from urllib3 import encode_multipart_formdata  # noqa: PLC0415 - few requests are forms
+
     fields: list[tuple[str, str | tuple[str, bytes, str]]] = []
     for name, value in body.items():
         if name != "file_url":

@@ -26,6 +26,10 @@ OUR_FOLDERS = (
 BUCKET_NAMES = {"common", "helper", "helpers", "misc", "models", "types", "util", "utils"}
 TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 
+SELDOM_NEEDED = {
+    *("aiosmtplib", "alembic", "boto3", "botocore", "fastapi", "jinja2", "jsonschema", "numpy"),
+    *("opentelemetry", "prefect", "prometheus_client", "pyarrow", "urllib3", "uvicorn", "yaml"),
+}
 RUN_BY_THE_ENGINE = sorted((ROOT / "batchyard/engine/middleware").glob("*.py"))
 """vLLM loads these into its own process, in an environment where Batchyard is not installed."""
 
@@ -61,11 +65,30 @@ def defined_tests(path: Path) -> list[str]:
     return [node.name for node in nodes if node.name.lower().startswith("test")]
 
 
-def test_a_command_starts_without_what_few_commands_need() -> None:
-    """Together they take longer to import than all the rest; one of them is enough to notice."""
-    code = "import sys, batchyard.cli; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"alembic", "boto3", "fastapi", "numpy", "prefect"} & set(done.stdout.split())
+def imported_for(words: list[str]) -> set[str]:
+    """What a process has imported when it is about to run the command that ``words`` name."""
+    code = "import sys; from batchyard.cli import make_command; make_command(sys.argv[1:]); "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}print(*sys.modules)", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def test_the_list_of_commands_needs_none_of_them() -> None:
+    """The modules of all commands, and what they import, take four times as long as the list."""
+    imported = imported_for(["--help"])
+    assert not {"aiohttp", "pydantic", "sqlalchemy", *SELDOM_NEEDED} & imported
+    assert not {"batchyard.cli.show", "batchyard.settings", "commands.run"} & imported
+
+
+@pytest.mark.parametrize("words", [["list"], ["keys", "list"], ["show", "b"], ["migrate"]])
+def test_a_command_starts_without_what_few_commands_need(words: list[str]) -> None:
+    """Together they take as long to import as all the rest; one of them is enough to notice."""
+    others = {"commands.run", "batchyard.cli.estimate", "batchyard.cli.serve"}
+    assert not {"aiohttp", *SELDOM_NEEDED, *others} & imported_for(words)
 
 
 def test_imports_point_down() -> None:

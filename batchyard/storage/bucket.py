@@ -16,8 +16,6 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from botocore.exceptions import ClientError
-
 from batchyard.errors import (
     LocationRefused,
     ObjectChanged,
@@ -314,6 +312,8 @@ def _hang_up(reply: Any) -> None:
 
 
 def _is_beyond_the_end(error: StorageError) -> bool:
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - see boto3
+
     refusal = error.__cause__
     return isinstance(refusal, ClientError) and refusal.response["Error"]["Code"] == "InvalidRange"
 

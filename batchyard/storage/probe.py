@@ -13,8 +13,6 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
-
 from batchyard.errors import AccessDenied, ObjectNotFound, StorageUnavailable
 from batchyard.storage.presigned import check_not_expired, put_headers
 from batchyard.storage.web import WebAccess, refusal, web_errors_as_ours
@@ -60,6 +58,8 @@ async def probe_put(url: str, *, web: WebAccess | None = None) -> None:
 
 async def _asked(url: str, web: WebAccess) -> StorageError | None:
     """The server's refusal; None: it takes a PUT, or says nothing before it has the body."""
+    import aiohttp  # noqa: PLC0415 - most commands go to no URL, and it takes long
+
     target, name = checked_url(url), shown(url)
     check_not_expired(url)
     headers = {**put_headers(url), "Content-Length": str(_SIZE_BYTES)}

@@ -5,17 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    NoCredentialsError,
-    ParamValidationError,
-    PartialCredentialsError,
-    ProfileNotFound,
-)
-from urllib3.exceptions import HTTPError as TransportError
-
 from batchyard.errors import (
     AccessDenied,
     LocationRefused,
@@ -30,32 +19,36 @@ from batchyard.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from botocore.exceptions import ClientError
+
 # S3 answers these with 4xx although the next try may well succeed.
 _PASSING = {"RequestTimeout", "BadDigest", "OperationAborted", "Throttling", "ThrottlingException"}
 _PASSING_STATUS = {408, 409, 425, 429}
-_NO_CREDENTIALS = (
-    NoCredentialsError,
-    PartialCredentialsError,
-    CredentialRetrievalError,
-    ProfileNotFound,
-)
 
 
 @contextlib.contextmanager
 def s3_errors_as_ours(name: str) -> Iterator[None]:
     """Turn what boto3 raises into the error of ours that it stands for; ``name`` is shown."""
+    from botocore import exceptions as raised  # noqa: PLC0415 - most processes use no bucket
+    from urllib3.exceptions import HTTPError as TransportError  # noqa: PLC0415 - as above
+
     try:
         yield
-    except ClientError as error:
+    except raised.ClientError as error:
         raise _refusal(error, name) from error
-    except _NO_CREDENTIALS as error:
+    except (
+        raised.NoCredentialsError,
+        raised.PartialCredentialsError,
+        raised.CredentialRetrievalError,
+        raised.ProfileNotFound,
+    ) as error:
         raise AccessDenied(
             f"no S3 credentials for {name}: give an access key and its secret, "
             "or set up the credentials chain of boto3"
         ) from error
-    except ParamValidationError as error:
+    except raised.ParamValidationError as error:
         raise LocationRefused(f"{name} is no valid S3 bucket and key: check the name") from error
-    except (BotoCoreError, TransportError, OSError) as error:
+    except (raised.BotoCoreError, TransportError, OSError) as error:
         raise StorageUnavailable(f"S3 failed on {name} ({type(error).__name__})") from error
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from html import escape
 from typing import TYPE_CHECKING, Final
-from xml.sax.saxutils import escape
 
 from batchyard.errors import ObjectNotFound, ObjectTooLarge, StorageUnavailable
 from batchyard.storage.blocks import MIB
@@ -117,7 +117,7 @@ async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
     """Have S3 make the object of its parts."""
     target, name = checked_url(url), shown(url)
     parts = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag)}</ETag></Part>"
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag, quote=False)}</ETag></Part>"
         for number, etag in enumerate(etags, start=1)
     )
     body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()

@@ -12,8 +12,6 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 from batchyard.errors import (
     AccessDenied,
     LocationRefused,
@@ -30,6 +28,8 @@ from batchyard.web.session import web_session
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator
+
+    import aiohttp
 
     from batchyard.web.address import AddressGuard
 
@@ -70,6 +70,8 @@ def web_errors_as_ours(name: str) -> Iterator[None]:
 
     The cause is cut off: aiohttp's own messages hold whole URLs, signature included.
     """
+    import aiohttp  # noqa: PLC0415 - most commands go to no URL, and it takes long
+
     try:
         yield
     except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError):
@@ -99,6 +101,8 @@ def web_errors_as_ours(name: str) -> Iterator[None]:
 
 async def refusal(response: aiohttp.ClientResponse, name: str) -> StorageError:
     """The error that an answer other than success stands for."""
+    import aiohttp  # noqa: PLC0415 - see above
+
     status = response.status
     said = f"the server answered {status}"
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 if TYPE_CHECKING:
     import ssl
+
+    import aiohttp
 
     from batchyard.web.address import AddressGuard
 
@@ -24,6 +24,8 @@ def web_session(
     ``guard``: which addresses it may lead to; None for URLs of the operator's own.
     ``ssl_context``: how certificates are checked; None: as the system does.
     """
+    import aiohttp  # noqa: PLC0415 - most commands open no session, and it takes long
+
     connector = aiohttp.TCPConnector(
         ssl=ssl_context or True,
         force_close=True,

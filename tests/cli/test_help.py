@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from typer.core import TyperArgument, TyperOption
 
 from batchyard.cli import make_command
 from batchyard.cli.metavars import commands_below
-from batchyard.cli.panels import PANELS
+from batchyard.cli.panels import PANELS, SUMMARIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +74,32 @@ def test_every_command_has_its_panel_and_each_panel_its_commands() -> None:
     named = [name for names in PANELS.values() for name in names]
     assert sorted(named) == sorted(path for path in VISIBLE if path and " " not in path)
     assert len(PANELS) == 4
+
+
+def test_the_list_says_of_a_command_how_its_own_help_begins() -> None:
+    for name, summary in SUMMARIES.items():
+        assert summary == " ".join(VISIBLE[name].help.split("\n\n")[0].split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["nothing"], ["list", "--help"], ["execute"]])
+def test_a_command_line_finds_the_same_commands_with_few_of_them_imported(words: list[str]) -> None:
+    few, all_of_them = make_command(words), make_command()
+    assert [name for name in all_of_them.commands if name in SUMMARIES] == [
+        name for name in few.commands if name in SUMMARIES
+    ]
+    if words[0] in SUMMARIES:
+        told = [each.opts for each in few.commands[words[0]].params]
+        assert told == [each.opts for each in all_of_them.commands[words[0]].params]
+
+
+def test_a_word_that_is_no_command_runs_none(alone: Run) -> None:
+    ended = alone("shwo")
+    assert ended.status == 2
+    assert "No such command 'shwo'" in ended.stderr
+
+
+def test_an_earlier_name_still_runs_its_command(alone: Run) -> None:
+    assert "Continue a paused batch." in alone("resume", "--help").stdout
 
 
 def test_the_help_has_the_panels_in_the_order_of_a_days_work(alone: Run) -> None:
