@@ -38,7 +38,7 @@ from batchyard.prompt import (
     template_of,
 )
 from batchyard.roots import NO_ROOTS, Roots, RootSampler
-from batchyard.tail import longest_first, samples_first
+from batchyard.tail import kind_starts, longest_first, samples_first
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -208,7 +208,9 @@ class Planner:
         )
         records = self._in_prefix_order()
         if self._sorts_by_prefix and self._count <= LONGEST_FIRST_REQUESTS:
-            records = self._with_a_short_end(b"".join(records))
+            packed = b"".join(self._with_a_short_end(b"".join(records)))
+            cutter.cut_at(self._kind_starts(packed))
+            records = _split(packed)
         elif self._deduplicates and not self._sorts_by_prefix:
             records = self._in_input_order(records)
         copies = prompt_total = output_total = shared_total = 0
@@ -282,6 +284,24 @@ class Planner:
         cuts = [0, *(size * start for start in self._adapter_starts if start), len(packed)]
         for start, end in pairwise(cuts):
             yield from _with_a_short_end(packed[start:end], self._classes.unknown)
+
+    def _kind_starts(self, packed: bytes) -> list[int]:
+        """Where a chunk is to begin because another kind of answers does, of unknown length."""
+        unknown = self._classes.unknown
+        records = read_records(packed)
+        places = np.flatnonzero(records["prompt_tokens"])
+        run = records[places]
+        if not unknown or not _answers_decide(run, run["output_tokens"]):
+            return []
+        starts = kind_starts(
+            run["length_class"],
+            unknown,
+            run["shared_bytes"] // BYTES_PER_TOKEN,
+            _work(run, run["output_tokens"]),
+            least=max(1, self._chunk_requests // _PARTS_OF_A_CHUNK),
+        )
+        found: list[int] = places[starts].tolist()
+        return found
 
     def _in_input_order(self, records: Iterable[bytes]) -> Iterator[bytes]:
         """The same with each request where it stood in the file, its copies behind it."""
@@ -376,6 +396,10 @@ def _with_a_short_end(packed: bytes, unknown: Collection[int]) -> Iterator[bytes
         if len(run) < len(records):
             order = _expanded(order, starts, len(records))
         packed = records[order].tobytes()
+    return _split(packed)
+
+
+def _split(packed: bytes) -> Iterator[bytes]:
     size = RECORD.itemsize
     return (packed[start : start + size] for start in range(0, len(packed), size))
 
@@ -389,13 +413,23 @@ def order_of(
     """
     shared = records["shared_bytes"] // BYTES_PER_TOKEN
     order = longest_first(records["prompt_tokens"], shared, output_tokens)
-    output = int(output_tokens.sum())
-    work = int(records["prompt_tokens"].sum()) - int(shared.sum()) + output
-    if not unknown or output < _LEAST_OUTPUT * work:
+    if not unknown or not _answers_decide(records, output_tokens):
         return order
     place = np.arange(len(records)) if order is None else order
+    work = _work(records, output_tokens)
     first = samples_first(records["length_class"][place], unknown, shared[place], work)
     return order if first is None else place[first]
+
+
+def _work(records: npt.NDArray[Any], output_tokens: npt.NDArray[Any]) -> int:
+    """All tokens, less those of prompts that the request before has as well."""
+    shared = int((records["shared_bytes"] // BYTES_PER_TOKEN).sum())
+    return int(records["prompt_tokens"].sum()) - shared + int(output_tokens.sum())
+
+
+def _answers_decide(records: npt.NDArray[Any], output_tokens: npt.NDArray[Any]) -> bool:
+    """Whether enough of the work is answers for their lengths to matter."""
+    return int(output_tokens.sum()) >= _LEAST_OUTPUT * _work(records, output_tokens)
 
 
 def _expanded(
@@ -417,10 +451,17 @@ class _ChunkCutter:
         self._parts = _Ranges(
             tokens / wanted / _PARTS_OF_A_CHUNK, max(1, 2 * chunk_requests // _PARTS_OF_A_CHUNK)
         )
+        self._starts: frozenset[int] = frozenset()
+
+    def cut_at(self, places: Iterable[int]) -> None:
+        """A chunk begins with each of these records; call it before the first one is added."""
+        self._starts = frozenset(places)
 
     def add(
         self, prompt_tokens: int, output_tokens: int, length_class: int = 0, work: float = 0.0
     ) -> None:
+        if self._parts.requests in self._starts:
+            self._parts.cut()
         outputs = {length_class: ClassShare(1, output_tokens)}
         self._parts.add(1, 1, prompt_tokens, work, outputs)
 
@@ -431,6 +472,8 @@ class _ChunkCutter:
     def finish(self) -> tuple[PlannedChunk, ...]:
         parts = self._parts.finish()
         for part in parts:
+            if part.first in self._starts:
+                self._whole.cut()
             self._whole.add(
                 part.requests, part.runs, part.prompt_tokens, part.prompt_work, part.outputs
             )
@@ -482,8 +525,15 @@ class _Ranges:
         self._most_requests = most_requests
         self._ranges: list[_Range] = []
         self._seen_tokens = 0
+        self._due_tokens = token_budget
+        """Of all, at which the range ends."""
         self._first = 0
         self._clear()
+
+    @property
+    def requests(self) -> int:
+        """How many were added."""
+        return self._first + self._count
 
     def add(
         self,
@@ -494,12 +544,12 @@ class _Ranges:
         outputs: Mapping[int, ClassShare],
     ) -> None:
         # Not as soon as the range is full: copies of its last request may follow.
-        due = self._token_budget * (len(self._ranges) + 1)
         tokens = self._prompt + self._output
         if self._count and (
-            self._seen_tokens + tokens >= due or self._count >= self._most_requests
+            self._seen_tokens + tokens >= self._due_tokens or self._count >= self._most_requests
         ):
             self._cut()
+            self._due_tokens += self._token_budget
         self._count += requests
         self._runs += runs
         self._prompt += prompt_tokens
@@ -514,6 +564,12 @@ class _Ranges:
     def stretch(self) -> None:
         """Add a request that is nothing to run, to the range of the one before."""
         self._count += 1
+
+    def cut(self) -> None:
+        """Begin a range, from which on the budget counts anew."""
+        if self._count:
+            self._cut()
+            self._due_tokens = self._seen_tokens + self._token_budget
 
     def finish(self) -> list[_Range]:
         if self._count:

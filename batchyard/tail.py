@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 _MOST_LOST = 0.02
 """Of all tokens, those that may be read again for the sake of the end."""
-_SAMPLES = 8
-"""Requests of each class that go first where nothing is known of its answers."""
+_LEAST_SAMPLES, _MOST_SAMPLES = 8, 32
+"""Requests of each class that go first where nothing is known of its answers. By eight answers
+whose lengths are log-normal with sigma 0.4 their mean is known to within 15 %, by 32 to 7 %."""
 _LEAST_TO_SAMPLE = 512
 """Of fewer requests, most are in the window by the time the first ones are answered."""
 _MOST_SAMPLED = 16
@@ -75,12 +76,14 @@ def samples_first(
     numbers, counts = np.unique(classes, return_counts=True)
     if len(numbers) < 2 or len(classes) < _LEAST_TO_SAMPLE:
         return None
+    wanted = len(classes) // _MOST_SAMPLED // max(1, len(unknown))
+    samples = max(_LEAST_SAMPLES, min(_MOST_SAMPLES, wanted))
     is_first = np.zeros(len(classes), dtype=bool)
     lost = sampled = 0
     for number in numbers[np.argsort(-counts, kind="stable")]:
         if int(number) not in unknown:
             continue
-        places = np.flatnonzero(classes == number)[:_SAMPLES]
+        places = np.flatnonzero(classes == number)[:samples]
         after = min(int(places[-1]) + 1, len(classes) - 1)
         lost += int(shared_tokens[after])
         sampled += len(places)
@@ -90,6 +93,27 @@ def samples_first(
     if not is_first.any():
         return None
     return np.concatenate([np.flatnonzero(is_first), np.flatnonzero(~is_first)])
+
+
+def kind_starts(
+    classes: Tokens, unknown: Collection[int], shared_tokens: Tokens, work: int, *, least: int
+) -> list[int]:
+    """The places at which a chunk is to begin, so that its answers are of one kind.
+
+    The arrays are as in :func:`samples_first`. A place is where at least ``least`` requests of an
+    ``unknown`` class stand side by side, or behind them. The order of chunks can still change when
+    their lengths are known, and what is in a chunk cannot. The first such class stays with the
+    samples before it.
+    """
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(classes)) + 1])
+    sizes = np.diff(starts, append=len(classes))
+    is_kind = (sizes >= least) & np.isin(classes[starts], list(unknown))
+    begins = is_kind.copy()
+    begins[1:] |= is_kind[:-1]
+    found = starts[begins & (np.cumsum(is_kind) + ~is_kind > 1)]
+    lost = np.cumsum(shared_tokens[found])
+    kept: list[int] = found[lost <= _MOST_LOST * work].tolist()
+    return kept
 
 
 class _Lowest:

@@ -451,11 +451,22 @@ def test_a_plan_with_history_puts_what_was_long_before_first(tmp_path: Path) -> 
 
 def test_some_of_each_unknown_template_run_first_in_a_large_plan(tmp_path: Path) -> None:
     summary, records = written(planner_of(kinds(300), tmp_path))
-    assert sorted(records["ordinal"][:16] % 2) == [0] * 8 + [1] * 8
-    assert list(records["ordinal"][16:300] % 2) == [0] * 284
+    assert sorted(records["ordinal"][:36] % 2) == [0] * 18 + [1] * 18
+    assert list(records["ordinal"][36:300] % 2) == [0] * 264
     history = history_of(summary, records, (100, 100))
     _, records = written(planner_of(kinds(300), tmp_path), history)
     assert list(records["ordinal"][:300] % 2) == [0] * 300
+
+
+def test_chunks_of_unknown_kinds_hold_one_kind_each(tmp_path: Path) -> None:
+    """Which goes first can still be decided when their lengths are known."""
+    summary, records = written(planner_of(kinds(300), tmp_path, chunk_requests=400))
+    ends = [chunk.first_record + chunk.request_count for chunk in summary.chunks]
+    assert ends[-1] == 600
+    assert 36 + 282 in ends  # the samples, the rest of one kind, and then the other
+    history = history_of(summary, records, (100, 100))
+    known, _ = written(planner_of(kinds(300), tmp_path, chunk_requests=400), history)
+    assert 318 not in [chunk.first_record + chunk.request_count for chunk in known.chunks]
 
 
 def test_a_plan_without_a_key_knows_no_template(tmp_path: Path) -> None:

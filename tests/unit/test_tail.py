@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.cache import CacheShape, prefix_tree, simulate
-from batchyard.tail import longest_first, samples_first
+from batchyard.tail import kind_starts, longest_first, samples_first
 
 
 def ordered(prompts: list[int], shared: list[int], outputs: list[int]) -> list[int] | None:
@@ -79,8 +79,8 @@ def sampled(classes: list[int], unknown: set[int], shared: int = 0) -> list[int]
 def test_some_of_each_class_of_which_nothing_is_known_go_first() -> None:
     order = sampled([1] * 300 + [2] * 300 + [3] * 300, {2, 3})
     assert order is not None
-    assert order[:16] == [*range(300, 308), *range(600, 608)]
-    assert order[16:20] == [0, 1, 2, 3]
+    assert order[:56] == [*range(300, 328), *range(600, 628)]
+    assert order[56:60] == [0, 1, 2, 3]
     assert sorted(order) == list(range(900))
 
 
@@ -102,3 +102,23 @@ def test_ever_new_classes_are_no_sample() -> None:
     assert order is not None
     firsts = [place for place in order[: len(order) // 16] if place >= 600]
     assert 0 < len(firsts) <= 50
+
+
+def starts(classes: list[int], unknown: set[int], shared: int = 0) -> list[int]:
+    shares = np.full(len(classes), shared)
+    return kind_starts(np.array(classes), unknown, shares, 100 * len(classes), least=50)
+
+
+def test_a_chunk_begins_with_each_kind_of_which_nothing_is_known() -> None:
+    """And behind it; the first one stays with the samples before it."""
+    samples = [1] * 8 + [2] * 8
+    assert starts(samples + [1] * 90 + [2] * 90 + [3] * 90, {1, 2}) == [106, 196]
+
+
+def test_a_kind_that_is_known_or_has_few_requests_begins_no_chunk() -> None:
+    assert starts([1] * 90 + [2] * 90, set()) == []
+    assert starts([1] * 90 + [2, 3] * 90, {2, 3}) == []
+
+
+def test_kinds_that_share_a_long_prefix_stay_in_one_chunk() -> None:
+    assert starts([1] * 90 + [2] * 90, {1, 2}, shared=5000) == []
