@@ -26,5 +26,7 @@ LENGTHS_SECONDS: Final = 2.0
 """How often a runner writes what it has learned of the lengths of answers."""
 TUNING_SECONDS: Final = 1.0
 """How often a runner looks whether its engine is to have other options."""
+ESTIMATE_SECONDS: Final = 0.5
+"""How often it looks whether enough more is known to estimate what is left of a batch anew."""
 METRICS_SECONDS: Final = 2.0
 """How often a process writes its numbers for the exporter; Prometheus asks every 15 s or so."""

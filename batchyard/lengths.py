@@ -8,6 +8,7 @@ known borrows from all requests with its endpoint and bound, whatever their temp
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,12 +21,12 @@ _LEAST_OWN: Final = 4.0
 """Answers of the very class, before it is told apart from others."""
 _HORIZON: Final = 5_000.0
 """The weight of an answer fades to a third with as many later ones of its class."""
-_BORROWED: Final = 4.0
-"""What is borrowed from all templates has the weight of so many answers."""
 _PROMPT_WORK: Final = 1 / 8
 """A token of a prompt is read together with many others, one of an answer is a step."""
 _STEPS: Final = 4
 """Of the histogram, in each power of two: a length is known to within a tenth."""
+_HALF_AS_LONG_AGAIN: Final = 2
+"""In steps, about."""
 
 
 class LengthClass(NamedTuple):
@@ -35,6 +36,11 @@ class LengthClass(NamedTuple):
     template: str
     bucket: int
     """See :func:`bucket_of`."""
+
+    @property
+    def most_tokens(self) -> float:
+        """That an answer may have; inf where nothing limits it."""
+        return 2.0 ** (self.bucket - 1) if self.bucket > 0 else math.inf
 
     @property
     def of_any_template(self) -> LengthClass:
@@ -64,7 +70,7 @@ class Lengths:
 
     def add(self, tokens: int) -> None:
         """One more answer; the others do not fade by it, see :meth:`followed_by`."""
-        step = 0 if tokens <= 0 else math.floor(_STEPS * math.log2(tokens)) + 1
+        step = _step_of(tokens)
         self.weight += 1.0
         self.tokens += max(0, tokens)
         self.histogram[step] = self.histogram.get(step, 0.0) + 1.0
@@ -89,6 +95,29 @@ class Lengths:
             self.weight + others.weight * share, self.tokens + others.tokens * share, histogram
         )
 
+    def with_under_way(self, written: Iterable[float], most: float = math.inf) -> Lengths:
+        """These and answers that go on, of which so many tokens are ``written``.
+
+        Without them the short ones would be overrepresented: they come first. Each counts as
+        those that are longer than what is written of it, or as half as long again where none is.
+        None has more than ``most`` tokens.
+        """
+        histogram = dict(self.histogram)
+        going_on = Counter(map(_step_of, written))
+        tokens = self.tokens
+        for step, count in sorted(going_on.items()):
+            longer = {each: found for each, found in histogram.items() if each > step}
+            if longer:
+                # Half of those of its own step are longer.
+                longer[step] = histogram.get(step, 0.0) / 2
+            else:
+                longer[step + _HALF_AS_LONG_AGAIN] = 1.0
+            each = count / sum(longer.values())
+            for place, found in longer.items():
+                histogram[place] = histogram.get(place, 0.0) + found * each
+                tokens += found * each * min(most, _length_of(place))
+        return Lengths(self.weight + going_on.total(), tokens, histogram)
+
     @property
     def mean(self) -> float:
         """Tokens of an answer; 0 where there is none."""
@@ -110,8 +139,24 @@ class Lengths:
         Among the answers under way at a moment the long ones are overrepresented: they are there
         for longer. Where lengths differ much, half of such a one is more than the mean.
         """
+        return max(self.mean, self.rest)
+
+    @property
+    def rest(self) -> float:
+        """Tokens that an answer under way at a random moment still lacks, on average."""
         squares = sum(count * length**2 for length, count in self._lengths())
-        return max(self.mean, squares / (2 * self.tokens)) if self.tokens else 0.0
+        return squares / (2 * self.tokens) if self.tokens else 0.0
+
+    def lacks(self, written: float) -> float:
+        """Tokens that an answer still lacks which has ``written`` of them and goes on, on average.
+
+        Of one that is longer than all that were seen, half as many again.
+        """
+        longer = [(length, count) for length, count in self._lengths() if length > written]
+        if not longer:
+            return written / 2
+        mean = sum(length * count for length, count in longer) / sum(count for _, count in longer)
+        return mean - written
 
     def last_of(self, answers: int) -> float:
         """Of so many answers under way at a moment, how many tokens the last one still lacks.
@@ -135,7 +180,15 @@ class Lengths:
     def _lengths(self) -> Iterable[tuple[float, float]]:
         """A length in the middle of each step, and how many there are."""
         for step, count in self.histogram.items():
-            yield (2 ** ((step - 0.5) / _STEPS) if step else 0.0), count
+            yield _length_of(step), count
+
+
+def _step_of(tokens: float) -> int:
+    return 0 if tokens < 1 else math.floor(_STEPS * math.log2(tokens)) + 1
+
+
+def _length_of(step: int) -> float:
+    return 2 ** ((step - 0.5) / _STEPS) if step else 0.0
 
 
 @dataclass(slots=True)
@@ -147,10 +200,12 @@ class LengthHistory:
     def of(self, each: LengthClass) -> Lengths | None:
         """What is known of a class, with what it borrows; None: too little."""
         own, others = self.known.get(each), self.known.get(each.of_any_template)
-        if own is None or each == each.of_any_template or others is None or not others.weight:
+        if own is None or others is None or own.weight >= LEAST:
             found = own or others
         else:
-            found = own.joined(others, _BORROWED)
+            # As many as are missing: a few long answers of another kind would be most of the
+            # tokens of one with short answers.
+            found = own.joined(others, min(others.weight, LEAST - own.weight))
         return found if found is not None and found.weight >= LEAST else None
 
     def is_known(self, each: LengthClass) -> bool:

@@ -24,8 +24,10 @@ from batchyard.lengths import LengthClass, LengthHistory, expectation_of
 from batchyard.lines import RequestLine
 from batchyard.plan import PlannedRequest, Planner, left_to_run, read_records
 from batchyard.runner.chunk_order import ChunkOrder
+from batchyard.runner.chunk_rest import ChunkRest
 from batchyard.runner.learning import BatchLengths, TenantLengths
 from batchyard.runner.pace import Pace
+from batchyard.runner.seats import Seats
 from benchmarks import small_cache
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ SECRET = b"of a benchmark"
 KINDS = 6
 EXACT = "were each length known"
 _LOOK_SECONDS = 1.0
+_ESTIMATE_SECONDS = 0.5
 _LEARN_SECONDS = 2.0
 _WEIGHT_OF_THE_NEW = 0.3
 """Of a measured rate, as in the store."""
@@ -53,7 +56,7 @@ class Size:
     eta_seats: int = 64
     seeds: int = 20
     tail_seats: int = 256
-    kinds_seeds: int = 10
+    kinds_seeds: int = 20
 
 
 @dataclass(frozen=True)
@@ -93,16 +96,34 @@ class Chunk:
     tokens: int
     answer_bits: int = 0
     answered: int = 0
+    left_share: float | None = None
+    rest: ChunkRest | None = None
+    """Of the runner."""
+
+    @property
+    def share(self) -> float:
+        if self.left_share is None:
+            return 1 - self.answered / self.planned.request_count
+        return self.left_share
 
     @property
     def left_tokens(self) -> float:
-        return self.tokens * (1 - self.answered / self.planned.request_count)
+        return self.tokens * self.share
 
     @property
     def left_work(self) -> float:
         planned = self.planned
         work = planned.prompt_work + self.tokens - planned.prompt_tokens
-        return work * (1 - self.answered / planned.request_count)
+        return work * self.share
+
+
+@dataclass(eq=False)
+class Sent:
+    """A request in the engine."""
+
+    chunk: Chunk
+    record: Any
+    seated_at: float | None = None
 
 
 @dataclass
@@ -131,29 +152,45 @@ class Run:
         self.rate = self.work_rate = self.speed = None
         self.tail_tokens = 0.0
         self._running: list[tuple[float, int]] = []
-        self._waiting: deque[tuple[Chunk, Any]] = deque()
-        self._started: dict[int, tuple[Chunk, Any]] = {}
+        self._waiting: deque[Sent] = deque()
+        self._started: dict[int, Sent] = {}
+        self._seats = Seats(self.seats, clock=lambda: self.now)
 
     @property
     def in_flight(self) -> int:
         return len(self._running) + len(self._waiting)
 
+    @property
+    def written(self) -> float:
+        return self._seats.all_written(self._started.values())
+
+    @property
+    def answer_speed(self) -> float | None:
+        return self._seats.answer_speed
+
     def run(self) -> Run:
         order = self._admissions()
-        self.pace = Pace(self, seats=self.seats, clock=lambda: self.now)
-        looks, learns = _LOOK_SECONDS, _LEARN_SECONDS
+        self.pace = Pace(self, clock=lambda: self.now)
+        # What the runner does again and again: when next, how often, and what.
+        timers = [
+            (each, number, each, work)
+            for number, (each, work) in enumerate(
+                (
+                    (_LOOK_SECONDS, self._look),
+                    (_ESTIMATE_SECONDS, self._estimate),
+                    (_LEARN_SECONDS, self._learn),
+                )
+            )
+        ]
+        heapq.heapify(timers)
         while self._fill(order) or self._running:
             if len(self._running) == self.seats:
                 self.full_until = self._running[0][0]
             until = self._running[0][0]
-            while min(looks, learns) < until:
-                self.now = min(looks, learns)
-                if looks <= learns:
-                    looks += _LOOK_SECONDS
-                    self._look()
-                else:
-                    learns += _LEARN_SECONDS
-                    self._learn()
+            while timers[0][0] < until:
+                self.now, number, seconds, work = timers[0]
+                work()
+                heapq.heapreplace(timers, (self.now + seconds, number, seconds, work))
             self.now, ordinal = heapq.heappop(self._running)
             self._answer(ordinal)
         return self
@@ -174,26 +211,29 @@ class Run:
         assert answered >= min(200, len(self.requests) // 10)
         return abs(eta - self.now) / (self.now - at)
 
-    def _fill(self, order: Iterator[tuple[Chunk, Any]]) -> bool:
+    def _fill(self, order: Iterator[Sent]) -> bool:
         """Keep twice as many in flight as the engine runs, as the window does."""
         while self.in_flight < 2 * self.seats:
             found = next(order, None)
             if found is None:
                 break
             self._waiting.append(found)
+            self._seats.take(found)
+            if found.chunk.rest is not None:
+                found.chunk.rest.send(found, PlannedRequest.of(found.record))
             self._seat()
         self._seat()
         return bool(self._running)
 
     def _seat(self) -> None:
         while self._waiting and len(self._running) < self.seats:
-            chunk, record = self._waiting.popleft()
-            ordinal = int(record["ordinal"])
-            self._started[ordinal] = (chunk, record)
+            sent = self._waiting.popleft()
+            ordinal = int(sent.record["ordinal"])
+            self._started[ordinal] = sent
             ends_at = self.now + self.requests[ordinal].tokens * STEP_SECONDS
             heapq.heappush(self._running, (ends_at, ordinal))
 
-    def _admissions(self) -> Iterator[tuple[Chunk, Any]]:
+    def _admissions(self) -> Iterator[Sent]:
         left = list(self.chunks)
         while left:
             # As chunks are claimed: by what was learned, then by number.
@@ -203,20 +243,25 @@ class Run:
             records = self.records[first : first + chunk.planned.request_count]
             order = ChunkOrder(self.lengths, sorts=self.learns)
             waiting = deque(left_to_run(records, ()))
+            if self.learns:
+                chunk.rest = ChunkRest(self.lengths, self._seats, records, records)
             while waiting:
                 waiting = order.reordered(waiting)
                 for _ in range(min(64, len(waiting))):
-                    yield chunk, waiting.popleft()[0]
+                    yield Sent(chunk, waiting.popleft()[0])
 
     def _answer(self, ordinal: int) -> None:
-        chunk, record = self._started.pop(ordinal)
+        sent = self._started.pop(ordinal)
+        chunk = sent.chunk
         tokens = self.requests[ordinal].tokens
         chunk.answered += 1
         self.answered += 1
-        if self.learns:
-            prompt = int(record["prompt_tokens"])
-            self.pace.count(prompt + tokens, tokens, PlannedRequest.of(record).prompt_work + tokens)
-            self.lengths.count(int(record["length_class"]), tokens)
+        self._seats.count(sent, tokens)
+        self._seats.leave(sent)
+        if chunk.rest is not None:
+            planned = chunk.rest.answer(sent)
+            self.pace.count(planned.prompt_tokens + tokens, tokens, planned.prompt_work + tokens)
+            self.lengths.count(planned.length_class, tokens)
         else:
             self.pace.count(chunk.tokens / chunk.planned.request_count)
 
@@ -251,10 +296,17 @@ class Run:
         self.etas.append((self.now, self.answered, forecast([work], capacity, self.now)["b"]))
 
     def _learn(self) -> None:
-        """What the runner does every two seconds."""
+        """What the runner writes every two seconds."""
         self.tenant.learn()
+        for chunk in self.chunks:
+            # With the segments.
+            if chunk.rest is not None:
+                chunk.left_share = chunk.rest.share
+
+    def _estimate(self) -> None:
         if not self.learns or self.lengths.finished < self.lengths.estimate_at:
             return
+        self.tenant.learn()
         expected = self.lengths.expected()
         runs: dict[int, int] = {}
         for chunk in self.chunks:

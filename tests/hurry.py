@@ -25,6 +25,7 @@ def hurried(
         patch.setattr(intervals, "RESPONSES_SECONDS", look_seconds)
         patch.setattr(intervals, "CHAINS_SECONDS", look_seconds)
         patch.setattr(intervals, "LENGTHS_SECONDS", look_seconds)
+        patch.setattr(intervals, "ESTIMATE_SECONDS", look_seconds)
         patch.setattr(intervals, "KV_SECONDS", look_seconds)
         patch.setattr(intervals, "TUNING_SECONDS", poll_seconds)
         yield

@@ -20,6 +20,7 @@ from batchyard.prompt import prompt_key
 from batchyard.results import Outcome, unprocessed
 from batchyard.runner.attachments import Attachments, file_access
 from batchyard.runner.chunk_order import ChunkOrder
+from batchyard.runner.chunk_rest import ChunkRest
 from batchyard.runner.copies import Copies
 from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.line_reader import UnreadableLine, read_custom_ids, read_envelope
@@ -104,7 +105,9 @@ class ChunkRun:
     _retries: OutputRetries | None = None
     """None: every answer is a good one."""
     _lengths: BatchLengths = field(init=False)
-    _in_window: dict[int, PlannedRequest] = field(default_factory=dict)
+    _rest: ChunkRest | None = None
+    """None: it is not known yet what is left."""
+    _in_window: dict[int, WindowRequest] = field(default_factory=dict)
     """By ordinal."""
     _copies: Copies = field(default_factory=Copies)
     _admitted: int = 0
@@ -170,6 +173,8 @@ class ChunkRun:
             await asyncio.wait((work, interrupted, window_end))
             if not self._is_lost:
                 await self._save()
+            if self._rest is not None:
+                self._rest.close()
         raise AssertionError("unreachable: the window has ended, and its check raises")
 
     async def _work(self, traceparent: str | None) -> None:
@@ -276,7 +281,13 @@ class ChunkRun:
         for entry in finished.values():
             self._finished.tally.count(entry.outcome, entry.usage)
         self._admitted = self._finished.tally.answered
-        return left_to_run(read_records(packed), finished.keys())
+        records = read_records(packed)
+        left = left_to_run(records, finished.keys())
+        self._rest = ChunkRest(
+            self._lengths, self.window.seats, records, [each for each, _ in left]
+        )
+        self._finished.rest = self._rest
+        return left
 
     async def _admit(self, requests: list[_Planned]) -> None:
         descriptor = os.open(self._input_path, os.O_RDONLY)
@@ -317,7 +328,9 @@ class ChunkRun:
                     of_batch=self._traits,
                     expected_tokens=order.held_tokens(planned),
                 )
-                self._in_window[request.ordinal] = planned
+                self._in_window[request.ordinal] = request
+                if self._rest is not None:
+                    self._rest.send(request, planned)
                 if len(copies):
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
                 if self._retries is not None:
@@ -400,12 +413,14 @@ class ChunkRun:
         Of several, the first is the one that such a request gets. The work has only that one, as
         have the estimates of what is left: so the rate says how fast lines are finished.
         """
-        expected = self._in_window.pop(ordinal, None)
-        if expected is None:
+        request = self._in_window.pop(ordinal, None)
+        if request is None or self._rest is None:
             return Done(0, 0.0)  # it could not be read, so it was not sent
+        expected = self._rest.answer(request)
         used = result.first_usage or result.usage
         output = used.output_tokens
         self._lengths.count_prompt(expected.prompt_tokens, used.input_tokens)
+        self.window.seats.count(request, output)
         if output:
             self._lengths.count(expected.length_class, output)
         elif result.outcome is Outcome.OUTPUT:

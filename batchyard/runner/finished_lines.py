@@ -13,6 +13,7 @@ from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
     from batchyard.results import ResultLine
+    from batchyard.runner.chunk_rest import ChunkRest
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
 
@@ -51,6 +52,8 @@ class FinishedLines:
     """The lines that only this process has."""
     has_run: bool = False
     """Whether a request has been answered since the row was written last."""
+    rest: ChunkRest | None = None
+    """What is left of the chunk, as soon as that is known."""
     _unflushed: list[bytes] = field(default_factory=list)
     _unrecorded: ChunkTally | None = None
     """What is durable and not yet in the chunk's row."""
@@ -87,6 +90,7 @@ class FinishedLines:
                 failed=tally.failed,
                 usage=tally.usage.to_wire(),
                 clears=clears,
+                left_share=None if self.rest is None else self.rest.share,
             )
         except BaseException:
             self.has_run = self.has_run or clears

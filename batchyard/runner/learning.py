@@ -7,9 +7,10 @@ for all batches. If that fails, it is tried again the next time, and nothing wai
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from batchyard import intervals
 from batchyard.errors import StoreError
@@ -18,8 +19,10 @@ from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
+    from batchyard.plan import PlannedRequest
+    from batchyard.runner.chunk_rest import ChunkRest
     from batchyard.services.services import Services
 
 log = event_logger(__name__)
@@ -100,6 +103,8 @@ class BatchLengths:
         """Answers that this runner has counted."""
         self.estimate_at: float = FIRST_ESTIMATE_LINES
         self.tenant = tenant
+        self.under_way: set[ChunkRest] = set()
+        """The chunks that this runner is at."""
         self._table = table
         self._version = -1
         self._found: dict[int, Lengths | None] = {}
@@ -140,6 +145,16 @@ class BatchLengths:
         found = self.expected().get(number)
         return planned if found is None else max(1, round(found.rank_tokens))
 
+    def answer_tokens(self, planned: PlannedRequest) -> float:
+        """What is expected of the answer to a request."""
+        found = self.expected().get(planned.length_class)
+        return planned.output_tokens if found is None else found.tokens
+
+    def lacks(self, planned: PlannedRequest, written: float) -> float:
+        """What the answer to a request still lacks that has ``written`` tokens and goes on."""
+        known = self._known(planned.length_class)
+        return max(planned.output_tokens - written, 0.0) if known is None else known.lacks(written)
+
     def held(self, number: int, planned: int) -> int:
         """Tokens of an answer that the engine's cache is to have room for."""
         self._look_again()
@@ -173,7 +188,7 @@ class BatchLengths:
             history = self.tenant.history
             self._expected = {
                 number: Expected(
-                    mean, mean if history.is_known(self._table[number - 1]) else longest
+                    mean, mean if history.is_known(self._table[number - 1]) else 2 * longest
                 )
                 for number, mean in means.items()
             }
@@ -182,8 +197,8 @@ class BatchLengths:
     def tail_tokens(self, runs: Mapping[int, int], seats: int) -> float:
         """What the last answer lacks when the engine runs ``seats`` and has nothing else to run.
 
-        Less a mean one, which the time of the others has in it. ``runs``: requests by class. Those
-        with the shortest answers run last.
+        Less what the others lack on average, which the time that is left has in it. ``runs``:
+        requests by class. Those with the shortest answers run last.
         """
         last = Lengths()
         expected = self.expected()
@@ -194,14 +209,19 @@ class BatchLengths:
             last = last.joined(known, runs[number])
             if last.weight >= seats:
                 break
-        return max(0.0, last.last_of(seats) - last.mean)
+        return max(0.0, last.last_of(seats) - last.rest)
 
     def _known(self, number: int) -> Lengths | None:
         if not 0 < number <= len(self._table):
             return None
         self._look_again()
         if number not in self._found:
-            self._found[number] = self.tenant.history.of(self._table[number - 1])
+            each = self._table[number - 1]
+            known = self.tenant.history.of(each)
+            under_way = [tokens for rest in self.under_way for tokens in rest.written(number)]
+            if known is not None and under_way:
+                known = known.with_under_way(under_way, each.most_tokens)
+            self._found[number] = known
         return self._found[number]
 
     def _look_again(self) -> None:
@@ -226,7 +246,8 @@ class Learning:
         self._seats = seats
         self._tenants: dict[str, TenantLengths] = {}
         self._batches: dict[str, BatchLengths] = {}
-        self._has_failed = False
+        self._failing: set[str] = set()
+        """What has failed the last time, which is logged once."""
 
     async def of(self, batch_id: str) -> BatchLengths:
         """The batch's lengths; without any class if the database refuses. Raises nothing else."""
@@ -275,24 +296,27 @@ class Learning:
 
     async def _keep_writing(self, *, until: asyncio.Event) -> None:
         is_last = False
+        saved_at = time.monotonic()
         while not is_last:
             with suppress(TimeoutError):
-                async with asyncio.timeout(intervals.LENGTHS_SECONDS):
+                async with asyncio.timeout(intervals.ESTIMATE_SECONDS):
                     await until.wait()
             is_last = until.is_set()
-            await self._write()
+            if is_last or time.monotonic() - saved_at >= intervals.LENGTHS_SECONDS:
+                saved_at = time.monotonic()
+                await self._try(self._save)
+            await self._try(self._estimate)
 
-    async def _write(self) -> None:
+    async def _try(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._save()
-                await self._estimate()
+                await part()
         except Exception as error:  # noqa: BLE001 - whatever it is, no batch needs it
-            if not self._has_failed:
+            if part.__name__ not in self._failing:
                 log.warning("lengths.not_written", describe(error), model=self._model)
-            self._has_failed = True
+            self._failing.add(part.__name__)
         else:
-            self._has_failed = False
+            self._failing.discard(part.__name__)
 
     async def _save(self) -> None:
         for tenant in self._tenants.values():
@@ -314,6 +338,7 @@ class Learning:
         for batch_id, batch in list(self._batches.items()):
             if batch.finished < batch.estimate_at:
                 continue
+            batch.tenant.learn()
             runs = await store.chunks.expect(batch_id, batch.expected())
             await store.batch_schedule.record_tail(batch_id, batch.tail_tokens(runs, self._seats))
             batch.estimate_at = batch.finished * _NEXT_ESTIMATE

@@ -2,7 +2,8 @@
 
 Requests that are in flight have produced tokens as well. A sample therefore ends only when as many
 requests have been answered as are in flight: what is half done at its end then weighs little, and
-what is known of it is counted. A window full of long answers gives no sample before they come.
+what is known of it is counted: what is written of the answers in flight, or, of an engine that
+writes none, a part of each. A window full of long answers gives no sample before they come.
 """
 
 from __future__ import annotations
@@ -29,24 +30,29 @@ class Load(Protocol):
     @property
     def in_flight(self) -> int:
         """Requests that are under way now."""
+        ...
+
+    @property
+    def written(self) -> float:
+        """Tokens of the answers that are under way."""
+        ...
+
+    @property
+    def answer_speed(self) -> float | None:
+        """Tokens per second of one answer; None: it wrote none."""
 
 
 class Pace:
-    """Counts answers, and measures from time to time how fast they came.
-
-    ``seats``: how many requests the engine runs at once.
-    """
+    """Counts answers, and measures from time to time how fast they came."""
 
     def __init__(
         self,
         load: Load,
         *,
-        seats: int = 1,
         sample_seconds: float = SAMPLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
-        self._seats = seats
         self.work_rate: float | None = None
         """The rate that was measured last in tokens of answers."""
         self.answer_speed: float | None = None
@@ -71,6 +77,9 @@ class Pace:
         now = self._clock()
         if is_busy and self._looked_at is not None:
             self._busy_seconds += now - self._looked_at
+        elif is_busy and not self._busy_seconds:
+            # What was answered before took time that was not counted.
+            self._begin()
         self._looked_at = now if is_busy else None
         in_flight = self._load.in_flight
         if self._load.withdrawn - self._withdrawn_before > self._answers:
@@ -79,15 +88,18 @@ class Pace:
             self._begin()
         if self._busy_seconds < self._sample_seconds or self._answers < max(1, in_flight):
             return None
-        each = self._tokens / self._answers
-        half_done = each * _DONE_IN_FLIGHT * (in_flight - self._in_flight_before)
-        rate = (self._tokens + half_done) / self._busy_seconds
-        running = min(self._seats, max(1.0, (in_flight + self._in_flight_before) / 2))
-        scale = rate / self._tokens if self._tokens else 0.0
-        self.work_rate = scale * self._work or None
-        self.answer_speed = scale * self._written / running or None
+        half_done = self._half_done(in_flight)
+        rate = self._tokens * (1 + half_done) / self._busy_seconds
+        self.work_rate = self._work * (1 + half_done) / self._busy_seconds or None
+        self.answer_speed = self._load.answer_speed
         self._begin()
         return rate
+
+    def _half_done(self, in_flight: int) -> float:
+        """What more is done in flight than at the beginning, as a share of what was answered."""
+        if self._written:
+            return max(-1.0, (self._load.written - self._written_before) / self._written)
+        return _DONE_IN_FLIGHT * (in_flight - self._in_flight_before) / self._answers
 
     def _begin(self) -> None:
         self._answers = 0
@@ -96,4 +108,5 @@ class Pace:
         self._work = 0.0
         self._busy_seconds = 0.0
         self._in_flight_before = self._load.in_flight
+        self._written_before = self._load.written
         self._withdrawn_before = self._load.withdrawn

@@ -183,7 +183,7 @@ class Runner:
             )
             self._learning = Learning(self.services, self.model, seats=self._engine.max_num_seqs)
             await stack.enter_async_context(self._learning.going_on())
-            self._pace = Pace(self._window, seats=self._engine.max_num_seqs)
+            self._pace = Pace(self._window)
             self._closing = stack.pop_all()
         self._show_answers()
         return self

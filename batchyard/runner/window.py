@@ -31,6 +31,7 @@ from batchyard.runner.missing_endpoints import missing_endpoints
 from batchyard.runner.narrowing import Narrowing
 from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.runner.seats import Seats
 from batchyard.runner.verdict import given_up, is_retriable, result_of
 from batchyard.services.log_words import describe
 
@@ -152,6 +153,7 @@ class Window:
         self._pump_task: asyncio.Task[None] | None = None
         self._gate_task: asyncio.Task[None] | None = None
         self.kv_room = KvRoom(engine)
+        self.seats = Seats(engine.max_num_seqs)
         self._kv_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Window:
@@ -240,6 +242,16 @@ class Window:
     def in_flight(self) -> int:
         """How many requests are in the engine."""
         return len(self._in_flight)
+
+    @property
+    def written(self) -> float:
+        """Tokens of the answers that are under way, by estimate."""
+        return self.seats.all_written(self._in_flight.values())
+
+    @property
+    def answer_speed(self) -> float | None:
+        """Tokens per second of one answer; None: none has come."""
+        return self.seats.answer_speed
 
     @property
     def queued(self) -> int:
@@ -398,6 +410,7 @@ class Window:
                 tag, request = next(self._tags), self._queue.popleft()
                 self._in_flight[tag] = request
                 self.kv_room.take(request)
+                self.seats.take(request)
                 request.request_id = new_request_id()
                 request.sent_at = time.monotonic()
                 yield EngineRequest(
@@ -427,6 +440,7 @@ class Window:
         if request is None:
             raise EngineLost(f"it answered request {answer.tag}, which it does not have")
         self.kv_room.give_back(request)
+        self.seats.leave(request)
         self._feed_ready.set()
         is_aborted = answer.no_answer is NoAnswer.ABORTED
         if answer.status is not None:
@@ -486,6 +500,7 @@ class Window:
         in_flight = list(self._in_flight.values())
         for request in in_flight:
             self.kv_room.give_back(request)
+            self.seats.leave(request)
         self._in_flight.clear()
         self._aborts.clear()
         company = self._company

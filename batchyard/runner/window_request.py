@@ -34,6 +34,8 @@ class WindowRequest:
     request_id: str = ""
     sent_at: float = 0.0
     """By the monotonic clock, of the attempt that is in the engine."""
+    seated_at: float | None = None
+    """See :class:`batchyard.runner.seats.Seated`."""
     attempts: int = 0
     strikes: int = 0
     is_suspect: bool = False

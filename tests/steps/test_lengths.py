@@ -73,7 +73,7 @@ async def test_the_long_answers_of_a_batch_go_first_once_they_are_known(yard: Ya
     batch = await yard.run([*lines("short", 300), *lines("verbose", 300)])
     assert batch.counts.completed == 600
     ran = kinds_run(engine)
-    assert ran[8:12] == ["verbose"] * 4  # some of each at first
+    assert ran[18:22] == ["verbose"] * 4  # some of each at first
     assert ran[-200:] == ["short"] * 200
 
 
@@ -244,7 +244,7 @@ async def test_no_word_of_a_prompt_and_no_plain_hash_of_it_is_in_the_database(ya
 
 
 async def test_an_engine_with_a_small_cache_is_sent_what_it_has_room_for(yard: Yard) -> None:
-    """Once it throws requests out; each has some 120 tokens, and its window is 16 requests."""
+    """Each has some 120 tokens, and its window is 16 requests."""
 
     class Small(Writer):
         looks = 0

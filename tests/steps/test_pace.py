@@ -15,6 +15,8 @@ class Engine:
 
     in_flight: int = 0
     withdrawn: int = 0
+    written: float = 0.0
+    answer_speed: float | None = None
     now: float = 0.0
     rates: list[float] = field(default_factory=list)
 
@@ -95,17 +97,26 @@ def test_time_without_work_does_not_count() -> None:
     assert engine.rates == pytest.approx([2000.0], rel=0.2)
 
 
-def test_the_speed_of_one_answer_is_that_of_the_places_in_the_engine() -> None:
-    """20 answers a second of 60 tokens each, eight at a time; what waits makes none faster."""
-    engine = Engine(in_flight=16)
-    engine.pace = Pace(engine, seats=8, sample_seconds=5.0, clock=lambda: engine.now)
+def test_what_is_written_of_answers_in_flight_is_counted_once() -> None:
+    """All 512 write 10 tokens a second; in the first sample few of them come to an end."""
+    engine = Engine(in_flight=512)
     engine.look(is_busy=True)
-    for _ in range(30):
+    for second in range(1, 11):
         engine.now += 1.0
-        for _ in range(20):
-            engine.pace.count(100.0, 60)
+        engine.written = 5120.0 * second - 52 * 100.0 * second
+        for _ in range(52):
+            engine.pace.count(110.0, 100, 105.0)
         engine.look(is_busy=True)
-    assert engine.pace.answer_speed == pytest.approx(20 * 60 / 8, rel=0.3)
+    assert engine.pace.work_rate == pytest.approx(5120 * 1.05, rel=0.05)
+
+
+def test_what_was_answered_before_the_first_look_is_not_counted() -> None:
+    engine = Engine(in_flight=10)
+    for _ in range(40):
+        engine.pace.count(100.0)
+    engine.look(is_busy=True)
+    engine.run(5, answers=20)
+    assert engine.rates == pytest.approx([2000.0])
 
 
 def test_an_engine_that_writes_nothing_has_no_speed_of_answers() -> None:

@@ -101,6 +101,29 @@ def test_answers_joined_are_answers_counted_together(left: list[int], right: lis
     assert joined.tokens == pytest.approx(together.tokens)
 
 
+def test_answers_that_go_on_count_as_those_that_were_longer() -> None:
+    """Of 400 answers that began together, half have come: the short ones."""
+    tokens = sorted(lognormal(400))
+    come, going_on = lengths_of(*tokens[:200]), [float(tokens[199])] * 200
+    assert come.mean < 0.4 * statistics.mean(tokens)
+    known = lengths_of(*lognormal(2000, seed=3)).joined(come, 200)
+    assert known.with_under_way(going_on).mean == pytest.approx(statistics.mean(tokens), rel=0.15)
+    assert come.with_under_way(going_on).mean > 1.5 * come.mean
+
+
+def test_an_answer_that_goes_on_has_no_more_than_its_request_allows() -> None:
+    found = lengths_of(*[100] * 10).with_under_way([120.0] * 10, 128.0)
+    assert found.weight == 20
+    assert found.mean <= 128.0
+
+
+def test_what_an_answer_lacks_is_that_of_the_longer_ones() -> None:
+    known = lengths_of(*[10] * 50, *[1000] * 50)
+    assert known.lacks(20.0) == pytest.approx(980, rel=0.1)
+    assert known.lacks(0.0) == pytest.approx(505, rel=0.1)
+    assert known.lacks(3000.0) == 1500.0
+
+
 def test_a_class_of_which_little_is_known_borrows_from_all_templates() -> None:
     history = LengthHistory()
     history.add({A: lengths_of(*[1000] * 50)})

@@ -224,13 +224,16 @@ class Chunks(Aggregate):
         failed: int,
         usage: BatchUsage,
         clears: bool = True,
+        left_share: float | None = None,
     ) -> None:
         """Record the requests and tokens of the whole chunk so far, earlier epochs included.
 
+        ``left_share``: of the chunk's work, what is left; None: as of its requests.
         ``clears``: requests have run since the last time, so the chunk is less of a suspect.
         Raises :class:`~batchyard.errors.LeaseLost`.
         """
         progress: dict[str, Any] = {"completed": completed, "failed": failed, **usage_values(usage)}
+        progress["left_share"] = left_share
         if clears:
             progress |= after_progress()
         await self._update_leased(lease, progress)

@@ -120,6 +120,8 @@ class ChunkRow(Row, _ChunkColumns, LeaseColumns, UsageColumns, table=True):
     failed: int = Field(default=0, sa_type=BigInteger)
     answer_bits: int | None = None
     """How long its answers are by what was learned, in powers of two; longer ones run first."""
+    left_share: float | None = Field(default=None, sa_type=Double)
+    """What is left of its work, 0 to 1, as its runner knew last. None: as of its requests."""
     not_before: float | None = Field(default=None, sa_type=Double)
     """It is not leased before this time: the pause after an error. Unix seconds."""
 
@@ -183,16 +185,20 @@ def _settled(count: ColumnElement[int], *, free_below: int, at_most: int) -> Col
 
 
 def remaining_tokens() -> ColumnElement[Any]:
-    """What is left of a chunk's token estimate, in the proportion of its unanswered requests."""
-    share = cast(UNANSWERED, Double) / CHUNKS.c.request_count
-    return share * CHUNKS.c.token_estimate
+    """What is left of a chunk's token estimate."""
+    return _left_share() * CHUNKS.c.token_estimate
 
 
 def remaining_work() -> ColumnElement[Any]:
     """What is left of a chunk in tokens of answers, likewise; all tokens where it is not known."""
-    share = cast(UNANSWERED, Double) / CHUNKS.c.request_count
     work = CHUNKS.c.prompt_work + CHUNKS.c.token_estimate - CHUNKS.c.prompt_tokens
-    return share * func.coalesce(work, CHUNKS.c.token_estimate)
+    return _left_share() * func.coalesce(work, CHUNKS.c.token_estimate)
+
+
+def _left_share() -> ColumnElement[Any]:
+    """As its runner knows, or in the proportion of its unanswered requests."""
+    share = cast(UNANSWERED, Double) / CHUNKS.c.request_count
+    return func.coalesce(CHUNKS.c.left_share, share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy import update
 from batchyard.lengths import Expected, LengthClass, Lengths
 from batchyard.store import FORGOTTEN_SECONDS, NewChunk
 from batchyard.store.tenant import lengths as stored
+from batchyard.wire import BatchUsage
 from tests.contract.store.samples import MODEL, new_batch
 
 if TYPE_CHECKING:
@@ -175,6 +177,20 @@ async def test_what_is_left_of_a_batch_is_estimated_by_what_was_learned(store: S
     assert work.remaining_tokens == (100 + 160) + (100 + 2560)
     usage = await store.tenants.usage("default")
     assert usage.enqueued_tokens == 2920
+
+
+async def test_what_is_left_of_a_chunk_is_what_its_runner_says(store: Store) -> None:
+    """Long answers go first: half of the requests may be most of the work."""
+    await begun(store, planned({1: (10, 2560)}))
+    (lease,) = await store.chunks.claim(model=MODEL, owner="o", lease_seconds=60.0)
+    progress = partial(store.chunks.record_progress, lease, failed=0, usage=BatchUsage())
+    await progress(completed=5, left_share=0.125)
+    (work,) = await store.batch_schedule.open_work()
+    assert work.remaining_tokens == 0.125 * 2660
+    assert work.remaining_work == work.remaining_tokens
+    await progress(completed=5)
+    (work,) = await store.batch_schedule.open_work()
+    assert work.remaining_tokens == 2660 / 2
 
 
 async def test_a_chunk_of_an_older_version_keeps_its_estimate(store: Store) -> None:
