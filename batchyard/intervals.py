@@ -27,6 +27,6 @@ LENGTHS_SECONDS: Final = 2.0
 TUNING_SECONDS: Final = 1.0
 """How often a runner looks whether its engine is to have other options."""
 ESTIMATE_SECONDS: Final = 0.5
-"""How often it looks whether enough more is known to estimate what is left of a batch anew."""
+"""How often a runner looks whether it knows enough more to estimate what is left of a batch."""
 METRICS_SECONDS: Final = 2.0
 """How often a process writes its numbers for the exporter; Prometheus asks every 15 s or so."""
