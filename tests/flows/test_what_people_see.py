@@ -59,7 +59,9 @@ async def tasks_of(flow_run_id: str | None, *names: str) -> dict[str, TaskRun]:
     by_run = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)]))
     async with get_client() as client, asyncio.timeout(WAIT_SECONDS):
         while True:
-            found = {run.name: run for run in await client.read_task_runs(flow_run_filter=by_run)}
+            runs = await client.read_task_runs(flow_run_filter=by_run)
+            # The server may have recorded the run, and not yet its first state.
+            found = {run.name: run for run in runs if run.state is not None}
             if all(name in found and found[name].state.is_final() for name in names):
                 return found
             await asyncio.sleep(0.1)
