@@ -1,11 +1,12 @@
 """How many requests may be in an engine by what they will probably hold of its KV cache.
 
 An engine takes as many requests as it has seats for, and when the cache is full it throws one out
-that it has begun, and runs it again later. Where the cache is small that is work done twice. So
-requests of ours wait here, by what their answers are expected to need, from the first one on: most
-of what an engine throws out is what it was sent before anything was known.
+that it has begun, and runs it again later. Where the cache is small that is work done twice. Once
+an engine does so often, requests of ours wait here, by what their answers are expected to need.
 
-The engine's own figures correct the room, because prompts share blocks, and some models need fewer.
+An engine that throws out none has no bound: what is expected may be far too much, as long as no
+answer is known, and a bound would leave its seats empty. Afterwards the engine's own figures
+correct the room, because prompts share blocks, and some models need fewer.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _FIRST_SHARE: Final = 0.75
 expected at the same time."""
 _LEAST_SHARE, _MOST_SHARE = 0.3, 16.0
 _PREEMPTED, _OFTEN = 0.005, 0.05
-"""Of the requests that were answered meanwhile: more makes the room smaller; this many make it much
-smaller."""
+"""Of the requests that were answered meanwhile: more makes the room smaller; this many begin the
+bound, and make it much smaller."""
 _NARROWER, _MUCH_NARROWER, _WIDER = 0.9, 0.75, 1.1
 _FREE: Final = 0.8
 _LOOKS: Final = 5
@@ -40,15 +41,15 @@ _LOOKS: Final = 5
 class KvRoom:
     """The room in one engine's cache, in tokens.
 
-    No bound for an engine that does not tell.
+    No bound for an engine that does not tell, or that has thrown out few requests.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tokens = 0
         self._limit = math.inf
-        self._share = _FIRST_SHARE
-        """Of the cache."""
+        self._share: float | None = None
+        """Of the cache; None: no bound."""
         self._in_flight = 0
         self._answered = 0
         self._was_full = False
@@ -105,9 +106,12 @@ class KvRoom:
         before, self._preemptions = self._preemptions, state.preemptions
         # An engine that was started again counts from zero.
         preempted = 0.0 if before is None else max(0.0, state.preemptions - before)
-        self._share = self._corrected(self._share, preempted, state.used)
+        if self._share is None:
+            self._share = _FIRST_SHARE if preempted > _OFTEN * self._answered else None
+        else:
+            self._share = self._corrected(self._share, preempted, state.used)
         self._answered, self._was_full = 0, False
-        self._limit = state.tokens * self._share
+        self._limit = math.inf if self._share is None else state.tokens * self._share
 
     def _corrected(self, share: float, preempted: float, used: float | None) -> float:
         if preempted > _PREEMPTED * self._answered:

@@ -26,9 +26,17 @@ def request(tokens: int) -> WindowRequest:
     return WindowRequest(0, "id", "/v1/completions", b"", deliver, "owner", expected_tokens=tokens)
 
 
-def room(tokens: int = 1000) -> KvRoom:
+def unbounded(tokens: int = 1000) -> KvRoom:
+    """Of an engine that has thrown out nothing so far."""
     found = KvRoom(StubEngine())
     found.see(CacheState(tokens, used=0.0, preemptions=0.0))
+    return found
+
+
+def room(tokens: int = 1000) -> KvRoom:
+    """Of an engine that has just begun to throw out requests."""
+    found = unbounded(tokens)
+    found.see(CacheState(tokens, used=1.0, preemptions=1.0))
     return found
 
 
@@ -53,9 +61,23 @@ def test_an_engine_that_does_not_tell_of_its_cache_has_room_for_all() -> None:
     assert kv.is_there_for(request(10**9))
 
 
-def test_there_is_a_bound_before_anything_was_thrown_out() -> None:
-    """What is thrown out in the first seconds would be most of it."""
-    assert room().limit == 750
+def test_an_engine_that_throws_out_nothing_has_room_for_all() -> None:
+    """However long answers may be: nobody knows yet that they are."""
+    kv = unbounded()
+    kv.take(request(10**9))
+    for _ in range(20):
+        kv.see(CacheState(1000, used=1.0, preemptions=0.0))
+    assert kv.is_there_for(request(10**9))
+
+
+def test_a_few_that_were_thrown_out_begin_no_bound() -> None:
+    kv = unbounded()
+    answered(kv, 100)
+    kv.see(CacheState(1000, used=1.0, preemptions=4.0))
+    assert kv.limit == math.inf
+    answered(kv, 100)
+    kv.see(CacheState(1000, used=1.0, preemptions=10.0))
+    assert kv.limit == 750
 
 
 def test_requests_are_sent_while_what_they_will_hold_has_room() -> None:
@@ -146,6 +168,7 @@ async def test_an_engine_that_gives_no_answer_leaves_the_room_as_it_is() -> None
 
     kv = KvRoom(Lost())
     kv.see(CacheState(1000, used=0.0, preemptions=0.0))
+    kv.see(CacheState(1000, used=0.0, preemptions=1.0))
     before = kv.limit
     await kv.look()
     assert kv.limit == before < math.inf
