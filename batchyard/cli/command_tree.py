@@ -1,7 +1,7 @@
 """The commands as Typer has them, of which a process imports the one that it is to run.
 
-Together they import nearly all of the product. The others are there by their names, which the list
-of commands, and the answer to a word that is none, need of them.
+Together they import nearly all of the product. Of the others only the names are known: they are
+enough for the list of commands and for the answer to an unknown one.
 """
 
 from __future__ import annotations

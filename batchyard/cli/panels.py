@@ -56,7 +56,7 @@ PANELS: Final = {
         "storage": "Continue with a database that was restored from a backup.",
     },
 }
-"""And what its list says of each: how the help of the command itself begins."""
+"""The commands of each task, with the first sentence of their help."""
 
 
 SUMMARIES: Final = {
