@@ -31,7 +31,7 @@ log = event_logger(__name__)
 _FIRST_LOOK_SECONDS: Final = 1.0
 """A batch that is done by then has its report, and needs no progress."""
 _MOST_SECONDS: Final = 30.0
-_LOOKS: Final = 60
+_LOOKS: Final = 10
 """The pause is this fraction of the time so far, from 3 to 30 seconds: a look every three seconds
 would cost Prefect's server as much as a chunk does, for hours."""
 
