@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from batchyard import intervals
+from batchyard.answer_checks import text_of
 from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.results import Outcome
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from batchyard.runner.window import Window
     from batchyard.runner.window_request import WindowRequest
     from batchyard.services.services import Services
-    from batchyard.store import OpenWork, TuningRecord
+    from batchyard.store import TuningRecord, WorkLeft
     from batchyard.tuning import Kind, Point
 
 log = event_logger(__name__)
@@ -278,7 +279,7 @@ def _read(record: TuningRecord, facts: TuningFacts) -> Tuned:
     return Tuned(Shape.read(record.shape), Shape.read(record.planned), known, record.is_done)
 
 
-def _shape_of(work: OpenWork) -> Shape:
+def _shape_of(work: WorkLeft) -> Shape:
     """Of what is planned."""
     unshared = 8 * work.prompt_work / max(1.0, work.prompt_tokens)
     return Shape.of(
@@ -290,8 +291,7 @@ def _copied_share(body: bytes, line: bytes) -> float | None:
     """What an answer copies; None for one without a text, or a very long one."""
     if len(body) + len(line) > _MOST_BYTES:
         return None
-    with suppress(msgspec.MsgspecError, LookupError, TypeError, AttributeError):
-        answer: Any = msgspec.json.decode(line)["response"]["body"]["choices"][0]
-        text = answer.get("text") or answer["message"]["content"]
-        return copied_share(body.decode(), text)
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError):
+        text = text_of(msgspec.json.decode(line)["response"]["body"])
+        return None if text is None else copied_share(body.decode(), text)
     return None

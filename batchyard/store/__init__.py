@@ -57,9 +57,9 @@ from batchyard.store.runner.runners import (
 from batchyard.store.runner.tunings import (
     TUNING_SECONDS,
     EngineKey,
-    OpenWork,
     TuningRecord,
     Tunings,
+    WorkLeft,
 )
 from batchyard.store.schema import upgrade
 from batchyard.store.sealed import new_sealing_key
@@ -142,7 +142,6 @@ __all__ = [
     "NewPart",
     "NewResponse",
     "NewUpload",
-    "OpenWork",
     "Order",
     "Overview",
     "Page",
@@ -176,6 +175,7 @@ __all__ = [
     "Waiting",
     "WebhookEndpointRecord",
     "WebhookEndpoints",
+    "WorkLeft",
     "act_as",
     "acting_as",
     "connection_limits",

@@ -60,7 +60,7 @@ class TuningRow(Row, TuningRecord, table=True):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenWork:
+class WorkLeft:
     """What is left for a model, or of one batch; by the plan, in tokens of unanswered requests."""
 
     requests: float
@@ -135,7 +135,7 @@ class Tunings(Aggregate):
     @reads
     async def open_work(
         self, connection: AsyncConnection, model: str, batch_id: str | None
-    ) -> OpenWork:
+    ) -> WorkLeft:
         """What is left to run for the model now, or of one batch for it."""
         share = cast(UNANSWERED, Double) / CHUNKS.c.request_count
         prompts = func.coalesce(CHUNKS.c.prompt_tokens, 0)
@@ -148,4 +148,4 @@ class Tunings(Aggregate):
         )
         if batch_id is not None:
             statement = statement.where(CHUNKS.c.batch_id == batch_id)
-        return OpenWork(*map(float, (await connection.execute(statement)).one()))
+        return WorkLeft(*map(float, (await connection.execute(statement)).one()))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import update
 
-from batchyard.store import TUNING_SECONDS, EngineKey, NewChunk, OpenWork
+from batchyard.store import TUNING_SECONDS, EngineKey, NewChunk, WorkLeft
 from batchyard.store.runner import tunings as stored
 from batchyard.wire import BatchUsage
 from tests.contract.store.samples import MODEL, NO_LIMIT, new_batch
@@ -85,7 +85,7 @@ async def test_what_is_left_is_counted_by_requests_without_an_answer(store: Stor
     )
     (lease,) = await store.chunks.claim(model=MODEL, owner="one", lease_seconds=60)
     await store.chunks.record_progress(lease, completed=4, failed=1, usage=BatchUsage())
-    left = OpenWork(requests=5.0, prompt_tokens=300.0, output_tokens=200.0, prompt_work=25.0)
+    left = WorkLeft(requests=5.0, prompt_tokens=300.0, output_tokens=200.0, prompt_work=25.0)
     assert await store.tunings.open_work(MODEL, None) == left
     assert await store.tunings.open_work(MODEL, batch.id) == left
     assert (await store.tunings.open_work(MODEL, "another")).requests == 0
