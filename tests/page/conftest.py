@@ -49,4 +49,4 @@ def log_in(tab: Tab, url: str, key: str) -> None:
     tab.run("document.getElementById('key').focus()")
     tab.type(key)
     tab.press("Enter")
-    tab.wait("location.pathname === '/' && document.getElementById('tiles') !== null")
+    tab.wait("location.pathname === '/' && document.readyState === 'complete'")

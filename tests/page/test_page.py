@@ -54,7 +54,7 @@ async def test_everything_can_be_done_with_the_keyboard(
     log_in(tab, site, keys[0])
     tab_to(tab, "tile-oldest")
     tab.press("Enter")
-    tab.wait("location.search === '?show=waiting'")
+    tab.wait("location.search === '?show=waiting' && document.readyState === 'complete'")
     tab.wait("document.querySelectorAll('table.batches tbody tr').length === 1")
     tab_to(tab, "q")
     tab.type("nowhere")
@@ -183,6 +183,23 @@ async def test_what_happens_is_seen_without_loading_again(
     tab.open(f"{site}/batches/{batch.id}")
     await services.store.batches.cancel(batch.id)
     tab.wait("document.querySelector('#batch .state').innerText === 'cancelling'")
+
+
+async def test_what_is_replaced_gives_the_focus_back(
+    tab: Tab, site: str, services: Services, operator_key: str
+) -> None:
+    """By its id: without one, the next Tab would begin at the top of the page again."""
+    batches = await samples.working_day(services)
+    log_in(tab, site, operator_key)
+    within = (
+        ":is(#batches, [hx-trigger*=look]) :is(a, button, [tabindex], input:not([type=hidden]))"
+    )
+    for path in ("/", "/?q=nothing", f"/batches/{batches['running'].id}"):
+        tab.open(site + path)
+        found = f"[...document.querySelectorAll('{within}')]"
+        assert tab.run(f"{found}.length") > 3
+        assert tab.run(f"{found}.filter((each) => !each.id).map((each) => each.outerHTML)") == []
+        assert tab.run(f"new Set({found}.map((each) => each.id)).size === {found}.length")
 
 
 async def test_the_page_goes_on_after_the_server_was_away(
@@ -319,6 +336,25 @@ def test_the_state_of_the_table_is_in_the_url(tab: Tab, site: str, keys: tuple[s
     tab.open(f"{site}/?show=all&q=some+words&sort=priority&order=up")
     assert tab.run("document.getElementById('q').value") == "some words"
     assert tab.text(".filters [aria-current]") == "All"
+
+
+async def test_of_two_filters_the_later_one_is_shown(
+    tab: Tab, site: str, keys: tuple[str, str]
+) -> None:
+    """However late the answer to the first one comes, and nobody hears of a lost connection."""
+    log_in(tab, site, keys[0])
+    tab.run(
+        "window.states = [];"
+        "new MutationObserver((changes) => window.states.push(changes[0].target.dataset.state))"
+        ".observe(document.getElementById('live'), { attributes: true })"
+    )
+    tab.run(
+        "document.getElementById('filter-2').click(); document.getElementById('filter-3').click()"
+    )
+    tab.wait("document.getElementById('filter-3').ariaCurrent === 'true'")
+    tab.wait("document.querySelector('.htmx-request') === null")
+    assert tab.text(".filters [aria-current]") == "Waiting"
+    assert "away" not in tab.run("window.states")
 
 
 async def test_a_list_of_all_filters_leads_somewhere(

@@ -15,8 +15,6 @@ const versions = new Map(); // what each part showed last, by its URL
 document.addEventListener("htmx:beforeSwap", (event) => {
   const { xhr, requestConfig, target } = event.detail;
   if (requestConfig.triggeringEvent?.type !== "look") return;
-  // What asked was replaced meanwhile, by what somebody has asked for: that stays.
-  if (!requestConfig.elt.isConnected) event.detail.shouldSwap = false;
   // Nothing new: what is selected or focused stays as it is.
   const key = requestConfig.path;
   if (versions.get(key) === xhr.responseText && xhr.status === 200) event.detail.shouldSwap = false;
@@ -33,11 +31,10 @@ let scrolls = new Map();
 document.addEventListener("htmx:beforeSwap", (event) => {
   scrolls = new Map();
   for (const each of event.detail.target.querySelectorAll("[role=region]"))
-    scrolls.set(each.ariaLabel, each.scrollLeft);
+    scrolls.set(each.id, each.scrollLeft);
 });
 document.addEventListener("htmx:afterSettle", () => {
-  for (const [name, left] of scrolls)
-    document.querySelector(`[role=region][aria-label="${name}"]`)?.scrollTo({ left });
+  for (const [id, left] of scrolls) document.getElementById(id)?.scrollTo({ left });
   prepare();
 });
 
@@ -48,10 +45,12 @@ function say(state, words) {
   live.dataset.state = state;
   live.textContent = words;
 }
+const sayAway = () => say("away", "No connection, trying again");
+document.addEventListener("htmx:sendError", sayAway);
 document.addEventListener("htmx:afterRequest", (event) => {
-  if (event.detail.xhr.status >= 500 || event.detail.xhr.status === 0)
-    say("away", "No connection, trying again");
-  else say("live", "Live");
+  const { status } = event.detail.xhr;
+  if (status >= 500) sayAway();
+  else if (status > 0) say("live", "Live"); // 0: no connection, or ended by the next request
 });
 
 // -- charts ----------------------------------------------------------------------------------
