@@ -317,6 +317,7 @@ class ChunkRun:
             async for record, copies, envelope in self._readable(descriptor, requests, order):
                 self._admitted += 1 + len(copies)
                 planned = PlannedRequest.of(record)
+                expected, growth = order.held_tokens(planned)
                 request = WindowRequest(
                     planned.ordinal,
                     envelope.custom_id,
@@ -326,7 +327,8 @@ class ChunkRun:
                     owner=self.lease.key,
                     fail=self._fail,
                     of_batch=self._traits,
-                    expected_tokens=order.held_tokens(planned),
+                    expected_tokens=expected,
+                    expected_growth=growth,
                 )
                 self._in_window[request.ordinal] = request
                 if self._rest is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from batchyard.runner.learning import BatchLengths
 
     _Planned = tuple[Any, npt.NDArray[Any]]
+
+
+_LONGER_THAN_EXPECTED: Final = 1.5
+"""Of some twenty answers several may be longer than expected at the same time."""
 
 
 class ChunkOrder:
@@ -47,10 +51,14 @@ class ChunkOrder:
         planned = list(left)
         return deque(planned[place] for place in by_prefix[order])
 
-    def held_tokens(self, request: PlannedRequest) -> int:
-        """What it holds of the engine's cache, sent after the one before this call; at least 1."""
+    def held_tokens(self, request: PlannedRequest) -> tuple[int, int]:
+        """What it holds of the engine's cache, at least 1, and how much of that is its answer's.
+
+        It is sent after the one of the call before this one.
+        """
         follows, self._last_rank = request.rank == self._last_rank + 1, request.rank
         shared = request.shared_bytes // BYTES_PER_TOKEN if follows else 0
         prompt = max(1, request.prompt_tokens - shared)
-        held = self._lengths.held(request.length_class, request.output_tokens)
-        return round(prompt * self._lengths.prompt_scale) + held or 1
+        answer = self._lengths.held(request.length_class, request.output_tokens)
+        growth = round(_LONGER_THAN_EXPECTED * answer)
+        return round(prompt * self._lengths.prompt_scale) + growth or 1, growth

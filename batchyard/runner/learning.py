@@ -33,9 +33,9 @@ _NEXT_ESTIMATE: Final = 1.25
 """After so many times the lines it is estimated again."""
 _FIRST_LOOK_LINES: Final = 8
 _UNKNOWN_TOKENS: Final = 256
+"""What a request holds at most of the cache, by expectation, before anything is known of it."""
 _MOST_KEPT: Final = 4096
 """Answers to one question, before they are forgotten: limits of a million requests may differ."""
-"""What a request holds at most of the cache, by expectation, before anything is known of it."""
 _MOST_BATCHES: Final = 512
 _DOUBTED: Final = 32.0
 """Answers that weigh as much as that."""

@@ -31,6 +31,8 @@ class WindowRequest:
     expected_tokens: int = 1
     """What it will probably hold of the KV cache when its answer ends: of its prompt, what the
     request before it does not share, and its answer. At least 1."""
+    expected_growth: int = 0
+    """Of these, those of its answer: what it does not hold yet when it is begun."""
     request_id: str = ""
     sent_at: float = 0.0
     """By the monotonic clock, of the attempt that is in the engine."""

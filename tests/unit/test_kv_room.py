@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 def deliver(ordinal: int, result: ResultLine) -> None: ...
 
 
-def request(tokens: int) -> WindowRequest:
-    return WindowRequest(0, "id", "/v1/completions", b"", deliver, "owner", expected_tokens=tokens)
+def request(tokens: int, answer: int = 0) -> WindowRequest:
+    """One that holds ``tokens``, of which its answer has so many."""
+    found = WindowRequest(0, "id", "/v1/completions", b"", deliver, "owner")
+    found.expected_tokens, found.expected_growth = tokens, answer
+    return found
 
 
 def unbounded(tokens: int = 1000) -> KvRoom:
@@ -61,8 +64,8 @@ def test_an_engine_that_does_not_tell_of_its_cache_has_room_for_all() -> None:
     assert kv.is_there_for(request(10**9))
 
 
-def test_an_engine_that_throws_out_nothing_has_room_for_all() -> None:
-    """However long answers may be: nobody knows yet that they are."""
+def test_requests_that_hold_mostly_prompts_have_no_bound() -> None:
+    """While the engine throws out none: it begins none whose prompt has no room."""
     kv = unbounded()
     kv.take(request(10**9))
     for _ in range(20):
@@ -70,14 +73,25 @@ def test_an_engine_that_throws_out_nothing_has_room_for_all() -> None:
     assert kv.is_there_for(request(10**9))
 
 
-def test_a_few_that_were_thrown_out_begin_no_bound() -> None:
+def test_requests_that_hold_mostly_answers_have_a_bound_from_the_first_on() -> None:
+    kv = unbounded()
+    kv.take(request(500, answer=300))
+    assert kv.is_there_for(request(500, answer=300))
+    assert not kv.is_there_for(request(501, answer=300))
+    assert kv.is_there_for(request(10_000, answer=300))
+
+
+def test_prompts_are_bound_once_many_were_thrown_out() -> None:
     kv = unbounded()
     answered(kv, 100)
     kv.see(CacheState(1000, used=1.0, preemptions=4.0))
-    assert kv.limit == math.inf
+    kv.take(request(1))
+    assert kv.is_there_for(request(10**9))
+    kv.give_back(request(1))
     answered(kv, 100)
     kv.see(CacheState(1000, used=1.0, preemptions=10.0))
-    assert kv.limit == 750
+    kv.take(request(1))
+    assert not kv.is_there_for(request(10**9))
 
 
 def test_requests_are_sent_while_what_they_will_hold_has_room() -> None:
@@ -158,7 +172,13 @@ def test_a_request_holds_at_least_a_token() -> None:
     for _ in range(20):
         lengths.count_prompt(planned=1000, tokens=1)
     nothing = PlannedRequest(0, 0, 0, 0, 0, 0, 0, 0)
-    assert ChunkOrder(lengths, sorts=False).held_tokens(nothing) == 1
+    assert ChunkOrder(lengths, sorts=False).held_tokens(nothing) == (1, 0)
+
+
+def test_an_answer_may_be_longer_than_expected() -> None:
+    lengths = BatchLengths(TenantLengths(LengthHistory()))
+    planned = PlannedRequest(0, 0, 0, 100, 90, 0, 0, 0)
+    assert ChunkOrder(lengths, sorts=False).held_tokens(planned) == (235, 135)
 
 
 async def test_an_engine_that_gives_no_answer_leaves_the_room_as_it_is() -> None:
