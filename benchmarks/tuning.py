@@ -21,12 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchyard import tuning
 from batchyard.engine.vllm import VllmEngine
 from batchyard.engine.warm import WarmEngine
 from batchyard.runner.run import Runner
 from batchyard.steps.prepare import prepare_batch
-from batchyard.tuning import DEFAULT, Answered, Axis, Kind, Shape, Tuner, written
+from batchyard.tuning import samples, tuner
+from batchyard.tuning.points import DEFAULT, Axis, Kind, written
+from batchyard.tuning.samples import Answered
+from batchyard.tuning.shapes import Shape
+from batchyard.tuning.tuner import Tuner
 from benchmarks import inputs
 from benchmarks.live_engine import Job, LiveEngine, Machine
 from benchmarks.stub_services import fetched_batch, stub_services
@@ -35,7 +38,8 @@ from benchmarks.timed import ENGINE_PYTHON, TINY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from batchyard.tuning import Point, Tuned
+    from batchyard.tuning.points import Point
+    from batchyard.tuning.shapes import Tuned
 
 SEATS = 16
 RESTART_SECONDS = 6.0
@@ -355,12 +359,12 @@ async def measure_grid(
         finally:
             await kept.close()
     tuned = engine(tune=True)
-    bound, tuning.MOST_SPENT = tuning.MOST_SPENT, math.inf
-    part_seconds, tuning.LEAST_PART_SECONDS = tuning.LEAST_PART_SECONDS, 1.0
+    bound, tuner.MOST_SPENT = tuner.MOST_SPENT, math.inf
+    part_seconds, samples.LEAST_PART_SECONDS = samples.LEAST_PART_SECONDS, 1.0
     try:
         rate = await _rate(tuned, model, replace(size, requests=size.tuned))
     finally:
-        tuning.MOST_SPENT, tuning.LEAST_PART_SECONDS = bound, part_seconds
+        tuner.MOST_SPENT, samples.LEAST_PART_SECONDS = bound, part_seconds
     found.append(Measured(f"tuned, restarts included; it kept {_name_of(tuned.tuned)}", rate))
     return found
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from batchyard.engine.presets import SPECULATIVE
 from batchyard.engine.vllm_options import CPU, chunks_prefill, device_names
-from batchyard.tuning import Axis, Kind
+from batchyard.tuning.points import Axis, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from batchyard.engine.presets import Speculation
     from batchyard.engine.vllm_options import DeviceProfile, EngineOptions
-    from batchyard.tuning import Point
+    from batchyard.tuning.points import Point
 
 _STEP_TOKENS: Final = "32768"
 _STEP_TOKENS_ON_CPU: Final = "8192"

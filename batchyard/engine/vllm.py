@@ -44,14 +44,14 @@ from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from batchyard.logs import event_logger
 from batchyard.logs.rotation import rotate
 from batchyard.threads import in_thread
-from batchyard.tuning import DEFAULT, words_of
+from batchyard.tuning.points import DEFAULT, words_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 
     from batchyard.engine.base import Abort, CacheState, EngineAnswer, EngineRequest
     from batchyard.engine.tunable import TuningFacts
-    from batchyard.tuning import Kind, Point
+    from batchyard.tuning.points import Kind, Point
 
 log = event_logger(__name__)
 

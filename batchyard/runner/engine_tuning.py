@@ -21,18 +21,11 @@ from batchyard.logs import event_logger
 from batchyard.results import Outcome
 from batchyard.services.log_words import describe
 from batchyard.store import EngineKey, RunnerKind
-from batchyard.tuning import (
-    DEFAULT,
-    Answered,
-    Change,
-    Shape,
-    Tuned,
-    Tuner,
-    copied_share,
-    known_of,
-    read_point,
-    written,
-)
+from batchyard.tuning.copied import copied_share
+from batchyard.tuning.points import DEFAULT, known_of, read_point, written
+from batchyard.tuning.samples import Answered
+from batchyard.tuning.shapes import Shape, Tuned
+from batchyard.tuning.tuner import Change, Tuner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
     from batchyard.runner.window_request import WindowRequest
     from batchyard.services.services import Services
     from batchyard.store import TuningRecord, WorkLeft
-    from batchyard.tuning import Kind, Point
+    from batchyard.tuning.points import Kind, Point
 
 log = event_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
-from batchyard.tuning import DEFAULT, written
+from batchyard.tuning.points import DEFAULT, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from batchyard.engine.base import Engine, StartProgress
     from batchyard.results import ResultLine
     from batchyard.runner.window_request import WindowRequest
-    from batchyard.tuning import Kind, Point
+    from batchyard.tuning.points import Kind, Point
 
 log = event_logger(__name__)
 

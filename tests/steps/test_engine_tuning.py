@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard import tuning
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.engine.tunable import TuningFacts, refused_kinds
 from batchyard.errors import EngineStartFailed
 from batchyard.store import EngineKey
-from batchyard.tuning import DEFAULT, Axis, Kind
+from batchyard.tuning import samples, tuner
+from batchyard.tuning.points import DEFAULT, Axis, Kind
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from batchyard.engine.base import StartProgress
-    from batchyard.tuning import Point
+    from batchyard.tuning.points import Point
 
 MODEL = "stub-model"
 FAST: Point = (("tensor-parallel-size", "2"),)
@@ -67,9 +67,9 @@ class TunableStub(StubEngine):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "LEAST_PART_SECONDS", 0.01)
-    monkeypatch.setattr(tuning, "LEAST_PART_ANSWERS", 8)
-    monkeypatch.setattr(tuning, "MOST_SPENT", 2.0)
+    monkeypatch.setattr(samples, "LEAST_PART_SECONDS", 0.01)
+    monkeypatch.setattr(samples, "LEAST_PART_ANSWERS", 8)
+    monkeypatch.setattr(tuner, "MOST_SPENT", 2.0)
 
 
 def lines(count: int = 260, **body: Any) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ async def test_a_request_that_guesses_would_fail_runs_without_them(yard: Yard) -
 async def test_an_engine_with_little_to_do_is_left_as_it_is(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "MOST_SPENT", 1e-6)
+    monkeypatch.setattr(tuner, "MOST_SPENT", 1e-6)
     engine = TunableStub()
     await run(yard, engine, lines(150))
     assert engine.begun == [DEFAULT]

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from batchyard.tuning import (
+from batchyard.tuning.copied import copied_share
+from batchyard.tuning.points import (
     DEFAULT,
-    MOST_PROBES,
-    Answered,
     Axis,
-    Change,
     Kind,
-    Meter,
     Point,
-    Sample,
-    Search,
-    Shape,
-    Tuned,
-    Tuner,
-    copied_share,
     known_of,
     read_point,
     words_of,
     written,
 )
+from batchyard.tuning.samples import Answered, Meter, Sample
+from batchyard.tuning.search import MOST_PROBES, Search
+from batchyard.tuning.shapes import Shape, Tuned
+from batchyard.tuning.tuner import Change, Tuner
 
 SEATS = 16
 STEPS = Axis("max-num-batched-tokens", ("32768",), Kind.STEPS)

@@ -44,7 +44,7 @@ class TuningRecord(EngineKey):
     """What is known of one shape. ``updated_at``: Unix seconds."""
 
     shape: str = Field(primary_key=True)
-    """See :class:`batchyard.tuning.Shape`."""
+    """See :class:`batchyard.tuning.shapes.Shape`."""
     planned: str = ""
     """The same work as its plan estimates it."""
     gains: dict[str, float | None] = Field(sa_type=JsonText(dict[str, float | None]))

@@ -13,7 +13,7 @@ from batchyard.engine.tunable import axes_of, refused_kinds
 from batchyard.engine.vllm import VllmEngine
 from batchyard.engine.vllm_options import CPU, CUDA_LARGE, EngineOptions
 from batchyard.settings import read_settings
-from batchyard.tuning import DEFAULT, Kind
+from batchyard.tuning.points import DEFAULT, Kind
 from blocks import VllmEngineBlock
 from commands.engine_choice import EngineChoice
 
