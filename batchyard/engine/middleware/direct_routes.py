@@ -11,6 +11,9 @@ of what the handler is given, on the usual way within its body.
 
 So does its priority, where ``LINE_PRIORITY_VARIABLE`` has one: behind the requests of others.
 
+vLLM runs a handler in a task of its own, beside another that waits for the client to go. A line's
+handler runs in the line's task, which ``line_stream`` cancels.
+
 Loaded by vLLM inside the engine's own process, as ``line_stream`` is, and by nobody else: of what
 is installed there it imports what the server itself is made of.
 """
@@ -28,11 +31,15 @@ from starlette.requests import Request
 
 if TYPE_CHECKING or __package__:
     from batchyard.engine.middleware.cache_salt import FIELD, combined, spliced
-    from batchyard.engine.middleware.line_stream import LINE_PRIORITY_VARIABLE, SALT_KEY
+    from batchyard.engine.middleware.line_stream import (
+        CANCELS_KEY,
+        LINE_PRIORITY_VARIABLE,
+        SALT_KEY,
+    )
 else:
     # In the engine's process, where this folder is on the path and Batchyard is not.
     from cache_salt import FIELD, combined, spliced
-    from line_stream import LINE_PRIORITY_VARIABLE, SALT_KEY
+    from line_stream import CANCELS_KEY, LINE_PRIORITY_VARIABLE, SALT_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -49,12 +56,16 @@ _NOT_NEEDED: Final = frozenset({"CORSMiddleware", "PrometheusInstrumentatorMiddl
 _INNERMOST: Final = "ExceptionMiddleware"
 _CHECK_OF_CONTENT_TYPE: Final = "validate_json_request"
 """vLLM's only dependency of a JSON route: what it checks is checked here."""
+OWN_TASK: Final = "with_cancellation.<locals>.wrapper"
+"""What vLLM makes of a handler that is to end when its client goes."""
 
 
 class _Route(NamedTuple):
     """A handler ``endpoint(<body>=model, <request>=request)`` that gives a response."""
 
     endpoint: Callable[..., Awaitable[Any]]
+    in_this_task: Callable[..., Awaitable[Any]] | None
+    """The same without a task of its own; None: it has none, or it is not known how."""
     model: Any
     body_name: str
     request_name: str
@@ -156,14 +167,21 @@ def _understood(route: Any) -> _Route | None:
     model = body.field_info.annotation
     if not hasattr(model, "model_validate") or not dependant.request_param_name:
         return None
-    return _Route(route.endpoint, model, body.name, dependant.request_param_name)
+    endpoint = route.endpoint
+    has_own_task = getattr(getattr(endpoint, "__code__", None), "co_qualname", "") == OWN_TASK
+    in_this_task = getattr(endpoint, "__wrapped__", None) if has_own_task else None
+    return _Route(endpoint, in_this_task, model, body.name, dependant.request_param_name)
 
 
 async def _call(scope: Scope, receive: Receive, send: Send) -> None:
     route, parsed = scope.pop("batchyard.call")
     request = Request(scope, receive, send)
     arguments = {route.body_name: parsed, route.request_name: request}
-    response = await route.endpoint(**arguments)
+    endpoint = route.endpoint
+    if route.in_this_task is not None and CANCELS_KEY in scope:
+        scope[CANCELS_KEY]()
+        endpoint = route.in_this_task
+    response = await endpoint(**arguments)
     if response is not None:
         # None: the client was gone first.
         await response(scope, receive, send)

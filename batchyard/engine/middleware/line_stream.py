@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 SALT_KEY: Final = "batchyard.cache_salt"
 """Of the scope: the salt that ``direct_routes`` gives to the request; None or absent: none."""
+CANCELS_KEY: Final = "batchyard.cancels"
+"""Of the scope: what ``direct_routes`` calls if cancelling the request's task ends it in the engine
+at once. Absent: the request is no line."""
 LINE_PRIORITY_VARIABLE: Final = "BATCHYARD_LINE_PRIORITY"
 """Of the engine's environment: the priority that ``direct_routes`` gives to lines."""
 
@@ -69,6 +72,8 @@ class _Stream:
         self._timeout_seconds = float(headers[line_frames.TIMEOUT_HEADER.encode()])
         self._authorization = headers.get(b"authorization")
         self._in_flight: dict[int, _Replay] = {}
+        """In the order in which they came, which is that of their deadlines."""
+        self._next_deadline: asyncio.TimerHandle | None = None
         self._unsent: list[bytes] = []
         self._wake = asyncio.Event()
         self._all_received = False
@@ -88,6 +93,8 @@ class _Stream:
         finally:
             for task in (reader, writer, watcher):
                 task.cancel()
+            if self._next_deadline is not None:
+                self._next_deadline.cancel()
             await self._abort_all()
 
     async def _read(self) -> None:
@@ -110,15 +117,30 @@ class _Stream:
 
     def _admit(self, words: list[bytes], body: bytes) -> None:
         tag, (url, _, request_id, *more) = int(words[0]), words[1:]
-        replay = _Replay(self, tag, body)
+        loop = asyncio.get_running_loop()
+        replay = _Replay(self, tag, body, loop.time() + self._timeout_seconds)
         self._in_flight[tag] = replay
+        if self._next_deadline is None:
+            self._next_deadline = loop.call_at(replay.deadline, self._end_late_ones)
         scope = self._scope_of(url, request_id, len(body), *more[:1])
         scope[SALT_KEY] = more[1].decode() if more[1:] else None
+        scope[CANCELS_KEY] = replay.ends_by_cancelling
         if more[2:]:
             scope["headers"].append((b"traceparent", more[2]))
             if scope[SALT_KEY] == line_frames.NO_SALT:
                 scope[SALT_KEY] = None
-        replay.start(scope, self._timeout_seconds)
+        replay.start(scope)
+
+    def _end_late_ones(self) -> None:
+        """One timer for all: one for each request cost as much as its way through the routes."""
+        self._next_deadline = None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for replay in list(self._in_flight.values()):
+            if replay.deadline > now:
+                self._next_deadline = loop.call_at(replay.deadline, self._end_late_ones)
+                return
+            replay.end(line_frames.TIMED_OUT)
 
     def _abort(self, tag: int) -> None:
         # An answer may have crossed the abort on the way: then there is nothing to end.
@@ -255,31 +277,31 @@ class _Exchange:
 class _Replay:
     """One request in flight: exactly one answer, whatever comes first."""
 
-    def __init__(self, stream: _Stream, tag: int, body: bytes) -> None:
+    def __init__(self, stream: _Stream, tag: int, body: bytes, deadline: float) -> None:
         self.tag = tag
+        self.deadline = deadline
         self._stream = stream
         self._exchange = _Exchange(body)
         self._is_open = True
+        self._grace_seconds = ABORT_GRACE_SECONDS
 
-    def start(self, scope: Scope, timeout_seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._run(scope))
-        self._timer = loop.call_later(timeout_seconds, self.end, line_frames.TIMED_OUT)
+    def start(self, scope: Scope) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(scope))
+
+    def ends_by_cancelling(self) -> None:
+        """Nobody listens to a disconnect: the request runs in our own task."""
+        self._grace_seconds = 0.0
 
     def abort(self) -> asyncio.Task[None]:
         """Abort it in the engine; the task that is returned ends within the grace period.
 
-        The disconnect comes first, because vLLM's handlers wait for the answer in a task of
-        their own that only a disconnect cancels: cancelling ours would leave it running.
+        The disconnect comes first, because most of vLLM's handlers wait for the answer in a task
+        of their own that only a disconnect cancels: cancelling ours would leave it running.
         """
-        self._close()
-        self._exchange.disconnect()
-        asyncio.get_running_loop().call_later(ABORT_GRACE_SECONDS, self._task.cancel)
-        return self._task
-
-    def _close(self) -> None:
         self._is_open = False
-        self._timer.cancel()
+        self._exchange.disconnect()
+        asyncio.get_running_loop().call_later(self._grace_seconds, self._task.cancel)
+        return self._task
 
     def end(self, status: int) -> None:
         """Abort it and answer so, unless it has had its answer."""
@@ -303,5 +325,5 @@ class _Replay:
             self._stream.declare_dead()
             return
         if self._is_open:
-            self._close()
+            self._is_open = False
             self._stream.answer(self, exchange.answer_frame(self.tag))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import functools
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +17,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
+from batchyard.engine.middleware import direct_routes
 from batchyard.engine.middleware.cache_salt import combined
 from batchyard.engine.middleware.direct_routes import DirectRoutes
-from batchyard.engine.middleware.line_stream import LINE_PRIORITY_VARIABLE, SALT_KEY
+from batchyard.engine.middleware.line_stream import (
+    CANCELS_KEY,
+    LINE_PRIORITY_VARIABLE,
+    SALT_KEY,
+)
+from tests.contract.engine.conftest import ENGINE_PYTHON, require_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -62,6 +71,16 @@ class Stamp:
             await send(message)
 
         await self.app(scope, receive, stamped)
+
+
+def with_cancellation(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Has the name of vLLM's own decorator, and does what it does."""
+
+    @functools.wraps(handler)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await asyncio.create_task(handler(*args, **kwargs))  # type: ignore[arg-type]
+
+    return wrapper
 
 
 def make_app() -> FastAPI:
@@ -237,6 +256,51 @@ async def test_a_handler_without_the_field_is_called_as_ever() -> None:
 
     assert answer.json() == {"text": "é\U0001f600", "number": 7, "path": "/echo"}
     assert app.state.ways == ["direct"]
+
+
+async def test_the_handler_of_a_line_runs_in_its_task() -> None:
+    """Which is told to be what ends it; that of a live request keeps a task of its own."""
+    app = FastAPI()
+    tasks: list[asyncio.Task[Any] | None] = []
+    told: list[str] = []
+
+    @app.post("/task")
+    @with_cancellation
+    async def task(request: Body, raw_request: Request) -> JSONResponse:
+        tasks.append(asyncio.current_task())
+        return JSONResponse({})
+
+    app.add_middleware(DirectRoutes)
+
+    async def as_a_line(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        line = {SALT_KEY: None, CANCELS_KEY: lambda: told.append("cancels")}
+        await app({**scope, **line}, receive, send)
+
+    for application, is_same in ((as_a_line, True), (app, False)):
+        transport = httpx.ASGITransport(application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+            answer = await client.post("/task", json={"text": ""})
+        assert answer.status_code == 200
+        assert (tasks[-1] is asyncio.current_task()) is is_same
+    assert told == ["cancels"]
+
+
+@pytest.mark.vllm
+def test_vllm_gives_handlers_tasks_of_their_own_as_we_know_it() -> None:
+    """Otherwise lines would be answered as well, by a way that costs more."""
+    require_vllm()
+    sources = ENGINE_PYTHON.parents[1].glob("lib/python*/site-packages/vllm/entrypoints/**/*.py")
+    (source,) = [each for each in sources if "def with_cancellation(" in each.read_text()]
+    (found,) = [
+        node
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "with_cancellation"
+    ]
+    (wrapper,) = [node for node in found.body if isinstance(node, ast.AsyncFunctionDef)]
+    assert f"{found.name}.<locals>.{wrapper.name}" == direct_routes.OWN_TASK
+    assert [ast.unparse(each) for each in wrapper.decorator_list] == [
+        "functools.wraps(handler_func)"
+    ]
 
 
 async def test_a_line_is_put_behind_live_requests_where_the_engine_has_both(

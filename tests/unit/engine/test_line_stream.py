@@ -200,9 +200,17 @@ class Connection:
     def disconnect(self) -> None:
         self.to_server.put_nowait({"type": "http.disconnect"})
 
+    async def until_answered(self, tag: int) -> None:
+        async with asyncio.timeout(20):
+            while tag not in self._answered():  # noqa: ASYNC110 - bytes, without an event
+                await asyncio.sleep(0.01)
+
     async def answers(self) -> dict[int, tuple[int, bytes, bytes]]:
         """Once the stream has ended: tag → status, body, Retry-After."""
         await asyncio.wait_for(self.task, 20)
+        return self._answered()
+
+    def _answered(self) -> dict[int, tuple[int, bytes, bytes]]:
         data = b"".join(message.get("body", b"") for message in self.sent)
         return {
             int(tag): (int(status), body, retry_after)
@@ -356,6 +364,40 @@ async def test_an_abort_tells_that_one_request_that_its_client_is_gone() -> None
     assert application.disconnected == 2  # type: ignore[attr-defined]
     await asyncio.sleep(line_stream.ABORT_GRACE_SECONDS + 0.1)
     assert application.cancelled == 1  # type: ignore[attr-defined]
+
+
+async def test_what_runs_in_its_own_task_is_cancelled_at_once() -> None:
+    """Nobody there listens to a disconnect: the grace would be time lost in the engine."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def in_its_own_task(scope: Message, *_: object) -> None:
+        scope[line_stream.CANCELS_KEY]()
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    connection = Connection(in_its_own_task)
+    connection.send(request_frame(1, "/hang", b"", "r"))
+    await begun.wait()
+    connection.send(abort_frame(1), is_last=True)
+
+    assert await connection.answers() == {1: (ABORTED, b"", b"-")}
+    async with asyncio.timeout(line_stream.ABORT_GRACE_SECONDS / 2):
+        await ended.wait()
+
+
+async def test_each_request_has_its_own_deadline() -> None:
+    """One timer serves them all, and those that came later and those that come after it fired."""
+    connection = Connection(application, timeout_seconds=0.2)
+    connection.send(request_frame(1, "/hang", b"", "r"))
+    await asyncio.sleep(0.1)
+    connection.send(request_frame(2, "/hang", b"", "r"))
+    await connection.until_answered(2)
+    connection.send(request_frame(3, "/hang", b"", "r"), is_last=True)
+
+    assert await connection.answers() == dict.fromkeys((1, 2, 3), (TIMED_OUT, b"", b"-"))
 
 
 async def test_an_abort_of_what_is_not_in_flight_is_ignored() -> None:
