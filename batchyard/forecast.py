@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.hours import ALWAYS, OpenTime
+from batchyard.lengths import PROMPT_WORK
 from batchyard.turns import BACKGROUND_URGENCY, URGENCY_SECONDS, urgency
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class OpenWork:
     is_small: bool = False
     """Little of it is left to run."""
     remaining_work: float | None = None
-    """The same in tokens of answers: what a prompt costs less than an answer. None: not known."""
+    """The same in tokens of answers, see :func:`batchyard.lengths.prompt_work`. None: not known."""
+    remaining_prompts: float = 0.0
+    """Of prompts, the tokens that the work has in it."""
     tail_tokens: float = 0.0
     """What its last answer will lack when the engine has nothing else of it to run."""
     is_background: bool = False
@@ -69,18 +72,38 @@ class Capacity:
     """How fast one answer comes. None: not known."""
     work_per_second: float | None = None
     """Its rate in tokens of answers, which then goes before ``tokens_per_second``."""
+    prompt_tokens_per_second: float | None = None
+    """What that rate has of prompts. None: not known."""
+    prompt_weight: float | None = None
+    """What a token of a prompt costs there, in tokens of answers. None: not known."""
 
-    def left(self, item: OpenWork) -> float:
-        """What is left of a batch, in what :attr:`rate` is measured in."""
-        if self.work_per_second is None or item.remaining_work is None:
-            return item.remaining_tokens
-        return item.remaining_work
+    def amount(self, tokens: float, work: float | None, prompts: float) -> float:
+        """So much work, in what :attr:`rate` is measured in.
+
+        All its ``tokens``, the same as :attr:`OpenWork.remaining_work`, and what that has of
+        ``prompts``.
+        """
+        if self.work_per_second is None or work is None:
+            return tokens
+        return work + self._more_of_a_prompt * prompts
 
     @property
     def rate(self) -> float:
         """Of all runners."""
-        each = self.tokens_per_second if self.work_per_second is None else self.work_per_second
-        return each * self.runners
+        if self.work_per_second is None:
+            return self.tokens_per_second * self.runners
+        prompts = self.prompt_tokens_per_second or 0.0
+        return (self.work_per_second + self._more_of_a_prompt * prompts) * self.runners
+
+    @property
+    def _more_of_a_prompt(self) -> float:
+        """What its token costs here, less what it costs where that is not known."""
+        weight = self.prompt_weight
+        if weight is None or self.prompt_tokens_per_second is None or self.work_per_second is None:
+            return 0.0
+        more = weight - PROMPT_WORK
+        # Averages that are a little apart must not make an engine that never finishes.
+        return more if self.work_per_second + more * self.prompt_tokens_per_second > 0 else 0.0
 
 
 def forecast(
@@ -133,7 +156,11 @@ def _simulated(
     at = time.later(0.0, max(0.0, capacity.loading_seconds))
     yield from ((item.batch_id, 0.0) for item in items if item.remaining_tokens <= 0)
     jobs = [
-        _Job(item, item.deadline - now, capacity.left(item))
+        _Job(
+            item,
+            item.deadline - now,
+            capacity.amount(item.remaining_tokens, item.remaining_work, item.remaining_prompts),
+        )
         for item in items
         if item.remaining_tokens > 0
     ]

@@ -21,10 +21,14 @@ _LEAST_OWN: Final = 4.0
 """Answers of the very class, before it is told apart from others."""
 _HORIZON: Final = 5_000.0
 """The weight of an answer fades to a third with as many later ones of its class."""
-_PROMPT_WORK: Final = 1 / 8
-"""A token of a prompt is read together with many others, one of an answer is a step."""
+PROMPT_WORK: Final = 1 / 8
+"""What a token of a prompt costs in tokens of answers before an engine was seen to read any: it is
+read together with many others, one of an answer is a step."""
 _STEPS: Final = 4
 """Of the histogram, in each power of two: a length is known to within a tenth."""
+_BIT_STEPS: Final = 2
+"""Of :func:`answer_bits`, in each power of two. With whole powers, kinds of which one has twice as
+long answers are often taken for the same as long as most of them are under way."""
 _HALF_AS_LONG_AGAIN: Final = 2
 """In steps, about."""
 
@@ -257,10 +261,16 @@ def expectation_of(
 
 
 def prompt_work(prompt_tokens: int, shared_tokens: int) -> float:
-    """What a prompt costs, in tokens of answers. What it shares with the one before is free."""
-    return max(1, prompt_tokens - shared_tokens) * _PROMPT_WORK
+    """What a prompt costs, in tokens of answers, by :data:`PROMPT_WORK`."""
+    return unshared_tokens(prompt_tokens, shared_tokens) * PROMPT_WORK
+
+
+def unshared_tokens(prompt_tokens: int, shared_tokens: int) -> int:
+    """What is to be read of a prompt. What it shares with the one before is free."""
+    return max(1, prompt_tokens - shared_tokens)
 
 
 def answer_bits(output_tokens: float, runs: int) -> int:
-    """How long the answers of a chunk are, in powers of two: the chunk with the most goes first."""
-    return int(output_tokens // runs).bit_length() if runs else 0
+    """How long the answers of a chunk are, in half powers of two: the most go first."""
+    each = output_tokens / runs if runs else 0.0
+    return 0 if each < 1 else int(_BIT_STEPS * math.log2(each)) + 1

@@ -29,7 +29,7 @@ from batchyard.duplicates import DIGEST_BYTES, NO_DIGEST, answer_digest
 from batchyard.endpoints import ENDPOINTS
 from batchyard.external_sort import ExternalSort
 from batchyard.length_classes import ClassCounter, Classes
-from batchyard.lengths import LengthHistory, answer_bits, prompt_work
+from batchyard.lengths import LengthHistory, answer_bits, prompt_work, unshared_tokens
 from batchyard.prompt import (
     adapter_of,
     expected_output_tokens,
@@ -119,6 +119,11 @@ class PlanSummary:
     chunks: tuple[PlannedChunk, ...]
     classes: Classes
     roots: Roots = NO_ROOTS
+
+    @property
+    def prompt_work(self) -> float:
+        """See :func:`.prompt_work`."""
+        return sum(chunk.prompt_work for chunk in self.chunks)
 
     @property
     def learned_requests(self) -> int:
@@ -285,14 +290,14 @@ class Planner:
         for start, end in pairwise(cuts):
             yield from _with_a_short_end(packed[start:end], self._classes.unknown)
 
-    def _kind_starts(self, packed: bytes) -> list[int]:
-        """Where a chunk is to begin because another kind of answers does, of unknown length."""
+    def _kind_starts(self, packed: bytes) -> dict[int, int]:
+        """Where a chunk of one kind of answers is to begin, and the turn of the chunk."""
         unknown = self._classes.unknown
         records = read_records(packed)
         places = np.flatnonzero(records["prompt_tokens"])
         run = records[places]
         if not unknown or not _answers_decide(run, run["output_tokens"]):
-            return []
+            return {}
         starts = kind_starts(
             run["length_class"],
             unknown,
@@ -300,8 +305,7 @@ class Planner:
             _work(run, run["output_tokens"]),
             least=max(1, self._chunk_requests // _PARTS_OF_A_CHUNK),
         )
-        found: list[int] = places[starts].tolist()
-        return found
+        return {int(places[start]): turn for start, turn in starts.items()}
 
     def _in_input_order(self, records: Iterable[bytes]) -> Iterator[bytes]:
         """The same with each request where it stood in the file, its copies behind it."""
@@ -350,9 +354,9 @@ class PlannedRequest(NamedTuple):
         return cls._make(record.item())
 
     @property
-    def prompt_work(self) -> float:
-        """See :func:`batchyard.lengths.prompt_work`."""
-        return prompt_work(self.prompt_tokens, self.shared_bytes // BYTES_PER_TOKEN)
+    def unshared_tokens(self) -> int:
+        """See :func:`batchyard.lengths.unshared_tokens`."""
+        return unshared_tokens(self.prompt_tokens, self.shared_bytes // BYTES_PER_TOKEN)
 
 
 def left_to_run(
@@ -451,11 +455,15 @@ class _ChunkCutter:
         self._parts = _Ranges(
             tokens / wanted / _PARTS_OF_A_CHUNK, max(1, 2 * chunk_requests // _PARTS_OF_A_CHUNK)
         )
-        self._starts: frozenset[int] = frozenset()
+        self._starts: dict[int, int] = {}
 
-    def cut_at(self, places: Iterable[int]) -> None:
-        """A chunk begins with each of these records; call it before the first one is added."""
-        self._starts = frozenset(places)
+    def cut_at(self, places: Mapping[int, int]) -> None:
+        """A chunk begins with each of these records; call it before the first one is added.
+
+        Each place has a turn: of chunks whose answers are about as long, those of an earlier turn
+        go first.
+        """
+        self._starts = dict(places)
 
     def add(
         self, prompt_tokens: int, output_tokens: int, length_class: int = 0, work: float = 0.0
@@ -477,11 +485,14 @@ class _ChunkCutter:
             self._whole.add(
                 part.requests, part.runs, part.prompt_tokens, part.prompt_work, part.outputs
             )
-        # Long outputs first, so that no long request starts when everything else has ended. By
-        # powers of two: a small difference is not worth a jump away from a warm prefix.
+        # Long outputs first, so that no long request starts when everything else has ended. In
+        # steps: a small difference is not worth a jump away from a warm prefix.
         chunks = sorted(
             self._whole.finish(),
-            key=lambda chunk: -answer_bits(chunk.output_tokens, chunk.runs),
+            key=lambda chunk: (
+                -answer_bits(chunk.output_tokens, chunk.runs),
+                self._starts.get(chunk.first, 0),
+            ),
         )
         if len(chunks) >= _LEAST_CHUNKS_TO_PART:
             # A chunk ends with a part, so the parts of one lie side by side.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     import numpy.typing as npt
 
@@ -28,6 +28,9 @@ _LEAST_TO_SAMPLE = 512
 """Of fewer requests, most are in the window by the time the first ones are answered."""
 _MOST_SAMPLED = 16
 """One request of so many may go first for that."""
+_LEAST_PIECE, _MOST_PIECES = 64, 64
+"""Of kinds of unknown length: the fewest requests of one, and how many there are at most, about.
+Each is a chunk, and an engine cannot leave one that it has begun."""
 
 
 def longest_first(
@@ -97,23 +100,40 @@ def samples_first(
 
 def kind_starts(
     classes: Tokens, unknown: Collection[int], shared_tokens: Tokens, work: int, *, least: int
-) -> list[int]:
-    """The places at which a chunk is to begin, so that its answers are of one kind.
+) -> dict[int, int]:
+    """The places at which a chunk is to begin, so that its answers are of one kind: place to turn.
 
-    The arrays are as in :func:`samples_first`. A place is where at least ``least`` requests of an
-    ``unknown`` class stand side by side, or behind them. The order of chunks can still change when
-    their lengths are known, and what is in a chunk cannot. The first such class stays with the
-    samples before it.
+    The arrays are as in :func:`samples_first`. A kind is at least ``least`` requests of an
+    ``unknown`` class that stand side by side, and is cut into pieces: the order of chunks can still
+    change when lengths are known, and what is in a chunk cannot. Until then kinds take turns: the
+    first pieces of all go before their second ones, and so on. Without a second kind there is
+    nothing to decide.
     """
     starts = np.concatenate([[0], np.flatnonzero(np.diff(classes)) + 1])
     sizes = np.diff(starts, append=len(classes))
     is_kind = (sizes >= least) & np.isin(classes[starts], list(unknown))
-    begins = is_kind.copy()
-    begins[1:] |= is_kind[:-1]
-    found = starts[begins & (np.cumsum(is_kind) + ~is_kind > 1)]
-    lost = np.cumsum(shared_tokens[found])
-    kept: list[int] = found[lost <= _MOST_LOST * work].tolist()
-    return kept
+    if not is_kind.any() or len(np.unique(classes)) < 2:
+        return {}
+    kinds = list(zip(starts[is_kind].tolist(), sizes[is_kind].tolist(), strict=True))
+    most = max(_LEAST_PIECE, len(classes) // _MOST_PIECES)
+    while most < 2 * len(classes):
+        found = _pieces(kinds, most, len(classes))
+        if int(shared_tokens[list(found)].sum()) <= _MOST_LOST * work:
+            return found
+        most *= 2
+    return {}
+
+
+def _pieces(kinds: Sequence[tuple[int, int]], most: int, end: int) -> dict[int, int]:
+    """Where each piece of a kind, or what stands between two kinds, begins, and its turn."""
+    found = {}
+    for start, size in kinds:
+        count = max(1, round(size / most))
+        found.update({start + size * turn // count: turn for turn in range(count)})
+        if start + size < end:
+            found.setdefault(start + size, 0)
+    found.pop(0, None)
+    return dict(sorted(found.items()))
 
 
 class _Lowest:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchyard.forecast import Capacity, OpenWork, forecast
-from batchyard.lengths import LengthClass, LengthHistory, expectation_of
+from batchyard.lengths import PROMPT_WORK, LengthClass, LengthHistory, expectation_of
 from batchyard.lines import RequestLine
 from batchyard.plan import PlannedRequest, Planner, left_to_run, read_records
 from batchyard.runner.chunk_order import ChunkOrder
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from batchyard.plan import PlannedChunk, PlanSummary
+    from batchyard.runner.prompt_cost import PromptCost
 
 MODEL = "m"
 URL = "/v1/chat/completions"
@@ -116,6 +117,10 @@ class Chunk:
         work = planned.prompt_work + self.tokens - planned.prompt_tokens
         return work * self.share
 
+    @property
+    def left_prompts(self) -> float:
+        return self.planned.prompt_work / PROMPT_WORK * self.share
+
 
 @dataclass(eq=False)
 class Sent:
@@ -123,7 +128,28 @@ class Sent:
 
     chunk: Chunk
     record: Any
+    unshared_tokens: int
     seated_at: float | None = None
+    read_before: int = 0
+
+
+@dataclass
+class Measured:
+    """What the database has of a model on a pool."""
+
+    rate: float | None = None
+    work_rate: float | None = None
+    prompt_rate: float | None = None
+    speed: float | None = None
+    prompt_weight: float | None = None
+
+    def add(self, rate: float, pace: Pace, cost: PromptCost) -> None:
+        """Average, as the store does."""
+        self.rate = _averaged(self.rate, rate)
+        self.work_rate = _averaged(self.work_rate, pace.work_rate)
+        self.prompt_rate = _averaged(self.prompt_rate, pace.prompt_rate)
+        self.speed = _averaged(self.speed, pace.answer_speed)
+        self.prompt_weight = _averaged(self.prompt_weight, cost.weight)
 
 
 @dataclass
@@ -136,6 +162,9 @@ class Run:
     history: LengthHistory = field(default_factory=LengthHistory)
     limits: bool = False
     """Each request says exactly how long its answer will be."""
+    prompt_weight: float = 0.0
+    """Tokens of answers that one of a prompt costs the engine: nothing of it stands still then."""
+    measured: Measured = field(default_factory=Measured)
     now: float = 0.0
     full_until: float = 0.0
     etas: list[tuple[float, int, int]] = field(default_factory=list)
@@ -149,12 +178,19 @@ class Run:
         self.chunks = [Chunk(each, each.token_estimate) for each in summary.chunks]
         self.withdrawn = 0
         self.answered = 0
-        self.rate = self.work_rate = self.speed = None
         self.tail_tokens = 0.0
         self._running: list[tuple[float, int]] = []
         self._waiting: deque[Sent] = deque()
         self._started: dict[int, Sent] = {}
         self._seats = Seats(self.seats, clock=lambda: self.now)
+        if self.measured.prompt_weight is not None:
+            self._seats.prompt_cost.believed = self.measured.prompt_weight
+        self._reading = self._written_at = 0.0
+        """For how many seconds the engine has read prompts, and for how many it has written."""
+
+    @property
+    def read(self) -> int:
+        return self._seats.read
 
     @property
     def in_flight(self) -> int:
@@ -184,14 +220,15 @@ class Run:
         ]
         heapq.heapify(timers)
         while self._fill(order) or self._running:
+            until = self._running[0][0] + self._reading
             if len(self._running) == self.seats:
-                self.full_until = self._running[0][0]
-            until = self._running[0][0]
+                self.full_until = until
             while timers[0][0] < until:
                 self.now, number, seconds, work = timers[0]
                 work()
                 heapq.heapreplace(timers, (self.now + seconds, number, seconds, work))
-            self.now, ordinal = heapq.heappop(self._running)
+            self.now = until
+            self._written_at, ordinal = heapq.heappop(self._running)
             self._answer(ordinal)
         return self
 
@@ -203,7 +240,8 @@ class Run:
     @property
     def idle(self) -> float:
         """The share of all seats' time in which they had nothing to do."""
-        return 1 - sum(each.tokens for each in self.requests) * STEP_SECONDS / self.seats / self.now
+        written = sum(each.tokens for each in self.requests) * STEP_SECONDS / self.seats
+        return 1 - (written + self._reading) / self.now
 
     def error_at(self, share: float) -> float:
         """Of the last ETA before that share of the time: its error, over the time that was left."""
@@ -230,7 +268,8 @@ class Run:
             sent = self._waiting.popleft()
             ordinal = int(sent.record["ordinal"])
             self._started[ordinal] = sent
-            ends_at = self.now + self.requests[ordinal].tokens * STEP_SECONDS
+            self._reading += self.prompt_weight * sent.unshared_tokens * STEP_SECONDS / self.seats
+            ends_at = self._written_at + self.requests[ordinal].tokens * STEP_SECONDS
             heapq.heappush(self._running, (ends_at, ordinal))
 
     def _admissions(self) -> Iterator[Sent]:
@@ -248,7 +287,8 @@ class Run:
             while waiting:
                 waiting = order.reordered(waiting)
                 for _ in range(min(64, len(waiting))):
-                    yield Sent(chunk, waiting.popleft()[0])
+                    record = waiting.popleft()[0]
+                    yield Sent(chunk, record, PlannedRequest.of(record).unshared_tokens)
 
     def _answer(self, ordinal: int) -> None:
         sent = self._started.pop(ordinal)
@@ -260,19 +300,17 @@ class Run:
         self._seats.leave(sent)
         if chunk.rest is not None:
             planned = chunk.rest.answer(sent)
-            self.pace.count(planned.prompt_tokens + tokens, tokens, planned.prompt_work + tokens)
+            self.pace.count(planned.prompt_tokens + tokens, tokens, tokens)
             self.lengths.count(planned.length_class, tokens)
         else:
             self.pace.count(chunk.tokens / chunk.planned.request_count)
 
     def _look(self) -> None:
-        measured = self.pace.measured(is_busy=True)
-        if measured is not None:
-            self.rate = _averaged(self.rate, measured)
-            if self.learns:
-                self.work_rate = _averaged(self.work_rate, self.pace.work_rate)
-                self.speed = _averaged(self.speed, self.pace.answer_speed)
-        if self.rate is None:
+        rate = self.pace.measured(is_busy=True)
+        if rate is not None:
+            self.measured.add(rate, self.pace, self._seats.prompt_cost)
+        known = self.measured
+        if known.rate is None:
             return
         work = OpenWork(
             "b",
@@ -283,16 +321,19 @@ class Run:
             0,
             sum(chunk.left_tokens for chunk in self.chunks),
             remaining_work=sum(chunk.left_work for chunk in self.chunks),
+            remaining_prompts=sum(chunk.left_prompts for chunk in self.chunks),
             tail_tokens=self.tail_tokens,
         )
-        capacity = {
-            MODEL: Capacity(
-                self.rate,
+        capacity = {MODEL: Capacity(known.rate, 1)}
+        if self.learns:
+            capacity[MODEL] = Capacity(
+                known.rate,
                 1,
-                answer_tokens_per_second=self.speed,
-                work_per_second=self.work_rate,
+                answer_tokens_per_second=known.speed,
+                work_per_second=known.work_rate,
+                prompt_tokens_per_second=known.prompt_rate,
+                prompt_weight=known.prompt_weight,
             )
-        }
         self.etas.append((self.now, self.answered, forecast([work], capacity, self.now)["b"]))
 
     def _learn(self) -> None:

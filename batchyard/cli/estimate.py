@@ -169,7 +169,7 @@ def _lines(
         ]
         if order.simulated_requests < found.requests - found.copies:
             lines.append(_line("", f"from a sample of {order.simulated_requests:,} requests"))
-    seconds, rate = known.seconds_for(found.planned_tokens), known.rate
+    seconds, rate = known.seconds_for(found), known.rate
     if seconds is None or rate is None:
         lines.append(_line("time", f"unknown: {why_not}"))
     else:
@@ -213,7 +213,7 @@ def _hours_lines(found: Estimate, known: Known, window: str, window_seconds: int
         is_open = known.hours.is_open(known.now)
         words = "batches may run now" if is_open else known.hours.opening_words(known.now)
         lines.append(_line("hours", words))
-    done_in = known.done_in(found.planned_tokens)
+    done_in = known.done_in(found)
     if done_in is not None and known.hours.windows:
         lines.append(_line("done", f"{relative(done_in)}, by these hours"))
     if opening is None or opening - known.now >= window_seconds:
@@ -256,8 +256,8 @@ def _object(found: Estimate, known: Known) -> dict[str, Any]:
         "hit_rate_ceiling": None if order is None else order.ceiling.hit_rate,
         "simulated_requests": None if order is None else order.simulated_requests,
         "gain": None if order is None else order.gain,
-        "seconds": known.seconds_for(found.planned_tokens),
-        "done_in_seconds": known.done_in(found.planned_tokens),
+        "seconds": known.seconds_for(found),
+        "done_in_seconds": known.done_in(found),
         "opens_at": known.hours.opening(known.now) if known.hours.windows else None,
         "tokens_per_second": None if rate is None else rate.tokens_per_second,
         "bad_lines": found.bad_lines,

@@ -130,6 +130,7 @@ EVENTS: Final = {
     "runner.ended": "A runner ended otherwise than it should.",
     "runner.hours_over": "The hours of an engine ended: its runner finishes what is in flight.",
     "runner.lost": "A runner stopped renewing its registration; its chunks are released.",
+    "runner.rate_not_read": "What prompts cost in earlier runs could not be read; it is guessed.",
     "runner.not_retired": "A runner that ended could not be marked as ended.",
     "runner.not_seen": "The database did not say whether a runner shall go on; it is asked again.",
     "runner.not_started": "Prefect could not be asked for a process that runs batches.",

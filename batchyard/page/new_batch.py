@@ -249,7 +249,7 @@ def _answer_words(found: Estimate) -> str:
 
 
 def _time(found: Estimate, known: Known) -> str:
-    seconds, speed = known.seconds_for(found.planned_tokens), known.tokens_per_second
+    seconds, speed = known.seconds_for(found), known.tokens_per_second
     if seconds is None or speed is None:
         return "not known: no batch of this model was measured yet"
     return (

@@ -69,10 +69,10 @@ _FLUSH_BYTES = 4 * 1024**2
 
 
 class Done(NamedTuple):
-    """What the engine had to do for an answer: tokens, and the same in tokens of answers."""
+    """What the engine had to do for an answer: all tokens, and those that the line needs of it."""
 
     tokens: int
-    work: float
+    answer_tokens: int
 
 
 @dataclass(slots=True)
@@ -329,6 +329,7 @@ class ChunkRun:
                     of_batch=self._traits,
                     expected_tokens=expected,
                     expected_growth=growth,
+                    unshared_tokens=planned.unshared_tokens,
                 )
                 self._in_window[request.ordinal] = request
                 if self._rest is not None:
@@ -417,7 +418,7 @@ class ChunkRun:
         """
         request = self._in_window.pop(ordinal, None)
         if request is None or self._rest is None:
-            return Done(0, 0.0)  # it could not be read, so it was not sent
+            return Done(0, 0)  # it could not be read, so it was not sent
         expected = self._rest.answer(request)
         used = result.first_usage or result.usage
         output = used.output_tokens
@@ -428,7 +429,7 @@ class ChunkRun:
         elif result.outcome is Outcome.OUTPUT:
             output = expected.output_tokens  # the engine says nothing of them
         more = result.usage.output_tokens - used.output_tokens
-        return Done(expected.prompt_tokens + output + more, expected.prompt_work + output)
+        return Done(expected.prompt_tokens + output + more, output)
 
     def _flush_if_due(self) -> None:
         copies = self._copies

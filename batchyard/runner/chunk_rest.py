@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchyard.lengths import prompt_work
 from batchyard.plan import BYTES_PER_TOKEN, RECORD
 
 if TYPE_CHECKING:
@@ -68,42 +67,45 @@ class ChunkRest:
     @property
     def share(self) -> float:
         """Of the chunk's work, what is left: 0 to 1."""
-        whole = max(1.0, self._all.tokens(self._lengths))
-        return max(0.0, min(1.0, (self._left.tokens(self._lengths) - self._done()) / whole))
+        weight = self._seats.prompt_cost.weight
+        whole = max(1.0, self._all.tokens(self._lengths, weight))
+        left = self._left.tokens(self._lengths, weight) - self._done(weight)
+        return max(0.0, min(1.0, left / whole))
 
-    def _done(self) -> float:
+    def _done(self, prompt_weight: float) -> float:
         """What is done of those that are not answered."""
         done = 0.0
         for request, planned in self._in_flight.items():
             if request.seated_at is not None:
                 lacks = self._lengths.lacks(planned, self._seats.written(request))
-                done += self._lengths.answer_tokens(planned) - lacks + planned.prompt_work
+                done += self._lengths.answer_tokens(planned) - lacks
+                done += prompt_weight * planned.unshared_tokens
         return done
 
 
 class _Work:
-    """Requests, in tokens of answers."""
+    """Requests and their tokens."""
 
     def __init__(self, records: npt.NDArray[Any]) -> None:
         # A copy of another request has no tokens, and does not run.
         run = records[records["prompt_tokens"] > 0]
         classes, shared = run["length_class"], run["shared_bytes"] // BYTES_PER_TOKEN
         unshared = np.maximum(1, run["prompt_tokens"].astype(np.int64) - shared)
-        self._prompt_work = prompt_work(int(unshared.sum()), 0)
+        self._unshared = int(unshared.sum())
         self._runs = np.bincount(classes, minlength=1).tolist()
         self._planned = np.bincount(classes, run["output_tokens"], minlength=1).tolist()
 
     def remove(self, planned: PlannedRequest) -> None:
         """The request is answered."""
-        self._prompt_work -= planned.prompt_work
+        self._unshared -= planned.unshared_tokens
         self._runs[planned.length_class] -= 1
         self._planned[planned.length_class] -= planned.output_tokens
 
-    def tokens(self, lengths: BatchLengths) -> float:
-        """All of them, in tokens of answers."""
+    def tokens(self, lengths: BatchLengths, prompt_weight: float) -> float:
+        """All of them, in tokens of answers, of which one of a prompt costs so many."""
         expected = lengths.expected()
         answers: float = sum(
             expected[number].tokens * runs if number in expected else self._planned[number]
             for number, runs in enumerate(self._runs)
         )
-        return self._prompt_work + answers
+        return prompt_weight * self._unshared + answers

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-FIRST_ESTIMATE_LINES: Final = 200
+FIRST_ESTIMATE_LINES: Final = 100
 """Finished lines of a batch before the rest of it is estimated anew."""
 _NEXT_ESTIMATE: Final = 1.25
 """After so many times the lines it is estimated again."""

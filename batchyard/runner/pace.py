@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
+from batchyard.lengths import PROMPT_WORK
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -41,6 +43,11 @@ class Load(Protocol):
     def answer_speed(self) -> float | None:
         """Tokens per second of one answer; None: it wrote none."""
 
+    @property
+    def read(self) -> int:
+        """Tokens of prompts that the engine has begun to read, up to now."""
+        ...
+
 
 class Pace:
     """Counts answers, and measures from time to time how fast they came."""
@@ -54,7 +61,9 @@ class Pace:
     ) -> None:
         self._load = load
         self.work_rate: float | None = None
-        """The rate that was measured last in tokens of answers."""
+        """The rate that was measured last in tokens of answers, a prompt's by the fixed weight."""
+        self.prompt_rate: float | None = None
+        """Tokens of prompts per second, less those that are shared, in the same time."""
         self.answer_speed: float | None = None
         """Tokens per second of one answer, when a rate was measured last; None: it wrote none."""
         self._sample_seconds = sample_seconds
@@ -62,15 +71,15 @@ class Pace:
         self._looked_at: float | None = None
         self._begin()
 
-    def count(self, tokens: float, written: int = 0, work: float = 0.0) -> None:
+    def count(self, tokens: float, written: int = 0, answer: float = 0.0) -> None:
         """Count an answered request with this many tokens, of which the answer has ``written``.
 
-        ``work``: what it was in tokens of answers, see :func:`batchyard.lengths.prompt_work`.
+        ``answer``: tokens of the answer that the line needs; by the plan if none was ``written``.
         """
         self._answers += 1
         self._tokens += tokens
         self._written += written
-        self._work += work
+        self._answer_tokens += answer
 
     def measured(self, *, is_busy: bool) -> float | None:
         """Call regularly: returns a rate when a sample is complete, otherwise None."""
@@ -90,7 +99,9 @@ class Pace:
             return None
         half_done = self._half_done(in_flight)
         rate = self._tokens * (1 + half_done) / self._busy_seconds
-        self.work_rate = self._work * (1 + half_done) / self._busy_seconds or None
+        self.prompt_rate = (self._load.read - self._read_before) / self._busy_seconds
+        answer_rate = self._answer_tokens * (1 + half_done) / self._busy_seconds
+        self.work_rate = answer_rate + PROMPT_WORK * self.prompt_rate or None
         self.answer_speed = self._load.answer_speed
         self._begin()
         return rate
@@ -105,8 +116,9 @@ class Pace:
         self._answers = 0
         self._tokens = 0.0
         self._written = 0
-        self._work = 0.0
+        self._answer_tokens = 0.0
         self._busy_seconds = 0.0
         self._in_flight_before = self._load.in_flight
         self._written_before = self._load.written
+        self._read_before = self._load.read
         self._withdrawn_before = self._load.withdrawn

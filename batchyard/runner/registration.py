@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from batchyard.errors import RecordNotFound, StoreError
+from batchyard.lengths import PROMPT_WORK
 from batchyard.logs import event_logger
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
     from batchyard.runner.pace import Pace
+    from batchyard.runner.prompt_cost import PromptCost
     from batchyard.services.services import Services
     from batchyard.store import EngineLoad
 
@@ -61,8 +63,17 @@ class Registration:
             status = RunnerStatus.DRAINING
         return status is RunnerStatus.DRAINING
 
-    async def report(self, tokens_per_second: float, pace: Pace) -> None:
-        """Record the throughput for forecasts, and what else ``pace`` has measured with it.
+    async def prompt_weight(self) -> float:
+        """What a token of a prompt cost in earlier runs; a guess if the database refuses."""
+        try:
+            rate = await self.services.store.rates.get(self.model, self.services.settings.pool)
+        except StoreError as error:
+            log.warning("runner.rate_not_read", error, runner=self.id)
+            return PROMPT_WORK
+        return PROMPT_WORK if rate is None or rate.prompt_weight is None else rate.prompt_weight
+
+    async def report(self, tokens_per_second: float, pace: Pace, cost: PromptCost) -> None:
+        """Record the throughput for forecasts, and what else was measured with it.
 
         Raises :class:`~batchyard.errors.StoreError`.
         """
@@ -74,6 +85,8 @@ class Registration:
             tokens_per_second=tokens_per_second,
             work_per_second=pace.work_rate,
             answer_tokens_per_second=pace.answer_speed,
+            prompt_tokens_per_second=pace.prompt_rate,
+            prompt_weight=cost.weight if cost.is_measured else None,
         )
 
     async def retire(self, answered: int) -> None:

@@ -184,6 +184,8 @@ class Runner:
             self._learning = Learning(self.services, self.model, seats=self._engine.max_num_seqs)
             await stack.enter_async_context(self._learning.going_on())
             self._pace = Pace(self._window)
+            if self._registration is not None:
+                self._window.seats.prompt_cost.believed = await self._registration.prompt_weight()
             self._closing = stack.pop_all()
         self._show_answers()
         return self
@@ -436,7 +438,8 @@ class Runner:
             return
         tokens_per_second = self._pace.measured(is_busy=bool(self._running))
         if tokens_per_second is not None:
-            await self._registration.report(tokens_per_second, self._pace)
+            cost = self._window.seats.prompt_cost
+            await self._registration.report(tokens_per_second, self._pace, cost)
 
     async def _start_engine(self) -> None:
         began = time.monotonic()
@@ -487,7 +490,7 @@ class Runner:
         self.answered += 1
         self._meter.count(usage)
         if self._pace is not None:
-            self._pace.count(done.tokens, usage.output_tokens, done.work)
+            self._pace.count(done.tokens, usage.output_tokens, done.answer_tokens)
         self._show_answers()
 
     def _count_live(self, usage: TokenUsage) -> None:

@@ -11,6 +11,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
+from batchyard.runner.prompt_cost import PromptCost
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -19,17 +21,26 @@ _HORIZON_ANSWERS: Final = 200
 
 
 class Seated(Protocol):
-    """The part of a request that this module writes. Two are equal only if they are the same."""
+    """The part of a request that this module uses. Two are equal only if they are the same."""
+
+    unshared_tokens: int
+    """Of its prompt, what the request before does not share."""
 
     seated_at: float | None
-    """Since when the engine probably runs it; None: it does not yet."""
+    """Since when the engine probably runs it; None: it does not yet. Is written here, like the
+    next one."""
+    read_before: int
+    """:attr:`Seats.read` when it got its seat."""
 
 
 class Seats:
     """The ``count`` seats of one engine, and the requests that were sent to it."""
 
     def __init__(self, count: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._free = count
+        self.read = 0
+        """Tokens of prompts of all requests that had a seat up to now, by the plan."""
+        self.prompt_cost = PromptCost()
+        self._count = self._free = count
         self._clock = clock
         self._waiting: OrderedDict[Seated, None] = OrderedDict()
         self._tokens = self._seconds = 0.0
@@ -44,7 +55,7 @@ class Seats:
         request.seated_at = None
         if self._free:
             self._free -= 1
-            request.seated_at = self._clock()
+            self._seat(request)
         else:
             self._waiting[request] = None
 
@@ -53,7 +64,7 @@ class Seats:
         if request.seated_at is None:
             self._waiting.pop(request, None)
         elif self._waiting:
-            self._waiting.popitem(last=False)[0].seated_at = self._clock()
+            self._seat(self._waiting.popitem(last=False)[0])
         else:
             self._free += 1
 
@@ -62,8 +73,16 @@ class Seats:
         if request.seated_at is None or not tokens:
             return
         kept = 1 - 1 / _HORIZON_ANSWERS
+        seconds = self._clock() - request.seated_at
         self._tokens = kept * self._tokens + tokens
-        self._seconds = kept * self._seconds + self._clock() - request.seated_at
+        self._seconds = kept * self._seconds + seconds
+        read = self.read - request.read_before
+        self.prompt_cost.count(tokens, seconds, read=read, busy=self._count - self._free)
+
+    def _seat(self, request: Seated) -> None:
+        request.seated_at = self._clock()
+        request.read_before = self.read
+        self.read += request.unshared_tokens
 
     def written(self, request: Seated) -> float:
         """Tokens of its answer by now."""

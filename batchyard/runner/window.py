@@ -254,6 +254,11 @@ class Window:
         return self.seats.answer_speed
 
     @property
+    def read(self) -> int:
+        """Tokens of prompts that the engine has begun to read, by the plan."""
+        return self.seats.read
+
+    @property
     def queued(self) -> int:
         """How many requests have a slot and are not in the engine."""
         return len(self._queue) + len(self._pausing)

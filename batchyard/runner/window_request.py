@@ -33,11 +33,13 @@ class WindowRequest:
     request before it does not share, and its answer. At least 1."""
     expected_growth: int = 0
     """Of these, those of its answer: what it does not hold yet when it is begun."""
+    unshared_tokens: int = 0
+    """See :class:`batchyard.runner.seats.Seated`, as for the next two."""
+    seated_at: float | None = None
+    read_before: int = 0
     request_id: str = ""
     sent_at: float = 0.0
     """By the monotonic clock, of the attempt that is in the engine."""
-    seated_at: float | None = None
-    """See :class:`batchyard.runner.seats.Seated`."""
     attempts: int = 0
     strikes: int = 0
     is_suspect: bool = False

@@ -21,7 +21,7 @@ import numpy as np
 from batchyard.cache import CacheShape, Reuse, ceiling, prefix_tree, simulate
 from batchyard.errors import InputRefused, StoreError
 from batchyard.hours import ALWAYS, Hours, OpenTime
-from batchyard.lengths import LengthHistory
+from batchyard.lengths import PROMPT_WORK, LengthHistory
 from batchyard.lines import Rules, Validator
 from batchyard.logs import event_logger
 from batchyard.offer import ANYTHING, Offer
@@ -29,6 +29,7 @@ from batchyard.plan import BYTES_PER_TOKEN, Planner, PlanSummary, read_records
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.services.services import access_with
 from batchyard.steps.deep_validation import DeepValidation, first_model
+from batchyard.steps.forecast import capacity_of
 from batchyard.steps.known_lengths import read_lengths
 from batchyard.storage.file import os_errors_as_ours, write_file
 from batchyard.storage.local_file import LocalFile
@@ -99,8 +100,8 @@ class Estimate:
     ``output_tokens`` are as many as such answers had, for ``learned_requests``; for the others, as
     many as they allow.
 
-    ``planned_tokens`` are prompts and answers as the plan counts them, which is what rates are
-    measured in.
+    ``planned_tokens`` are prompts and answers as the plan counts them, ``planned_work`` the same in
+    tokens of answers, with ``planned_prompts`` of prompts: what rates are measured in.
     """
 
     model: str | None
@@ -111,6 +112,8 @@ class Estimate:
     output_tokens: int
     learned_requests: int
     planned_tokens: int
+    planned_work: float
+    planned_prompts: float
     order: OrderEstimate | None
     errors: tuple[BatchError, ...]
     """Of the file, the first thousand."""
@@ -172,18 +175,20 @@ class Known:
         """Of one engine; None: not measured."""
         return None if self.rate is None else self.rate.tokens_per_second or None
 
-    def seconds_for(self, tokens: float) -> float | None:
-        """How long so many tokens take on one engine that has nothing else to do, loading included.
+    def seconds_for(self, found: Estimate) -> float | None:
+        """How long a file takes on one engine that has nothing else to do, loading included.
 
         None: not known.
         """
         if self.rate is None or self.tokens_per_second is None:
             return None
-        return tokens / self.tokens_per_second + (self.rate.load_seconds or 0.0)
+        one = capacity_of(self.rate)
+        amount = one.amount(found.planned_tokens, found.planned_work, found.planned_prompts)
+        return amount / one.rate + (self.rate.load_seconds or 0.0)
 
-    def done_in(self, tokens: float) -> float | None:
-        """In how many seconds they are done, if that begins now; None: not known, or never."""
-        seconds = self.seconds_for(tokens)
+    def done_in(self, found: Estimate) -> float | None:
+        """In how many seconds it is done, if that begins now; None: not known, or never."""
+        seconds = self.seconds_for(found)
         if seconds is None:
             return None
         later = OpenTime(self.hours, self.now).later(0.0, seconds)
@@ -346,6 +351,8 @@ def _estimate_plan(
         output_tokens=summary.output_tokens,
         learned_requests=summary.learned_requests,
         planned_tokens=summary.prompt_tokens + summary.output_tokens,
+        planned_work=summary.prompt_work + summary.output_tokens,
+        planned_prompts=summary.prompt_work / PROMPT_WORK,
         order=order,
         errors=read.errors,
         bad_lines=read.bad_lines,

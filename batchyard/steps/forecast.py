@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchyard.services.services import Services
-    from batchyard.store import BatchRecord
+    from batchyard.store import BatchRecord, RateRecord
 
 log = event_logger(__name__)
 
@@ -83,16 +83,25 @@ async def _capacity(services: Services, models: Sequence[str] | set[str]) -> dic
     for model in models:
         rate = rates.get((model, settings.pool_of(model)))
         if rate is not None and rate.tokens_per_second:
-            loading_seconds = 0.0 if ready[model] else rate.load_seconds or 0.0
-            capacity[model] = Capacity(
-                rate.tokens_per_second,
-                max(1, ready[model]),
-                loading_seconds,
-                hours.get(model, ALWAYS),
-                rate.answer_tokens_per_second,
-                rate.work_per_second,
+            capacity[model] = replace(
+                capacity_of(rate),
+                runners=max(1, ready[model]),
+                loading_seconds=0.0 if ready[model] else rate.load_seconds or 0.0,
+                hours=hours.get(model, ALWAYS),
             )
     return capacity
+
+
+def capacity_of(rate: RateRecord) -> Capacity:
+    """One runner of this rate that is ready; of a model that was never measured it does nothing."""
+    return Capacity(
+        rate.tokens_per_second or 0.0,
+        1,
+        answer_tokens_per_second=rate.answer_tokens_per_second,
+        work_per_second=rate.work_per_second,
+        prompt_tokens_per_second=rate.prompt_tokens_per_second,
+        prompt_weight=rate.prompt_weight,
+    )
 
 
 def _hours(seconds: float) -> str:

@@ -15,7 +15,7 @@ from batchyard.batch_error import BatchError
 from batchyard.batch_options import OnInvalid
 from batchyard.errors import DispatchFailed, InputRefused, ModelNotFound
 from batchyard.forecast import OpenWork
-from batchyard.lengths import LengthHistory
+from batchyard.lengths import PROMPT_WORK, LengthHistory
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules, Validator, duplicate_lines
 from batchyard.logs import event_logger
@@ -372,6 +372,7 @@ def _open_work(batch: BatchRecord, model: str, plan: PlanSummary) -> OpenWork:
         batch.priority,
         batch.created_at,
         remaining_tokens=sum(chunk.token_estimate for chunk in plan.chunks),
-        remaining_work=plan.output_tokens + sum(chunk.prompt_work for chunk in plan.chunks),
+        remaining_work=plan.output_tokens + plan.prompt_work,
+        remaining_prompts=plan.prompt_work / PROMPT_WORK,
         is_background=batch.completion_window == BACKGROUND_WINDOW,
     )

@@ -17,6 +17,7 @@ class Engine:
     withdrawn: int = 0
     written: float = 0.0
     answer_speed: float | None = None
+    read: int = 0
     now: float = 0.0
     rates: list[float] = field(default_factory=list)
 
@@ -98,16 +99,21 @@ def test_time_without_work_does_not_count() -> None:
 
 
 def test_what_is_written_of_answers_in_flight_is_counted_once() -> None:
-    """All 512 write 10 tokens a second; in the first sample few of them come to an end."""
+    """All 512 write 10 tokens a second; in the first sample few of them come to an end.
+
+    One in ten gets an answer each second, and the next one, with a prompt of 40 tokens, its seat.
+    """
     engine = Engine(in_flight=512)
     engine.look(is_busy=True)
     for second in range(1, 11):
         engine.now += 1.0
         engine.written = 5120.0 * second - 52 * 100.0 * second
         for _ in range(52):
-            engine.pace.count(110.0, 100, 105.0)
+            engine.pace.count(110.0, 100, 100)
+            engine.read += 40
         engine.look(is_busy=True)
-    assert engine.pace.work_rate == pytest.approx(5120 * 1.05, rel=0.05)
+    assert engine.pace.prompt_rate == pytest.approx(52 * 40)
+    assert engine.pace.work_rate == pytest.approx(5120 + 52 * 40 / 8, rel=0.05)
 
 
 def test_what_was_answered_before_the_first_look_is_not_counted() -> None:

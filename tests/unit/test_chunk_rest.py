@@ -20,7 +20,9 @@ SHORT, LONG = 1, 2
 
 @dataclass(eq=False)
 class Request:
+    unshared_tokens: int = 0
     seated_at: float | None = None
+    read_before: int = 0
 
 
 class Clock:

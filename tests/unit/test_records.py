@@ -14,6 +14,8 @@ RATE = {
     "tokens_per_second": 5.0,
     "work_per_second": None,
     "answer_tokens_per_second": None,
+    "prompt_tokens_per_second": None,
+    "prompt_weight": None,
     "load_seconds": None,
 }
 

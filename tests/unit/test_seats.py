@@ -11,7 +11,9 @@ from batchyard.runner.seats import Seats
 
 @dataclass(eq=False)
 class Request:
+    unshared_tokens: int = 0
     seated_at: float | None = None
+    read_before: int = 0
 
 
 @dataclass

@@ -104,7 +104,7 @@ def test_ever_new_classes_are_no_sample() -> None:
     assert 0 < len(firsts) <= 50
 
 
-def starts(classes: list[int], unknown: set[int], shared: int = 0) -> list[int]:
+def starts(classes: list[int], unknown: set[int], shared: int = 0) -> dict[int, int]:
     shares = np.full(len(classes), shared)
     return kind_starts(np.array(classes), unknown, shares, 100 * len(classes), least=50)
 

@@ -18,6 +18,7 @@ from batchyard.store.chunk.rows import (
     CHUNKS,
     IS_OPEN,
     UNANSWERED,
+    remaining_prompts,
     remaining_tokens,
     remaining_work,
 )
@@ -88,6 +89,7 @@ class BatchSchedule(Aggregate):
                 BATCHES.c.created_at,
                 func.sum(remaining_tokens()).label("remaining_tokens"),
                 func.sum(remaining_work()).label("remaining_work"),
+                func.sum(remaining_prompts()).label("remaining_prompts"),
                 BATCHES.c.paused_at.is_not(None).label("is_paused"),
                 (func.sum(UNANSWERED) <= SMALL_REQUESTS).label("is_small"),
                 func.coalesce(BATCHES.c.tail_tokens, 0.0).label("tail_tokens"),

@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlmodel import Field
 
+from batchyard.lengths import PROMPT_WORK
 from batchyard.store.clock import clock
 from batchyard.store.columns import (
     USAGE_COLUMNS,
@@ -119,7 +120,7 @@ class ChunkRow(Row, _ChunkColumns, LeaseColumns, UsageColumns, table=True):
     completed: int = Field(default=0, sa_type=BigInteger)
     failed: int = Field(default=0, sa_type=BigInteger)
     answer_bits: int | None = None
-    """How long its answers are by what was learned, in powers of two; longer ones run first."""
+    """How long its answers are by what was learned; longer ones run first."""
     left_share: float | None = Field(default=None, sa_type=Double)
     """What is left of its work, 0 to 1, as its runner knew last. None: as of its requests."""
     not_before: float | None = Field(default=None, sa_type=Double)
@@ -193,6 +194,11 @@ def remaining_work() -> ColumnElement[Any]:
     """What is left of a chunk in tokens of answers, likewise; all tokens where it is not known."""
     work = CHUNKS.c.prompt_work + CHUNKS.c.token_estimate - CHUNKS.c.prompt_tokens
     return _left_share() * func.coalesce(work, CHUNKS.c.token_estimate)
+
+
+def remaining_prompts() -> ColumnElement[Any]:
+    """What is left to read of a chunk's prompts, likewise; 0 where it is not known."""
+    return _left_share() * func.coalesce(CHUNKS.c.prompt_work / PROMPT_WORK, 0.0)
 
 
 def _left_share() -> ColumnElement[Any]:

@@ -33,6 +33,10 @@ class RateRecord(Record):
     """The same in tokens of answers, see :func:`batchyard.lengths.prompt_work`; for forecasts."""
     answer_tokens_per_second: float | None = Field(default=None, sa_type=Double)
     """Of one answer among as many as the engine runs at once. None: not measured yet."""
+    prompt_tokens_per_second: float | None = Field(default=None, sa_type=Double)
+    """Of prompts, what the request before does not share, at the rate of ``work_per_second``."""
+    prompt_weight: float | None = Field(default=None, sa_type=Double)
+    """What a token of those cost in tokens of answers. None: not measured yet."""
     load_seconds: float | None = Field(sa_type=Double)
     """From the start of a runner until its model was loaded. None: not measured yet."""
     measured_at: float = Field(sa_type=Double)
@@ -76,6 +80,8 @@ class Rates(Aggregate):
         tokens_per_second: float | None = None,
         work_per_second: float | None = None,
         answer_tokens_per_second: float | None = None,
+        prompt_tokens_per_second: float | None = None,
+        prompt_weight: float | None = None,
         load_seconds: float | None = None,
     ) -> None:
         """Add a measurement of ``model`` on ``pool`` to the moving averages. None: not measured."""
@@ -83,6 +89,8 @@ class Rates(Aggregate):
             "tokens_per_second": tokens_per_second,
             "work_per_second": work_per_second,
             "answer_tokens_per_second": answer_tokens_per_second,
+            "prompt_tokens_per_second": prompt_tokens_per_second,
+            "prompt_weight": prompt_weight,
             "load_seconds": load_seconds,
         }
         measured = {name: value for name, value in seen.items() if value is not None}
