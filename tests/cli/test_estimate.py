@@ -124,6 +124,24 @@ def test_the_time_is_that_of_the_measured_rate(alone: Run, documents: bytes) -> 
     assert "on one engine, at 1,000 tokens a second as measured on pool gpu" in words
 
 
+def test_the_time_counts_prompts_by_what_they_were_seen_to_cost(
+    alone: Run, documents: bytes
+) -> None:
+    """Here they cost nothing, so it is the time of the answers."""
+    with_store(
+        lambda store: store.rates.record(
+            "stub-model",
+            "gpu",
+            tokens_per_second=1000.0,
+            work_per_second=200.0,
+            prompt_tokens_per_second=800.0,
+            prompt_weight=0.0,
+        )
+    )
+    found = figures(alone, "in.jsonl")
+    assert found["seconds"] == pytest.approx(found["output_tokens"] / 100)
+
+
 def test_the_hours_of_the_engine_are_named_and_counted(alone: Run, documents: bytes) -> None:
     """Each is open for half of the time, so that it takes twice as long, and a wait."""
 

@@ -10,10 +10,11 @@ import pytest
 from sqlalchemy import update
 
 from batchyard.engine.stub import StubEngine
-from batchyard.errors import WindowUnattainable
+from batchyard.errors import StoreUnavailable, WindowUnattainable
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner import run
 from batchyard.runner.pace import Pace
+from batchyard.runner.registration import Registration
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.forecast import update_forecasts
 from batchyard.storage.local_file import LocalFile
@@ -149,6 +150,26 @@ async def test_a_runner_measures_its_own_pace(yard: Yard, monkeypatch: pytest.Mo
     assert rate.load_seconds is not None
     tokens = (await yard.services.store.batches.get(batch_id)).token_estimate
     assert rate.tokens_per_second == pytest.approx(tokens / 5, rel=0.6)
+    assert rate.prompt_tokens_per_second is not None
+    assert rate.prompt_tokens_per_second > 0
+    assert rate.prompt_weight is not None
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_runner_begins_with_what_prompts_cost_before(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, *, is_away: bool
+) -> None:
+    """Or with a guess if the database refuses, which costs nobody a line."""
+    rates = yard.services.store.rates
+    await rates.record(MODEL, "gpu", prompt_weight=0.75)
+    registration = await Registration.create(yard.services, MODEL, None)
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("The database is away.")
+
+    if is_away:
+        monkeypatch.setattr(rates, "get", away, raising=False)
+    assert await registration.prompt_weight() == (0.125 if is_away else 0.75)
 
 
 async def test_a_batch_that_expires_with_nothing_finished_leaves_the_measured_speed_alone(

@@ -321,3 +321,23 @@ def test_the_last_answer_goes_on_when_the_engine_has_nothing_else_to_run() -> No
 
 def test_of_a_model_whose_answers_were_not_timed_the_end_is_not_known() -> None:
     assert seconds_until_done([replace(work("x", 1000), tail_tokens=50.0)]) == {"x": 100}
+
+
+def test_a_prompt_counts_by_what_its_tokens_were_seen_to_cost() -> None:
+    """800 tokens of prompts are 100 of answers unless more is known, here of 200 in all."""
+    items = [replace(work("x", 900), remaining_work=200.0, remaining_prompts=800.0)]
+    rate = Capacity(90, 1, work_per_second=20.0, prompt_tokens_per_second=80.0)
+    for weight, seconds in ((None, 10), (0.125, 10), (0.0, 10), (1.0, 10)):
+        assert seconds_until_done(items, {"qwen": replace(rate, prompt_weight=weight)}) == {
+            "x": seconds
+        }
+    shorter = [replace(items[0], remaining_work=110.0, remaining_prompts=80.0)]
+    free, dear = (replace(rate, prompt_weight=weight) for weight in (0.0, 1.0))
+    assert seconds_until_done(shorter, {"qwen": free}) == {"x": 10}
+    assert seconds_until_done(shorter, {"qwen": dear}) == {"x": 2}
+
+
+def test_averages_that_do_not_fit_together_make_no_engine_that_stands_still() -> None:
+    items = [replace(work("x", 900), remaining_work=200.0, remaining_prompts=800.0)]
+    odd = Capacity(90, 1, work_per_second=20.0, prompt_tokens_per_second=200.0, prompt_weight=0.0)
+    assert seconds_until_done(items, {"qwen": odd}) == {"x": 10}

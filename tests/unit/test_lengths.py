@@ -152,13 +152,13 @@ def test_other_endpoints_and_limits_are_not_borrowed_from() -> None:
 
 def test_what_is_expected_of_a_chunk_replaces_what_was_planned() -> None:
     planned = {1: (10, 2560), 2: (5, 1280)}
-    assert expectation_of(100, planned, {}) == (3940, 9)
-    assert expectation_of(100, planned, {1: Expected(20.0, 20.0)}) == (1580, 7)
+    assert expectation_of(100, planned, {}) == (3940, 17)
+    assert expectation_of(100, planned, {1: Expected(20.0, 20.0)}) == (1580, 14)
 
 
 def test_a_class_without_an_answer_of_its_own_goes_first() -> None:
     found = expectation_of(0, {1: (10, 2560)}, {1: Expected(20.0, 700.0)})
-    assert found == (200, 10)
+    assert found == (200, 19)
 
 
 def test_a_template_of_few_requests_has_no_class_of_its_own() -> None:

@@ -469,6 +469,13 @@ def test_chunks_of_unknown_kinds_hold_one_kind_each(tmp_path: Path) -> None:
     assert 318 not in [chunk.first_record + chunk.request_count for chunk in known.chunks]
 
 
+def test_until_their_lengths_are_known_kinds_take_turns(tmp_path: Path) -> None:
+    summary, records = written(planner_of(kinds(300), tmp_path, chunk_requests=400))
+    firsts = [records[chunk.first_record : chunk.first_record + 20] for chunk in summary.chunks]
+    kinds_of = [set((first["ordinal"] % 2).tolist()) for first in firsts]
+    assert kinds_of[1:] == [{0}, {1}] * 4
+
+
 def test_a_plan_without_a_key_knows_no_template(tmp_path: Path) -> None:
     summary = planner_of(kinds(30), tmp_path).write(io.BytesIO())
     assert [each.template for each in summary.classes.table] == [""]

@@ -26,8 +26,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.seats = Seats(2, clock=lambda: self.now)
 
-    def sent(self) -> Request:
-        request = Request()
+    def sent(self, unshared_tokens: int = 0) -> Request:
+        request = Request(unshared_tokens)
         self.seats.take(request)
         return request
 
@@ -75,3 +75,12 @@ def test_one_that_is_sent_again_begins_anew() -> None:
     engine.seats.take(request)
     assert engine.seats.written(request) == 0.0
     assert request.seated_at == 10.0
+
+
+def test_the_prompt_of_a_request_is_read_when_it_has_a_seat() -> None:
+    engine = Engine()
+    first, _, _ = engine.sent(100), engine.sent(10), engine.sent(1)
+    assert engine.seats.read == 110
+    engine.answer(first, 5)
+    assert engine.seats.read == 111
+    assert engine.seats.prompt_cost.is_measured

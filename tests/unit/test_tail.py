@@ -110,15 +110,27 @@ def starts(classes: list[int], unknown: set[int], shared: int = 0) -> dict[int, 
 
 
 def test_a_chunk_begins_with_each_kind_of_which_nothing_is_known() -> None:
-    """And behind it; the first one stays with the samples before it."""
+    """And behind it, and behind the samples."""
     samples = [1] * 8 + [2] * 8
-    assert starts(samples + [1] * 90 + [2] * 90 + [3] * 90, {1, 2}) == [106, 196]
+    found = starts(samples + [1] * 90 + [2] * 90 + [3] * 90, {1, 2})
+    assert found == {16: 0, 106: 0, 196: 0}
+
+
+def test_a_large_kind_of_which_nothing_is_known_is_cut_into_pieces_that_take_turns() -> None:
+    found = starts([1] * 128 + [2] * 192 + [3] * 90, {1, 2})
+    assert found == {64: 1, 128: 0, 192: 1, 256: 2, 320: 0}
+
+
+def test_kinds_are_cut_into_so_few_pieces_that_their_prefixes_are_seldom_read_again() -> None:
+    found = starts([1] * 256 + [2] * 256, {1, 2}, shared=300)
+    assert found == {128: 1, 256: 0, 384: 1}
 
 
 def test_a_kind_that_is_known_or_has_few_requests_begins_no_chunk() -> None:
-    assert starts([1] * 90 + [2] * 90, set()) == []
-    assert starts([1] * 90 + [2, 3] * 90, {2, 3}) == []
+    assert starts([1] * 90 + [2] * 90, set()) == {}
+    assert starts([1] * 90 + [2, 3] * 90, {2, 3}) == {}
+    assert starts([1] * 300, {1}) == {}
 
 
 def test_kinds_that_share_a_long_prefix_stay_in_one_chunk() -> None:
-    assert starts([1] * 90 + [2] * 90, {1, 2}, shared=5000) == []
+    assert starts([1] * 90 + [2] * 90, {1, 2}, shared=5000) == {}

@@ -181,13 +181,15 @@ async def test_what_is_left_of_a_batch_is_estimated_by_what_was_learned(store: S
 
 async def test_what_is_left_of_a_chunk_is_what_its_runner_says(store: Store) -> None:
     """Long answers go first: half of the requests may be most of the work."""
-    await begun(store, planned({1: (10, 2560)}))
+    chunks = [each.model_copy(update={"prompt_work": 5.0}) for each in planned({1: (10, 2560)})]
+    await begun(store, chunks)
     (lease,) = await store.chunks.claim(model=MODEL, owner="o", lease_seconds=60.0)
     progress = partial(store.chunks.record_progress, lease, failed=0, usage=BatchUsage())
     await progress(completed=5, left_share=0.125)
     (work,) = await store.batch_schedule.open_work()
     assert work.remaining_tokens == 0.125 * 2660
-    assert work.remaining_work == work.remaining_tokens
+    assert work.remaining_work == 0.125 * 2565
+    assert work.remaining_prompts == 0.125 * 40
     await progress(completed=5)
     (work,) = await store.batch_schedule.open_work()
     assert work.remaining_tokens == 2660 / 2
