@@ -490,6 +490,8 @@ class _ChunkCutter:
         chunks = sorted(
             self._whole.finish(),
             key=lambda chunk: (
+                # Before kinds of unknown length stand samples of all, long ones among them.
+                bool(self._starts and chunk.first),
                 -answer_bits(chunk.output_tokens, chunk.runs),
                 self._starts.get(chunk.first, 0),
             ),

@@ -15,7 +15,7 @@ import random
 import statistics
 import tempfile
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ STEP_SECONDS = 0.02
 SECRET = b"of a benchmark"
 KINDS = 6
 EXACT = "were each length known"
+PROMPTS = {"": 0.0, ", prompts cost half": 0.5}
+"""Tokens of answers that one of a prompt costs the simulated engine."""
 _LOOK_SECONDS = 1.0
 _ESTIMATE_SECONDS = 0.5
 _LEARN_SECONDS = 2.0
@@ -144,12 +146,12 @@ class Measured:
     prompt_weight: float | None = None
 
     def add(self, rate: float, pace: Pace, cost: PromptCost) -> None:
-        """Average, as the store does."""
+        """Average what the store averages."""
         self.rate = _averaged(self.rate, rate)
         self.work_rate = _averaged(self.work_rate, pace.work_rate)
         self.prompt_rate = _averaged(self.prompt_rate, pace.prompt_rate)
         self.speed = _averaged(self.speed, pace.answer_speed)
-        self.prompt_weight = _averaged(self.prompt_weight, cost.weight)
+        self.prompt_weight = cost.weight
 
 
 @dataclass
@@ -171,7 +173,10 @@ class Run:
     """When, how many were answered by then, and the ETA."""
 
     def __post_init__(self) -> None:
-        summary, self.records = _planned(self.requests, self.history, limits=self.limits)
+        # Without a key no kind is told from another.
+        secret = SECRET if self.learns or self.limits else b""
+        planned = _planned(self.requests, self.history, secret, limits=self.limits)
+        summary, self.records = planned
         self.classes: Sequence[LengthClass] = summary.classes.table
         self.tenant = TenantLengths(self.history)
         self.lengths = BatchLengths(self.tenant, self.classes, len(self.requests))
@@ -366,7 +371,7 @@ def _averaged(before: float | None, new: float | None) -> float | None:
 
 
 def _planned(
-    requests: Sequence[Request], history: LengthHistory, *, limits: bool
+    requests: Sequence[Request], history: LengthHistory, secret: bytes, *, limits: bool
 ) -> tuple[PlanSummary, Any]:
     file = io.BytesIO()
     with tempfile.TemporaryDirectory() as name:
@@ -383,7 +388,7 @@ def _planned(
             planner.add(
                 RequestLine(number + 1, number, number * size, size, str(number), URL, MODEL, body)
             )
-        summary = planner.write(file, history, SECRET)
+        summary = planner.write(file, history, secret)
     return summary, read_records(file.getvalue())
 
 
@@ -395,7 +400,7 @@ class Errors:
     errors: list[float]
 
     def quantile(self, tenth: int) -> float:
-        return statistics.quantiles(self.errors, n=10, method="inclusive")[tenth - 1]
+        return _tenth(self.errors, tenth)
 
 
 @dataclass(frozen=True)
@@ -442,14 +447,24 @@ def measure(size: Size | None = None) -> Found:
 def _with_several_kinds(size: Size, seed: int) -> dict[str, Run]:
     seats = size.tail_seats
     requests = several_kinds(20 * seats, seed)
-    first = Run(requests, seats).run()
-    history = LengthHistory(dict(first.history.known))
-    return {
-        "as before": Run(requests, seats, learns=False).run(),
-        "the first batch": first,
-        "a later one": Run(_shuffled(requests, seed), seats, history=history).run(),
-        EXACT: Run(requests, seats, learns=False, limits=True).run(),
-    }
+    later = _shuffled(requests, seed)
+    found = {"as before": Run(requests, seats, learns=False).run()}
+    for words, weight in PROMPTS.items():
+        first = Run(requests, seats, prompt_weight=weight).run()
+        found[f"the first batch{words}"] = first
+        found[f"a later one{words}"] = Run(
+            later,
+            seats,
+            history=LengthHistory(dict(first.history.known)),
+            prompt_weight=weight,
+            measured=replace(first.measured),
+        ).run()
+    found[EXACT] = Run(requests, seats, learns=False, limits=True).run()
+    return found
+
+
+def _tenth(values: Sequence[float], tenth: int) -> float:
+    return statistics.quantiles(values, n=10, method="inclusive")[tenth - 1]
 
 
 def _shuffled(requests: Sequence[Request], seed: int) -> list[Request]:
@@ -468,13 +483,18 @@ def table(found: Found) -> str:
             for each in found.etas
         ),
         "",
-        "| six kinds of requests | tail, of the batch's time: median | most | longer than ideal |",
-        "|---|---|---|---|",
+        "| six kinds of requests | tail, of the batch's time: median | p90 | most | over ideal |",
+        "|---|---|---|---|---|",
     ]
     for each in found.tails:
-        figures = statistics.median(each.tails), max(each.tails), statistics.median(each.over_ideal)
-        median, most, longer = (f"{100 * figure:.1f} %" for figure in figures)
-        lines.append(f"| {each.name} | **{median}** | {most} | {longer} |")
+        figures = (
+            statistics.median(each.tails),
+            _tenth(each.tails, 9),
+            max(each.tails),
+            statistics.median(each.over_ideal),
+        )
+        median, p90, most, longer = (f"{100 * figure:.1f} %" for figure in figures)
+        lines.append(f"| {each.name} | **{median}** | {p90} | {most} | {longer} |")
     return "\n".join(lines)
 
 

@@ -87,8 +87,11 @@ class Pace:
         if is_busy and self._looked_at is not None:
             self._busy_seconds += now - self._looked_at
         elif is_busy and not self._busy_seconds:
-            # What was answered before took time that was not counted.
+            # What was answered before took time that was not counted. Prompts of requests that
+            # wait for their answers may still be read.
+            read_before = self._load.read if self._answers else self._read_before
             self._begin()
+            self._read_before = read_before
         self._looked_at = now if is_busy else None
         in_flight = self._load.in_flight
         if self._load.withdrawn - self._withdrawn_before > self._answers:

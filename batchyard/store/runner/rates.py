@@ -36,7 +36,8 @@ class RateRecord(Record):
     prompt_tokens_per_second: float | None = Field(default=None, sa_type=Double)
     """Of prompts, what the request before does not share, at the rate of ``work_per_second``."""
     prompt_weight: float | None = Field(default=None, sa_type=Double)
-    """What a token of those cost in tokens of answers. None: not measured yet."""
+    """What a token of those cost in tokens of answers, by the last measurement: the runner has
+    averaged it. None: not measured yet."""
     load_seconds: float | None = Field(sa_type=Double)
     """From the start of a runner until its model was loaded. None: not measured yet."""
     measured_at: float = Field(sa_type=Double)
@@ -84,7 +85,7 @@ class Rates(Aggregate):
         prompt_weight: float | None = None,
         load_seconds: float | None = None,
     ) -> None:
-        """Add a measurement of ``model`` on ``pool`` to the moving averages. None: not measured."""
+        """Add a measurement of ``model`` on ``pool``. None: not measured."""
         seen = {
             "tokens_per_second": tokens_per_second,
             "work_per_second": work_per_second,
@@ -101,7 +102,10 @@ class Rates(Aggregate):
                 _RATES.c[name] + (value - _RATES.c[name]) * _WEIGHT_OF_THE_NEW, value
             )
             for name, value in measured.items()
+            if name != "prompt_weight"
         }
+        if prompt_weight is not None:
+            averages["prompt_weight"] = prompt_weight
         row = {"model": model, "pool": pool, **measured, "measured_at": clock()}
         await upsert(connection, _RATES, row, {**averages, "measured_at": clock()})
 

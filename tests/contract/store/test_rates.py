@@ -44,14 +44,14 @@ async def test_each_model_has_a_rate_on_each_pool(store: Store) -> None:
     assert found == [("llama", "gpu"), (MODEL, "big"), (MODEL, "gpu")]
 
 
-async def test_what_prompts_cost_is_averaged_like_a_rate(store: Store) -> None:
+async def test_of_what_prompts_cost_the_last_measurement_counts(store: Store) -> None:
     for weight in (0.1, 0.2):
         await store.rates.record(
             MODEL, "gpu", prompt_weight=weight, prompt_tokens_per_second=1000 * weight
         )
     rate = await store.rates.get(MODEL, "gpu")
     assert rate is not None
-    assert rate.prompt_weight == pytest.approx(0.13)
+    assert rate.prompt_weight == 0.2
     assert rate.prompt_tokens_per_second == pytest.approx(130)
 
 
