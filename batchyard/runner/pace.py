@@ -89,9 +89,7 @@ class Pace:
         elif is_busy and not self._busy_seconds:
             # What was answered before took time that was not counted. Prompts of requests that
             # wait for their answers may still be read.
-            read_before = self._load.read if self._answers else self._read_before
-            self._begin()
-            self._read_before = read_before
+            self._begin(read_before=None if self._answers else self._read_before)
         self._looked_at = now if is_busy else None
         in_flight = self._load.in_flight
         if self._load.withdrawn - self._withdrawn_before > self._answers:
@@ -115,7 +113,7 @@ class Pace:
             return max(-1.0, (self._load.written - self._written_before) / self._written)
         return _DONE_IN_FLIGHT * (in_flight - self._in_flight_before) / self._answers
 
-    def _begin(self) -> None:
+    def _begin(self, read_before: int | None = None) -> None:
         self._answers = 0
         self._tokens = 0.0
         self._written = 0
@@ -123,5 +121,5 @@ class Pace:
         self._busy_seconds = 0.0
         self._in_flight_before = self._load.in_flight
         self._written_before = self._load.written
-        self._read_before = self._load.read
+        self._read_before = self._load.read if read_before is None else read_before
         self._withdrawn_before = self._load.withdrawn

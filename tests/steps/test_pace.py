@@ -125,6 +125,24 @@ def test_what_was_answered_before_the_first_look_is_not_counted() -> None:
     assert engine.rates == pytest.approx([2000.0])
 
 
+def test_prompts_of_the_first_requests_are_counted_as_they_take_time() -> None:
+    """A window full of prompts is read for a while before the first answer comes."""
+    engine = Engine()
+    engine.in_flight, engine.read = 10, 1000
+    engine.look(is_busy=True)
+    engine.run(5, answers=20)
+    assert engine.pace.prompt_rate == pytest.approx(200.0)
+
+
+def test_prompts_of_what_was_answered_before_the_first_look_are_not_counted() -> None:
+    engine = Engine()
+    engine.in_flight, engine.read = 10, 1000
+    engine.pace.count(100.0)
+    engine.look(is_busy=True)
+    engine.run(5, answers=20)
+    assert engine.pace.prompt_rate == 0.0
+
+
 def test_an_engine_that_writes_nothing_has_no_speed_of_answers() -> None:
     engine = Engine(in_flight=10)
     engine.run(20, answers=20)

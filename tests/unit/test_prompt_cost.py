@@ -33,8 +33,8 @@ def test_the_weight_is_learned_where_short_and_long_answers_take_turns(weight: f
 
 
 def test_where_all_answers_are_alike_what_was_believed_is_kept() -> None:
-    """Their seconds are the same line over tokens and over prompts."""
-    assert counted(1.0, [64], believed=0.3).weight == pytest.approx(0.3, abs=0.02)
+    """Their seconds are nearly the same line over tokens and over prompts."""
+    assert counted(0.3, [63, 64, 65], believed=0.3).weight == pytest.approx(0.3, abs=0.02)
     assert PromptCost(0.7).weight == 0.7
 
 
