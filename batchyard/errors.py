@@ -11,6 +11,7 @@
     │   ├── BatchRateExceeded         the tenant creates batches faster than it may
     │   └── WindowUnattainable        by forecast it cannot be done in its completion window
     ├── InputRefused                  the batch's input breaks the format; carries every entry
+    ├── InputNotRead                  the process that reads the batch's input does not live
     ├── DatasetRefused                a dataset, its template or its table cannot be made sense of
     ├── KeyExpired                    the API key's end has passed
     ├── UnexpectedError               a defect of Batchyard that occurred in one batch
@@ -136,6 +137,12 @@ class InputRefused(BatchyardError):
         first = self.entries[0]
         where = f"line {first.line}: " if first.line is not None else ""
         super().__init__(f"{where}{first.message}")
+
+
+class InputNotRead(BatchyardError):
+    """The process that reads the batch's input was ended again and again, as for lack of memory."""
+
+    code = "input_not_read"
 
 
 class DatasetRefused(BatchyardError):

@@ -281,6 +281,13 @@ BATCH: Final = (
         "with `--build-arg DATASETS=yes`.",
     ),
     Code(
+        "input_not_read",
+        "The process that reads a large input was ended three times, as the kernel does when "
+        "memory is short.",
+        "Look for its end in the kernel's log (`dmesg`), give the control worker more memory, then "
+        "`batchyard retry BATCH`.",
+    ),
+    Code(
         "destination_refused",
         "A presigned URL for a result file would be refused: it is signed for another method or "
         "with another key, or its bucket does not exist. Nothing was run.",

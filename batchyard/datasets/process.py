@@ -7,18 +7,18 @@ import importlib.util
 import os
 import signal
 import sys
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from batchyard.datasets.jobs import REFUSAL_FILE, JoinJob, Refusal, RenderJob
 from batchyard.errors import DatasetRefused, RequestRefused
+from batchyard.tenant_turns import TenantTurns
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
 _BLOCK_BYTES: Final = 1024**2
@@ -38,10 +38,7 @@ _INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
 
 _AT_ONCE: Final = 4
 """Processes of one program, each with memory of its own."""
-_TURNS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Semaphore]]] = (
-    WeakKeyDictionary()
-)
-"""By program, and by program and tenant: a semaphore belongs to one event loop."""
+_TURNS: Final = {kind: TenantTurns(_AT_ONCE) for kind in _PROGRAMS}
 
 
 def check_installed() -> None:
@@ -65,17 +62,9 @@ async def run_job(job: RenderJob | JoinJob, folder: Path, tenant: str) -> AsyncG
     generator.
     """
     check_installed()
-    async with _turn(type(job), tenant), aclosing(_run(job, folder)) as blocks:
+    async with _TURNS[type(job)].turn(tenant), aclosing(_run(job, folder)) as blocks:
         async for block in blocks:
             yield block
-
-
-@asynccontextmanager
-async def _turn(program: type, tenant: str) -> AsyncIterator[None]:
-    turns = _TURNS.setdefault(asyncio.get_running_loop(), {})
-    of_tenant = turns.setdefault((program, tenant), asyncio.Semaphore(1))
-    async with of_tenant, turns.setdefault(program, asyncio.Semaphore(_AT_ONCE)):
-        yield
 
 
 async def _run(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:

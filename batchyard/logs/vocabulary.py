@@ -39,6 +39,8 @@ EVENTS: Final = {
     "batch.postponed": "A step of a batch failed for a reason that may pass; the batch is tried "
     "again.",
     "batch.progress": "A further chunk is done.",
+    "batch.read_again": "The process that reads the input of a batch was ended; another one reads "
+    "it from its beginning.",
     "batch.running": "Runners have chunks of the batch.",
     "batch.status_changed": "The status of a batch changed in the middle of a step, for instance "
     "by a cancellation.",

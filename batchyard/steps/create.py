@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from batchyard.batch_error import InputPart
 from batchyard.batch_options import RECEIVER_OPTIONS, OnInvalid, Validation
 from batchyard.chains import Stage, check_stages
 from batchyard.datasets.files import is_table
@@ -21,7 +22,7 @@ from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered, endpoints_not_served
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
-from batchyard.store import BatchOptions, InputPart, NewBatch, Quota, UrlFacts
+from batchyard.store import BatchOptions, NewBatch, Quota, UrlFacts
 from batchyard.templates import TemplateRefused, check_template
 from batchyard.threads import in_thread
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS

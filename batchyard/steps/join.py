@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
+from batchyard.batch_error import InputPart
 from batchyard.errors import ObjectTooLarge, RecordNotFound
 from batchyard.services.keys import file_key
 from batchyard.services.services import Progress
 from batchyard.steps.input_file import check_input_file, no_input_file, record_input
 from batchyard.storage.location import read_location
 from batchyard.storage.several import whole_lines
-from batchyard.store import InputPart
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from batchyard.batch_error import BatchError
     from batchyard.services.services import Services
     from batchyard.storage.access import Location
     from batchyard.store import BatchRecord, FileRecord
@@ -46,18 +43,6 @@ async def join_places(services: Services, batch: BatchRecord, places: Sequence[L
         (str(place), read_location(place, limit_bytes=limit, access=access)) for place in places
     ]
     return await _store(services, batch, sources)
-
-
-def with_its_file(error: BatchError, parts: Sequence[InputPart]) -> BatchError:
-    """The error, whose message also names the file and the line that its line comes from."""
-    if error.line is None:
-        return error
-    line = error.line
-    for part in parts:
-        if line <= part.lines:
-            return replace(error, message=f"{part.file_id}, line {line}: {error.message}")
-        line -= part.lines
-    return error
 
 
 async def _store(services: Services, batch: BatchRecord, sources: Sequence[_Source]) -> int:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
 from batchyard.batch_options import OnInvalid
@@ -17,9 +15,8 @@ from batchyard.errors import DispatchFailed, InputRefused, ModelNotFound
 from batchyard.forecast import OpenWork
 from batchyard.lengths import PROMPT_WORK, LengthHistory
 from batchyard.lifecycle import BatchStatus
-from batchyard.lines import Rules, Validator, duplicate_lines
+from batchyard.lines import Rules
 from batchyard.logs import event_logger
-from batchyard.plan import Planner, PlanSummary
 from batchyard.services.batch_span import traced
 from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.defects import defects_as_ours
@@ -27,55 +24,34 @@ from batchyard.services.keys import file_key, plan_key
 from batchyard.services.services import Progress
 from batchyard.steps.create import default_quota
 from batchyard.steps.deep_validation import (
-    DeepValidation,
     find_counter,
     findings_words,
     first_model,
     is_deep,
 )
 from batchyard.steps.forecast import check_window, late_hours
-from batchyard.steps.join import with_its_file
+from batchyard.steps.input_reader import Check, ReadingJob, WritePlan
 from batchyard.steps.known_lengths import known_lengths
 from batchyard.steps.offered import check_offered, endpoints_not_served
-from batchyard.steps.refused_lines import RefusedLines
+from batchyard.steps.reader_process import input_reader
 from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.store import NewChunk
-from batchyard.threads import in_executor, in_thread
+from batchyard.threads import in_thread
 from batchyard.turns import BACKGROUND_WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.offer import Offer
+    from batchyard.plan import PlanSummary
     from batchyard.services.services import Services
     from batchyard.steps.deep_validation import DeepFindings, NoCounter
+    from batchyard.steps.input_reader import Validated
+    from batchyard.steps.reader_process import Reader
     from batchyard.store import BatchRecord
 
 log = event_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Validated:
-    """An input whose batch runs. ``model`` is the one that its good lines name; None: it has none.
-    ``adapters`` are those of the model that they name.
-
-    ``endpoints``: each that a good line names, with the number of the first such line.
-
-    ``requests`` are all lines, ``refused`` those of them that are left out because they are bad.
-    ``deep``: what a deep validation has counted; None: it was a basic one.
-    ``refusal``: why the batch shall not run; ``strays``: the names of other models in its lines.
-    """
-
-    model: str | None
-    requests: int
-    size_bytes: int
-    endpoints: Mapping[str, int]
-    refused: int = 0
-    deep: DeepFindings | None = None
-    adapters: tuple[str, ...] = ()
-    strays: frozenset[str] = frozenset()
-    refusal: InputRefused | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +85,26 @@ async def preparing(services: Services, batch_id: str) -> AsyncIterator[Preparat
     services.on_progress(Progress(batch_id, "validating"))
     folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="plan-"))
     try:
-        yield Preparation(services, batch, folder)
+        async with AsyncExitStack() as opened:
+            yield Preparation(services, batch, folder, opened)
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 class Preparation:
-    """The input of one batch on its way to chunks. Each step can be repeated after an error."""
+    """The input of one batch on its way to chunks. Each step can be repeated after an error.
 
-    def __init__(self, services: Services, batch: BatchRecord, folder: Path) -> None:
+    What reads it lives as long as what is ``opened``.
+    """
+
+    def __init__(
+        self, services: Services, batch: BatchRecord, folder: Path, opened: AsyncExitStack
+    ) -> None:
         self._services = services
         self._batch = batch
         self._folder = folder
-        self._planner: Planner
-        self._refused: RefusedLines | None = None
-        """None: a bad line refuses the file."""
+        self._opened = opened
+        self._reader: Reader | None = None
         self._validated: Validated
         self._prepared: Prepared | None = None
 
@@ -140,7 +121,9 @@ class Preparation:
         path = await self._services.storage.local_path(key, self._folder)
         offer = await self._services.find_offer(())
         counter = await self._find_counter(path, offer)
-        self._validated = await self._check_lines(path, offer, counter)
+        if self._reader is None:
+            self._reader = await self._open_reader(path)
+        self._validated = await self._check_lines(self._reader, offer, counter)
         if names := await self._doubtful(offer):
             newer = await self._services.find_offer(names)
             if not newer.is_known:
@@ -149,9 +132,9 @@ class Preparation:
                     "Prefect does not say whether lines name adapters or models that there are not."
                 )
             if newer != offer:
-                self._validated = await self._check_lines(path, newer, counter)
-        if self._validated.refusal is not None:
-            raise self._validated.refusal
+                self._validated = await self._check_lines(self._reader, newer, counter)
+        if self._validated.refusal:
+            raise InputRefused(self._validated.refusal)
         if self._validated.model is not None:
             await self._check_served(self._validated.model, self._validated.endpoints)
         return self._validated
@@ -166,13 +149,19 @@ class Preparation:
         model = None if named is None else offer.model_of(named)
         return await find_counter(services.engine_for, model)
 
+    async def _open_reader(self, path: Path) -> Reader:
+        with self._errors_explained():
+            reader = input_reader(self._job(path), self._batch.tenant)
+            return await self._opened.enter_async_context(reader)
+
     async def _check_lines(
-        self, path: Path, offer: Offer, counter: CounterProgram | NoCounter | None
+        self, reader: Reader, offer: Offer, counter: CounterProgram | NoCounter | None
     ) -> Validated:
         with self._errors_explained():
-            stopping = threading.Event()
-            reading = partial(self._read, path, offer, counter, stopping)
-            return await in_executor(None, reading, interrupt=stopping.set)
+            validated = await reader.check(Check(self._rules(offer), counter))
+        if validated.deep is not None:
+            self._log_findings(validated.deep)
+        return validated
 
     async def _doubtful(self, offer: Offer) -> list[str]:
         """Names in the lines that may be those of adapters of which is not known yet."""
@@ -212,8 +201,8 @@ class Preparation:
         if validated.model is not None:
             await self._check_window(validated.model, prepared.plan)
         await services.storage.put(plan_key(batch.id), read_file(self._folder / "plan"))
-        if self._refused is not None:
-            await self._refused.store(services)
+        if validated.left_out is not None:
+            await validated.left_out.store(services, batch.id)
         await services.store.batches.begin(
             batch.id,
             model=prepared.model,
@@ -235,8 +224,11 @@ class Preparation:
             history, secret = await known_lengths(self._services, self._batch.tenant, model)
         cache_salt = await cache_salt_of(self._services, self._batch.tenant) or ""
         with self._errors_explained():
-            write = partial(self._write, history, secret, cache_salt)
-            return await in_executor(None, write)
+            assert self._reader is not None  # noqa: S101 - it has checked
+            plan = await self._reader.write_plan(WritePlan(history, secret, cache_salt))
+            # The next large input need not wait until this plan is stored.
+            await self._opened.aclose()
+        return plan
 
     async def _check_window(self, model: str, plan: PlanSummary) -> None:
         services, batch = self._services, self._batch
@@ -255,72 +247,22 @@ class Preparation:
         ):
             yield
 
-    def _read(
-        self,
-        input_path: Path,
-        offer: Offer,
-        counter: CounterProgram | NoCounter | None,
-        stopping: threading.Event,
-    ) -> Validated:
-        """Raises :class:`InterruptedError` once it is ``stopping``."""
+    def _job(self, input_path: Path) -> ReadingJob:
         options, settings = self._batch.options, self._services.settings
-        self._planner = Planner(
+        return ReadingJob(
+            batch_id=self._batch.id,
+            input_path=input_path,
+            folder=self._folder,
+            parts=options.parts,
+            leaves_out=options.on_invalid is not OnInvalid.FAIL,
             order=settings.order,
-            spool=self._folder,
             chunk_requests=settings.chunk_requests,
             deduplicates=options.deduplicate,
         )
 
-        def go_on() -> None:
-            if stopping.is_set():
-                raise InterruptedError
-
-        endpoints: dict[str, int] = {}
-        adapters: set[str] = set()
-        with input_path.open("rb") as file, ExitStack() as opened:
-            validator = self._validator(file, offer, opened, go_on)
-            lines, deep = validator.lines(file), None
-            if counter is not None:
-                deep = DeepValidation(validator, counter, opened, go_on)
-                lines = deep.lines(lines)
-            for line in lines:
-                go_on()
-                if not validator.has_errors:
-                    self._planner.add(line)
-                if line.url not in endpoints:
-                    endpoints[line.url] = line.number
-                if line.adapter:
-                    adapters.add(line.adapter)
-            findings = None if deep is None else deep.findings
-            self._tell(findings)
-            refusal = self._refusal(validator, file)
-        return Validated(
-            # Without a good line there is none whose model counts.
-            validator.model if endpoints else None,
-            validator.requests,
-            input_path.stat().st_size,
-            endpoints,
-            refused=0 if self._refused is None else self._refused.count,
-            deep=findings,
-            adapters=tuple(sorted(adapters)),
-            strays=frozenset(validator.strays),
-            refusal=refusal,
-        )
-
-    def _tell(self, findings: DeepFindings | None) -> None:
-        if findings is None:
-            return
-        words = findings_words(findings)
-        if findings.why_not:
-            log.warning("batch.not_counted", words, batch=self._batch.id)
-        elif words:
-            log.info("batch.counted", words, batch=self._batch.id)
-
-    def _validator(
-        self, file: BinaryIO, offer: Offer, opened: ExitStack, go_on: Callable[[], object]
-    ) -> Validator:
+    def _rules(self, offer: Offer) -> Rules:
         options, settings = self._batch.options, self._services.settings
-        rules = Rules(
+        return Rules(
             endpoint=None if options.mixed_endpoints else self._batch.endpoint,
             models=frozenset(options.models) or None,
             one_model=not options.mixed_models,
@@ -329,23 +271,13 @@ class Preparation:
             policy=None if options.any_body else settings.bodies.to_policy(),
             is_rendered=options.is_rendered,
         )
-        if options.on_invalid is OnInvalid.FAIL:
-            return Validator(rules)
-        self._refused = opened.enter_context(RefusedLines(self._batch, self._folder))
-        duplicates = frozenset(duplicate_lines(file, rules.limits, go_on))
-        return Validator(rules, leave_out=self._refused.add, duplicates=duplicates)
 
-    def _refusal(self, validator: Validator, file: BinaryIO) -> InputRefused | None:
-        try:
-            validator.finish(file)
-        except InputRefused as refused:
-            parts = self._batch.options.parts
-            return InputRefused([with_its_file(each, parts) for each in refused.entries])
-        return None
-
-    def _write(self, history: LengthHistory, secret: bytes, cache_salt: str) -> PlanSummary:
-        with (self._folder / "plan").open("wb") as plan_file:
-            return self._planner.write(plan_file, history, secret, cache_salt=cache_salt)
+    def _log_findings(self, findings: DeepFindings) -> None:
+        words = findings_words(findings)
+        if findings.why_not:
+            log.warning("batch.not_counted", words, batch=self._batch.id)
+        elif words:
+            log.info("batch.counted", words, batch=self._batch.id)
 
 
 def _new_chunks(prepared: Prepared) -> list[NewChunk]:

@@ -15,7 +15,6 @@ from batchyard.store.batch.rows import (
     BatchLocations,
     BatchOptions,
     BatchRecord,
-    InputPart,
     NewBatch,
     UrlFacts,
 )
@@ -125,7 +124,6 @@ __all__ = [
     "Host",
     "Idempotency",
     "IdempotencyKey",
-    "InputPart",
     "LearnedLengths",
     "LeaseKey",
     "Leases",

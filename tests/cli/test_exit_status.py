@@ -32,6 +32,7 @@ EXPECTED = {
     "WindowUnattainable": 3,
     "InputRefused": 3,
     "DatasetRefused": 3,
+    "InputNotRead": 1,
     "UnexpectedError": 1,
     "IllegalTransition": 3,
     "StoreError": 1,

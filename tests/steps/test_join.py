@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from batchyard.batch_error import InputPart
 from batchyard.errors import (
     InputRefused,
     LocationRefused,
@@ -24,7 +25,6 @@ from batchyard.steps.retry import retry_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location
 from batchyard.storage.several import Several
-from batchyard.store import InputPart
 from batchyard.wire import RequestCounts
 from tests.steps.conftest import CHAT, Yard, chat_line
 

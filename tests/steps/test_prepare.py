@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.steps import prepare
+from batchyard.steps import input_reader, prepare
 from batchyard.steps.fetch import fetch_input
 from tests.steps.conftest import Yard, chat_line
 
@@ -24,13 +24,13 @@ async def test_a_cancellation_stops_the_plan_and_leaves_nothing_behind(
     """The thread has ended, early, when the folder that it writes to is removed."""
     planned: list[RequestLine] = []
 
-    class SlowPlanner(prepare.Planner):
+    class SlowPlanner(input_reader.Planner):
         def add(self, line: RequestLine) -> None:
             time.sleep(0.005)
             planned.append(line)
             super().add(line)
 
-    monkeypatch.setattr(prepare, "Planner", SlowPlanner)
+    monkeypatch.setattr(input_reader, "Planner", SlowPlanner)
     batch_id = await yard.create([chat_line(f"line-{number}") for number in range(LINES)])
     await fetch_input(yard.services, batch_id)
     preparing = asyncio.create_task(prepare.prepare_batch(yard.services, batch_id))

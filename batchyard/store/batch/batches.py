@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.batch_error import BatchError
+    from batchyard.batch_error import BatchError, InputPart
     from batchyard.lengths import LengthClass
     from batchyard.prices import Prices
     from batchyard.roots import Roots
-    from batchyard.store.batch.rows import InputPart, NewBatch
+    from batchyard.store.batch.rows import NewBatch
     from batchyard.store.chunk.rows import NewChunk
     from batchyard.store.database import Database
     from batchyard.store.file.files import NewFile

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlmodel import Field, SQLModel
 
-from batchyard.batch_error import BatchError
+from batchyard.batch_error import BatchError, InputPart
 from batchyard.batch_options import (
     DeliveryKind,
     OnInvalid,
@@ -60,15 +60,6 @@ class UrlFacts(msgspec.Struct, frozen=True):
     """Unix seconds; None: it does not say."""
     doubt: str | None = None
     """Why it could not be asked whether it takes the file."""
-
-
-class InputPart(msgspec.Struct, frozen=True):
-    """A file of which the input of a batch consists, among others."""
-
-    file_id: str
-    """For one that is no file of ours: its place, as anybody may see it."""
-    lines: int = 0
-    """As the input has them; 0 until it is made."""
 
 
 class BatchOptions(msgspec.Struct, frozen=True):

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.batch_error import InputPart
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import BatchLocations, BatchOptions, InputPart, NewFile, UrlFacts
+from batchyard.store import BatchLocations, BatchOptions, NewFile, UrlFacts
 from batchyard.wire import BatchUsage
 from tests.contract.store.outbox_samples import raw_rows
 from tests.contract.store.samples import batch_in, begun_batch, new_batch
