@@ -21,7 +21,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.services.keys import plan_key
 from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
-from benchmarks.peak_memory import forget_peak, peak_mebibytes
+from benchmarks.peak_memory import children_watched, forget_peak, peak_mebibytes
 from benchmarks.stub_services import MODEL, fetched_batch, stub_services
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Planned:
-    """One file. ``growth``: of the peak resident set, MiB, over what it was before."""
+    """One file. ``growth``: of the peak resident set, MiB, over what it was before, with all of the
+    process that reads the file."""
 
     requests: int
     input_bytes: int
@@ -88,9 +89,10 @@ async def plan(requests: int, line_bytes: int, rounds: int) -> Planned:
                 batch_id = await fetched_batch(services, source)
                 before = forget_peak()
                 began = time.perf_counter()
-                prepared = await prepare_batch(services, batch_id)
+                with children_watched() as reader:
+                    prepared = await prepare_batch(services, batch_id)
                 seconds.append(time.perf_counter() - began)
-                growth = max(growth, peak_mebibytes() - before)
+                growth = max(growth, peak_mebibytes() - before + reader.mebibytes)
                 assert prepared is not None
                 assert prepared.plan.requests == requests
                 path = await services.storage.local_path(plan_key(batch_id), folder)

@@ -36,7 +36,7 @@ log = event_logger(__name__)
 _PROCESS_BYTES: Final = 8 * 1024**2
 """What is larger takes longer to read than a process to start."""
 _TURNS: Final = TenantTurns(2)
-"""Each has 150 MiB at most, and keeps a core busy."""
+"""Each has 80 MiB or more, and keeps a core busy."""
 _INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
 """Of the environment, which has secrets of ours."""
 _AGAIN_AFTER_SECONDS: Final = (1.0, 5.0)
