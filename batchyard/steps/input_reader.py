@@ -104,28 +104,32 @@ class InputReader:
 
     def __init__(self, job: ReadingJob) -> None:
         self._job = job
-        self._planner: Planner
+        self._checked: Check
+        self._planner: Planner | None = None
+        """What the last check has sorted, until a plan is written of it."""
 
     def check(self, order: Check, go_on: Callable[[], object]) -> Validated:
         """Check every line in one pass over the input, which also sorts the requests.
 
         ``go_on`` is called often, and may raise :class:`InterruptedError`.
         """
+        self._checked, self._planner = order, None
         with defects_as_ours("validating and planning the input"):
-            return self._check(order, go_on)
+            found, self._planner = self._check(order, go_on)
+        return found
 
     def write_plan(self, order: WritePlan) -> PlanSummary:
-        """Write the file ``plan``, of what :meth:`check` has read."""
-        with (
-            defects_as_ours("validating and planning the input"),
-            (self._job.folder / "plan").open("wb") as file,
-        ):
-            return self._planner.write(
-                file, order.history, order.secret, cache_salt=order.cache_salt
-            )
+        """Write the file ``plan`` of what :meth:`check` has read. After an error, read it again."""
+        with defects_as_ours("validating and planning the input"):
+            planner, self._planner = self._planner, None
+            if planner is None:
+                # The write that failed has taken requests out of the sort.
+                _, planner = self._check(self._checked, lambda: None)
+            with (self._job.folder / "plan").open("wb") as file:
+                return planner.write(file, order.history, order.secret, cache_salt=order.cache_salt)
 
-    def _check(self, order: Check, go_on: Callable[[], object]) -> Validated:
-        self._planner = self._new_planner()
+    def _check(self, order: Check, go_on: Callable[[], object]) -> tuple[Validated, Planner]:
+        planner = self._new_planner()
         endpoints: dict[str, int] = {}
         adapters: set[str] = set()
         with self._job.input_path.open("rb") as file, ExitStack() as opened:
@@ -138,13 +142,13 @@ class InputReader:
             for line in lines:
                 go_on()
                 if not validator.has_errors:
-                    self._planner.add(line)
+                    planner.add(line)
                 if line.url not in endpoints:
                     endpoints[line.url] = line.number
                 if line.adapter:
                     adapters.add(line.adapter)
             refusal = self._refusal(validator, file)
-        return Validated(
+        found = Validated(
             # Without a good line there is none whose model counts.
             validator.model if endpoints else None,
             validator.requests,
@@ -156,6 +160,7 @@ class InputReader:
             strays=frozenset(validator.strays),
             refusal=refusal,
         )
+        return found, planner
 
     def _new_planner(self) -> Planner:
         return Planner(

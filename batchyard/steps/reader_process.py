@@ -14,11 +14,11 @@ import pickle
 import signal
 import sys
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from batchyard.errors import InputNotRead
+from batchyard.errors import InputNotRead, StorageUnavailable
 from batchyard.logs import event_logger
 from batchyard.steps.input_reader import Check, InputReader, WritePlan
 from batchyard.steps.reader_program import HEAD, frame
@@ -39,13 +39,16 @@ _TURNS: Final = TenantTurns(2)
 """Each has 80 MiB or more, and keeps a core busy."""
 _INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
 """Of the environment, which has secrets of ours."""
+_END_SECONDS: Final = 5.0
+"""For a process that has closed its standard output."""
 _AGAIN_AFTER_SECONDS: Final = (1.0, 5.0)
 """Whatever has ended the process may have passed by then. After that, its batch fails."""
 
 
 class Reader(Protocol):
     """Reads one input. Raises what an :class:`~.input_reader.InputReader` does, and
-    :class:`~batchyard.errors.InputNotRead`."""
+    :class:`~batchyard.errors.InputNotRead` and :class:`~batchyard.errors.StorageUnavailable` where
+    a process does not live, or cannot be started."""
 
     async def check(self, order: Check) -> Validated:
         """Check every line, sort the requests. May be repeated, with other rules."""
@@ -147,21 +150,30 @@ class _InProcess:
     async def _how_it_ended(self) -> str:
         assert self._process is not None  # noqa: S101 - it was asked
         process = self._process
+        with suppress(TimeoutError):
+            # To kill one that is about to end would lose how it has ended.
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
         await self.end()
         code = cast("int", process.returncode)
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
 
     async def _start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "batchyard.steps.reader_program"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # A traceback might quote the input.
-            stderr=asyncio.subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _INHERITED if name in os.environ},
-            # What stops our process group leaves it the time to answer.
-            process_group=0,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "batchyard.steps.reader_program"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                # A traceback might quote the input.
+                stderr=asyncio.subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+                # What stops our process group leaves it the time to answer.
+                process_group=0,
+            )
+        except OSError as error:
+            # Nothing of the batch is the cause, so it waits.
+            why = f"no process can be started to read the input ({error.strerror})"
+            raise StorageUnavailable(f"{sys.executable}: {why}") from error
         await self._send(self._job)
 
     async def _ask(self, order: Check | WritePlan) -> Any:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from batchyard.errors import InputNotRead
+from batchyard.engine.prompt_counting.counter import CounterProgram
+from batchyard.errors import InputNotRead, StorageUnavailable
 from batchyard.lengths import LengthHistory
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules
 from batchyard.steps import prepare, reader_process
+from batchyard.steps.deep_validation import DeepFindings
 from batchyard.steps.input_reader import Check, ReadingJob, WritePlan
 from batchyard.steps.reader_process import input_reader
 from batchyard.wire import RequestCounts
@@ -50,6 +52,16 @@ async def main():
 
 asyncio.run(main())
 """
+
+COUNTING = """
+import json, os, sys
+json.loads(sys.stdin.readline())
+print(json.dumps({"max_model_len": 64}), flush=True)
+for line in sys.stdin:
+    tokens = 3 if os.environ["TOKEN"] == "secret" else None
+    print(json.dumps([[tokens, tokens, True] for _ in json.loads(line)]), flush=True)
+"""
+"""Counts 3 for every line."""
 
 
 class Ends:
@@ -165,13 +177,46 @@ async def test_the_third_end_of_the_process_is_an_error_of_its_batch(
             await reader.check(cast("Check", Ends(os._exit, 7)))
 
 
-async def test_an_error_of_the_disk_is_raised_as_it_is(tmp_path: Path, in_process: None) -> None:
+async def test_a_process_counts_prompts_for_a_deep_validation(
+    tmp_path: Path, in_process: None
+) -> None:
+    counting = tmp_path / "python"
+    counting.write_text(f"#!{sys.executable}\n{COUNTING}")
+    counting.chmod(0o700)
+    program = CounterProgram(counting, {"TOKEN": "secret"}, {"model": "tiny"})
+    async with input_reader(job(tmp_path, GOOD), "acme") as reader:
+        found = await reader.check(Check(CHECK.rules, program))
+    assert found.deep == DeepFindings(3 * len(GOOD), len(GOOD), max_model_len=64)
+
+
+async def test_a_batch_waits_while_no_process_can_be_started(
+    tmp_path: Path, in_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    async with input_reader(job(tmp_path, GOOD), "acme") as reader:
+        with pytest.raises(StorageUnavailable, match="no process can be started"):
+            await reader.check(CHECK)
+        monkeypatch.undo()
+        assert (await reader.check(CHECK)).requests == len(GOOD)
+
+
+@pytest.mark.parametrize("process_bytes", [-1, 10**9], ids=["process", "thread"])
+async def test_a_plan_that_found_the_disk_full_is_written_whole_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_bytes: int
+) -> None:
+    monkeypatch.setattr(reader_process, "_PROCESS_BYTES", process_bytes)
     reading = job(tmp_path, GOOD)
+    *_, plan, _ = await everything_of(reading)
+    path = tmp_path / "plan"
+    path.unlink()
+    path.symlink_to("/dev/full")
     async with input_reader(reading, "acme") as reader:
         await reader.check(CHECK)
-        (tmp_path / "plan").mkdir()
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(OSError, match="No space left"):
             await reader.write_plan(PLAN)
+        path.unlink()
+        await reader.write_plan(PLAN)
+    assert path.read_bytes() == plan
 
 
 async def test_a_cancelled_check_leaves_no_process(tmp_path: Path, in_process: None) -> None:
@@ -204,9 +249,13 @@ async def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
     parent.kill()
     await parent.wait()
     until = time.monotonic() + 30
-    while is_there(pid):
-        assert time.monotonic() < until
-        await asyncio.sleep(0.02)
+    try:
+        while is_there(pid):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+    finally:
+        if is_there(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_process_has_a_low_priority_and_no_secrets(
