@@ -181,8 +181,8 @@ class RemoteEngineBlock(Block):
     exclusive: bool = Field(
         default=False,
         description="The server has no other users, so batches may use all of it. Otherwise they "
-        "use a quarter of its places, more while nobody else uses it, and wait while its queue is "
-        "not empty.",
+        "use half of its places, fewer where others need more than a quarter, more while nobody "
+        "else uses it, and wait while its queue is not empty.",
     )
     ttft_ms: _Milliseconds | None = Field(
         default=None, description=f"{_TTFT} By the server's own metrics."

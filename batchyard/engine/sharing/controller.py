@@ -1,8 +1,8 @@
 """How much of a batch may be in flight on an engine that others use too: a pure state machine.
 
 Time is passed in, in seconds by any steady clock; nothing is awaited here. Without an objective the
-share is a rule: a quarter of the seats, and what is free while nobody else is there. With an
-objective it is found, in tokens in flight: it grows while latencies are short enough and shrinks
+share is a rule: half of the seats, a quarter where others need more than that, and what is free
+while nobody else is there. With an objective it is found, in tokens in flight: it grows while latencies are short enough and shrinks
 when they are not, separately for each level of live load, so that what a burst teaches is not
 held against the gaps. What is in flight cannot be called back, so seats that others will probably
 want before it has ended are left free.
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from batchyard.engine.sharing.observation import Observation
 
 SHARE: Final = 4
-"""Without an objective a batch takes one seat of this many while others are there."""
+"""Without an objective a batch takes one seat of this many, however many others are there and
+whatever is known of the engine."""
+_BESIDE_OTHERS: Final = 2
+"""It takes one seat of this many while it and others together leave a quarter of them free."""
 RESERVE: Final = 16
 """One seat of this many is left free, where the operator does not say how many."""
 FLOOR: Final = 32
@@ -199,8 +202,15 @@ class ShareController:
         if now - self._observed_at > FRESH_SECONDS:
             return 1.0
         if self.objective is None:
-            return float(self.most if self._is_quiet else self.quarter)
+            return float(self.most if self._is_quiet else self._beside_others)
         return max(self._floor, self._shares[self._level].size)
+
+    @property
+    def _beside_others(self) -> float:
+        if not self._are_known:
+            return self.quarter
+        left = self.seats - self.quarter - self._live
+        return max(self.quarter, min(self.seats // _BESIDE_OTHERS, left))
 
     @property
     def _room(self) -> int:

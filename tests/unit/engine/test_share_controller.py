@@ -68,17 +68,27 @@ class Clock:
 # -- without an objective -------------------------------------------------------------------
 
 
-def test_beside_others_a_batch_has_a_quarter_of_the_seats() -> None:
-    assert Clock().run(60, live=3) == SEATS // 4
+@pytest.mark.parametrize(
+    ("live", "share"),
+    [(3, SEATS // 2), (SEATS // 4, SEATS // 2), (SEATS // 4 + 5, SEATS // 2 - 5)],
+)
+def test_beside_others_a_batch_has_half_of_the_seats_and_a_quarter_stays_free(
+    live: int, share: int
+) -> None:
+    assert Clock().run(60, live=live) == share
+
+
+def test_a_quarter_of_the_seats_is_left_to_a_batch_where_others_leave_as_many() -> None:
+    assert Clock().run(60, live=SEATS // 2 + 5) == SEATS // 4
 
 
 def test_when_nobody_else_was_there_for_a_while_it_takes_what_is_free_and_gives_it_back() -> None:
     clock = Clock()
     clock.run(5, live=3)
-    assert clock.run(10) == SEATS // 4
+    assert clock.run(10) == SEATS // 2
     assert clock.run(60) == SEATS - SEATS // rules.RESERVE
     clock.run(clock.seconds + 0.5, live=2)
-    assert clock.run(5, live=2) == SEATS // 4
+    assert clock.run(5, live=2) == SEATS // 2
 
 
 def test_one_request_that_is_seen_once_may_be_our_own() -> None:
