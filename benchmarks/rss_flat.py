@@ -4,6 +4,7 @@ Each size runs in a process of its own (validate, plan, run, collect, publish). 
 resident set, and adds that of the process that reads the input, though the two are not reached at
 the same time. The stub engine runs in the first one and keeps no log; it is part of the figure.
 A line has about 3,000 bytes; a million of them want 10 GB of disk in the temporary folder.
+``python -m benchmarks.rss_flat 10000000 300`` measures one size with shorter lines.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def _measure_one(requests: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-async def _run(requests: int) -> None:
+async def _run(requests: int, line_bytes: int = LINE_BYTES) -> None:
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         source = inputs.padded_requests(
-            home / "in.jsonl", count=requests, line_bytes=LINE_BYTES, model=MODEL, seed=1
+            home / "in.jsonl", count=requests, line_bytes=line_bytes, model=MODEL, seed=1
         )
         limits = {"max_requests": requests, "max_bytes": 10 * 1024**3}
         engine = StubEngine(MODEL, keep_log=False)
@@ -97,7 +98,7 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         forget_peak()
         with children_watched() as reader:
-            asyncio.run(_run(int(sys.argv[1])))
+            asyncio.run(_run(*map(int, sys.argv[1:])))
         print(peak_mebibytes() + reader.mebibytes)
     else:
         print(table(measure()))
