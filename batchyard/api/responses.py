@@ -164,7 +164,7 @@ async def _object(request: Request, record: ResponseRecord) -> dict[str, Any]:
 
 
 async def _stop_batch(request: Request, record: ResponseRecord) -> None:
-    """Stop the response's batch. Nobody waits for its answers any more."""
+    """Cancel the batch that runs the response: its answers are no longer wanted."""
     assert record.batch_id is not None  # noqa: S101 - it has a batch
     with contextlib.suppress(TransitionConflict):
         await request.app.state.services.store.batches.cancel(record.batch_id)
