@@ -72,9 +72,8 @@ def run(
         typer.Option(
             min=1,
             help="How many requests the server at --engine-url runs at once, its max_num_seqs. "
-            "The batch uses half of them, fewer where others need more than a quarter, and more while "
-            "nobody else uses the server. "
-            "Default: Batchyard asks the server.",
+            "The batch uses half of them, fewer where others need more than a quarter, and more "
+            "while nobody else uses the server. Default: Batchyard asks the server.",
         ),
     ] = None,
     engine_ttft_ms: Annotated[

@@ -361,5 +361,7 @@ def test_how_far_one_batch_is_ahead_of_another() -> None:
 @pytest.mark.slow
 @pytest.mark.vllm
 async def test_batches_that_begin_alike_find_more_in_the_cache_of_vllm_side_by_side() -> None:
-    one_file, together, apart = await shared_roots.measure_vllm(shared_roots.Size(questions=16), rounds=1)
+    one_file, together, apart = await shared_roots.measure_vllm(
+        shared_roots.Size(questions=16), rounds=1
+    )
     assert apart.cached < together.cached <= one_file.cached + 0.01
