@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from batchyard.plan import BYTES_PER_TOKEN
+from batchyard.plan.records import BYTES_PER_TOKEN
 from batchyard.results import usage_of
 from batchyard.wire import NO_USAGE, TokenUsage
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from batchyard.forecast import Capacity, OpenWork, forecast
 from batchyard.lengths import PROMPT_WORK, LengthClass, LengthHistory, expectation_of
 from batchyard.lines import RequestLine
-from batchyard.plan import PlannedRequest, Planner, left_to_run, read_records
+from batchyard.plan.planner import Planner
+from batchyard.plan.records import PlannedRequest, left_to_run, read_records
 from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.chunk_rest import ChunkRest
 from batchyard.runner.learning import BatchLengths, TenantLengths
@@ -33,7 +34,8 @@ from benchmarks import small_cache
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from batchyard.plan import PlannedChunk, PlanSummary
+    from batchyard.plan.chunks import PlannedChunk
+    from batchyard.plan.planner import PlanSummary
     from batchyard.runner.prompt_cost import PromptCost
 
 MODEL = "m"

@@ -25,7 +25,7 @@ import numpy as np
 from batchyard.cache import CacheShape, PrefixTree, SimulatedEngine, ceiling, prefix_tree
 from batchyard.engine.stub import StubEngine
 from batchyard.engine.warm import WarmEngine
-from batchyard.plan import BYTES_PER_TOKEN
+from batchyard.plan.records import BYTES_PER_TOKEN
 from batchyard.prompt import prompt_key
 from batchyard.runner.run import Runner
 from batchyard.services.services import open_services

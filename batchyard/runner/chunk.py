@@ -15,7 +15,7 @@ from batchyard.endpoints import takes_form
 from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
 from batchyard.logs import event_logger
-from batchyard.plan import RECORD, PlannedRequest, left_to_run, read_records
+from batchyard.plan.records import RECORD, PlannedRequest, left_to_run, read_records
 from batchyard.prompt import prompt_key
 from batchyard.results import Outcome, unprocessed
 from batchyard.runner.attachments import Attachments, file_access

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from batchyard.plan import BYTES_PER_TOKEN, LONGEST_FIRST_REQUESTS, RECORD, order_of
+from batchyard.plan.order import LONGEST_FIRST_REQUESTS, order_of
+from batchyard.plan.records import BYTES_PER_TOKEN, RECORD
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from batchyard.plan import PlannedRequest
+    from batchyard.plan.records import PlannedRequest
     from batchyard.runner.learning import BatchLengths
 
     _Planned = tuple[Any, npt.NDArray[Any]]

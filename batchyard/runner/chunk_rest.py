@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchyard.plan import BYTES_PER_TOKEN, RECORD
+from batchyard.plan.records import BYTES_PER_TOKEN, RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from batchyard.plan import PlannedRequest
+    from batchyard.plan.records import PlannedRequest
     from batchyard.runner.learning import BatchLengths
     from batchyard.runner.seats import Seated, Seats
 

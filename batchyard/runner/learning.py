@@ -21,7 +21,7 @@ from batchyard.services.log_words import describe
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
-    from batchyard.plan import PlannedRequest
+    from batchyard.plan.records import PlannedRequest
     from batchyard.runner.chunk_rest import ChunkRest
     from batchyard.services.services import Services
 

@@ -15,7 +15,7 @@ from batchyard.logs import event_logger
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from batchyard.plan import PlanSummary
+    from batchyard.plan.planner import PlanSummary
     from batchyard.store import BatchRecord, ChunkSummary
 
 log = event_logger(__name__)

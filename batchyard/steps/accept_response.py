@@ -11,7 +11,7 @@ import msgspec
 from batchyard.errors import InputRefused, RequestRefused
 from batchyard.forecast import OpenWork
 from batchyard.lines import Rules, Validator
-from batchyard.plan import BYTES_PER_TOKEN
+from batchyard.plan.records import BYTES_PER_TOKEN
 from batchyard.prompt import expected_output_tokens, prompt_key
 from batchyard.responses import ENDPOINT, SOONEST, WINDOWS, given_object
 from batchyard.steps.create import check_metadata, default_quota

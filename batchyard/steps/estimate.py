@@ -25,7 +25,8 @@ from batchyard.lengths import PROMPT_WORK, LengthHistory
 from batchyard.lines import Rules, Validator
 from batchyard.logs import event_logger
 from batchyard.offer import ANYTHING, Offer
-from batchyard.plan import BYTES_PER_TOKEN, Planner, PlanSummary, read_records
+from batchyard.plan.planner import Planner, PlanSummary
+from batchyard.plan.records import BYTES_PER_TOKEN, read_records
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.services.services import access_with
 from batchyard.steps.deep_validation import DeepValidation, first_model

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from batchyard.batch_error import with_its_file
 from batchyard.errors import InputRefused
 from batchyard.lines import Validator, duplicate_lines
-from batchyard.plan import Planner
+from batchyard.plan.planner import Planner
 from batchyard.services.defects import defects_as_ours
 from batchyard.steps.deep_validation import DeepValidation
 from batchyard.steps.refused_lines import RefusedLines
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.lengths import LengthHistory
     from batchyard.lines import Rules
-    from batchyard.plan import PlanSummary
+    from batchyard.plan.planner import PlanSummary
     from batchyard.steps.deep_validation import DeepFindings, NoCounter
     from batchyard.steps.refused_lines import WrittenLines
 
@@ -37,8 +37,7 @@ class ReadingJob:
     """What is read, and how. ``folder`` is for the plan, the bad lines and the runs of the sort.
 
     ``parts``: the files that the input consists of. ``leaves_out``: bad lines do not refuse the
-    file. ``order``, ``chunk_requests`` and ``deduplicates`` are those of a
-    :class:`~batchyard.plan.Planner`.
+    file. ``order``, ``chunk_requests`` and ``deduplicates`` are those of a :class:`.Planner`.
     """
 
     batch_id: str
@@ -62,7 +61,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The order to write the plan, as :meth:`Planner.write <batchyard.plan.Planner.write>` does."""
+    """The order to write the plan, as :meth:`.Planner.write` does."""
 
     history: LengthHistory
     secret: bytes

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from batchyard.engine.prompt_counting.counter import CounterProgram
     from batchyard.offer import Offer
-    from batchyard.plan import PlanSummary
+    from batchyard.plan.planner import PlanSummary
     from batchyard.services.services import Services
     from batchyard.steps.deep_validation import DeepFindings, NoCounter
     from batchyard.steps.input_reader import Validated

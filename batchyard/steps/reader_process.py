@@ -28,7 +28,7 @@ from batchyard.threads import in_executor, in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from batchyard.plan import PlanSummary
+    from batchyard.plan.planner import PlanSummary
     from batchyard.steps.input_reader import ReadingJob, Validated
 
 log = event_logger(__name__)

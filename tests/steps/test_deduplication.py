@@ -11,7 +11,7 @@ import pytest
 
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.plan import read_records
+from batchyard.plan.records import read_records
 from batchyard.results import answered, copied
 from batchyard.runner import chunk
 from batchyard.services.keys import plan_key, segment_key, segments_prefix

@@ -14,7 +14,7 @@ import pytest
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
-from batchyard.plan import Planner
+from batchyard.plan.planner import Planner
 from batchyard.results import answered
 from batchyard.runner import window
 from batchyard.runner.retry_policy import RetryPolicy

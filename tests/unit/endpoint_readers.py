@@ -87,7 +87,7 @@ def planning_expects_its_output() -> bool:
 
 
 def deduplication_shares_its_answers() -> bool:
-    from batchyard.duplicates import NO_DIGEST, answer_digest  # noqa: PLC0415 - see above
+    from batchyard.plan.duplicates import NO_DIGEST, answer_digest  # noqa: PLC0415 - see above
 
     return answer_digest(NEW, {}) != NO_DIGEST == answer_digest(OWN, {})
 

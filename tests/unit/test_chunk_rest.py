@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batchyard.lengths import LengthClass, LengthHistory
-from batchyard.plan import RECORD, PlannedRequest
+from batchyard.plan.records import RECORD, PlannedRequest
 from batchyard.runner.chunk_rest import ChunkRest
 from batchyard.runner.learning import BatchLengths, TenantLengths
 from batchyard.runner.seats import Seats

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchyard.duplicates import NO_DIGEST, answer_digest
+from batchyard.plan.duplicates import NO_DIGEST, answer_digest
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"

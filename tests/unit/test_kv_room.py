@@ -9,7 +9,7 @@ from batchyard.engine.base import CacheState
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import EngineLost
 from batchyard.lengths import LengthHistory
-from batchyard.plan import PlannedRequest
+from batchyard.plan.records import PlannedRequest
 from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.kv_room import KvRoom
 from batchyard.runner.learning import BatchLengths, TenantLengths

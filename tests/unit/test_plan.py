@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 from batchyard.lengths import LengthHistory, Lengths
 from batchyard.lines import RequestLine
-from batchyard.plan import (
-    BYTES_PER_TOKEN,
-    RECORD,
-    Planner,
-    PlanSummary,
-    _ChunkCutter,
-    left_to_run,
-    read_records,
-    requests_of_a_chunk,
-)
+from batchyard.plan.cutter import ChunkCutter, requests_of_a_chunk
+from batchyard.plan.planner import Planner, PlanSummary
+from batchyard.plan.records import BYTES_PER_TOKEN, RECORD, left_to_run, read_records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -320,7 +313,7 @@ def test_copies_stay_with_their_request_when_long_outputs_go_first(tmp_path: Pat
 def test_more_than_a_runner_holds_of_one_kind_run_more_than_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchyard.plan._MOST_COPIES", 24)
+    monkeypatch.setattr("batchyard.plan.duplicates._MOST_COPIES", 24)
     _, summary, records = plan([embed(n, "a") for n in range(60)], tmp_path, deduplicates=True)
     assert [len(group) for group in groups(records)] == [25, 25, 10]
     assert summary.copies == 57
@@ -349,7 +342,7 @@ def test_of_what_is_left_to_run_the_first_copy_takes_the_place_of_a_finished_req
 
 def test_copies_do_not_make_a_chunk_one_of_short_answers() -> None:
     """A chunk of long answers goes first, however many requests share them."""
-    cutter = _ChunkCutter(requests=24, tokens=262, chunk_requests=12)
+    cutter = ChunkCutter(requests=24, tokens=262, chunk_requests=12)
     for _ in range(4):
         cutter.add(1, 32)
     for _ in range(2):

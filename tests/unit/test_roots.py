@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchyard.plan import _common_prefix
+from batchyard.plan.planner import _common_prefix
 from batchyard.roots import MOST_NODES, NO_ROOTS, Roots, RootSampler
 
 if TYPE_CHECKING:

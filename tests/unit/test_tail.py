@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchyard.cache import CacheShape, prefix_tree, simulate
-from batchyard.tail import kind_starts, longest_first, samples_first
+from batchyard.plan.tail import kind_starts, longest_first, samples_first
 
 
 def ordered(prompts: list[int], shared: list[int], outputs: list[int]) -> list[int] | None:

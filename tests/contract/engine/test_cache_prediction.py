@@ -10,7 +10,8 @@ from batchyard.cache import CacheShape
 from batchyard.engine.base import EngineRequest
 from batchyard.framing import parse_envelope
 from batchyard.lines import Rules, Validator
-from batchyard.plan import BYTES_PER_TOKEN, Planner, read_records
+from batchyard.plan.planner import Planner
+from batchyard.plan.records import BYTES_PER_TOKEN, read_records
 from batchyard.settings import read_settings
 from batchyard.steps.estimate import Assumptions, estimate_file
 from batchyard.storage.local_file import LocalFile

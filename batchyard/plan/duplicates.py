@@ -1,17 +1,24 @@
-"""Which requests ask the same and leave nothing to chance, so that one answer serves all. Pure."""
+"""Which requests ask the same and leave nothing to chance, so that one answer serves all."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from batchyard.endpoints import ENDPOINTS, Repeats
+from batchyard.plan.records import PACKED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 DIGEST_BYTES: Final = 16
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 """Of a request that shares its answer with no other."""
+_MOST_COPIES: Final = 65_535
+"""Of one request: a chunk holds them all, and a runner each chunk's records. The next identical one
+runs again. A file of OpenAI's size has no more."""
 
 _encode = msgspec.json.encode
 
@@ -27,6 +34,22 @@ def answer_digest(url: str, body: dict[str, Any]) -> bytes:
         return NO_DIGEST
     whole = _encode((url, {key: body[key] for key in sorted(body)}))
     return hashlib.blake2b(whole, digest_size=DIGEST_BYTES).digest()
+
+
+def with_copies(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Take the digests off sorted keys, and the tokens off what another one's answer serves.
+
+    Pairs of a key that ends with a NUL and an :func:`answer_digest`, and a record.
+    """
+    digest = NO_DIGEST
+    copies = 0
+    for key, packed in pairs:
+        before, digest = digest, key[-DIGEST_BYTES:]
+        copies = copies + 1 if digest == before != NO_DIGEST and copies < _MOST_COPIES else 0
+        if copies:
+            offset, length, ordinal, *_ = PACKED.unpack(packed)
+            packed = PACKED.pack(offset, length, ordinal, 0, 0, 0, 0, 0)  # noqa: PLW2901 - a copy
+        yield key[: -DIGEST_BYTES - 1], packed
 
 
 def _is_deterministic(body: dict[str, Any]) -> bool:
