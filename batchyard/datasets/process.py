@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import os
 import signal
-import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from batchyard.child_program import ChildProgram, inherited_environment
 from batchyard.datasets.jobs import REFUSAL_FILE, JoinJob, Refusal, RenderJob
 from batchyard.errors import DatasetRefused, RequestRefused
 from batchyard.tenant_turns import TenantTurns
@@ -32,9 +30,6 @@ _OWN: Final = {
     # The others reserve memory that the limit would count.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-_INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
-"""Of the environment: what a template must not find is not there."""
-
 
 _AT_ONCE: Final = 4
 """Processes of one program, each with memory of its own."""
@@ -68,27 +63,19 @@ async def run_job(job: RenderJob | JoinJob, folder: Path, tenant: str) -> AsyncG
 
 
 async def _run(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:
-    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", _PROGRAMS[type(job)]),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd=folder,
-        env=environment | _OWN,
+    process = await ChildProgram.start(
+        *("-P", "-m", _PROGRAMS[type(job)]),
+        environment=inherited_environment() | _OWN,
+        folder=folder,
     )
-    assert process.stdin is not None  # noqa: S101 - a pipe
-    assert process.stdout is not None  # noqa: S101
     try:
         process.stdin.write(msgspec.json.encode(job))
         process.stdin.close()
         while block := await process.stdout.read(_BLOCK_BYTES):
             yield block
-        code = await process.wait()
+        code = await process.ended()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await process.end()
     if not code:
         return
     refusal = await in_thread(_why, code, folder)

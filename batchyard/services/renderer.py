@@ -6,12 +6,12 @@ See :mod:`batchyard.templates` for what the process does.
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
 from batchyard import templates
+from batchyard.child_program import ChildProgram
 from batchyard.templates import BodyNotMade, frame_length, write_frame
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Renderer:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProgram | None = None
         self._slow = 0
 
     async def __aenter__(self) -> Self:
@@ -63,8 +63,6 @@ class Renderer:
     async def _ask(self, variables: Sequence[Mapping[str, Any]]) -> list[bytes | BodyNotMade]:
         """The answers until the process ends, of which it leaves one at least."""
         process = self._process or await self._start()
-        assert process.stdin is not None  # noqa: S101 - they are pipes
-        assert process.stdout is not None  # noqa: S101
         bodies: list[bytes | BodyNotMade] = []
         try:
             # All at once: with a turn of the event loop for each, many lines take seconds.
@@ -85,22 +83,15 @@ class Renderer:
         self._slow += "too long" in answer.error
         return BodyNotMade(answer.error)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> ChildProgram:
         # Nothing of ours is in its environment, and nothing of Batchyard is imported.
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", templates.__file__),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={},
-            cwd="/",
+        self._process = process = await ChildProgram.start(
+            "-I", templates.__file__, environment={}, folder="/"
         )
-        assert process.stdin is not None  # noqa: S101 - it is a pipe
         process.stdin.write(write_frame({"source": self._source}))
         return process
 
     async def _end(self) -> None:
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.kill()
-            await process.wait()
+        if process is not None:
+            await process.end()

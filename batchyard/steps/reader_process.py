@@ -9,15 +9,15 @@ this process does for hundreds of batches ([65]). A process takes a third of a s
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import signal
 import sys
 import threading
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from batchyard.child_program import ChildProgram, inherited_environment
 from batchyard.errors import InputNotRead, StorageUnavailable
 from batchyard.logs import event_logger
 from batchyard.steps.input_reader import Check, InputReader, WritePlan
@@ -37,8 +37,6 @@ _PROCESS_BYTES: Final = 8 * 1024**2
 """What is larger takes longer to read than a process to start."""
 _TURNS: Final = TenantTurns(2)
 """Each has 80 MiB or more, and keeps a core busy."""
-_INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
-"""Of the environment, which has secrets of ours."""
 _END_SECONDS: Final = 5.0
 """For a process that has closed its standard output."""
 _AGAIN_AFTER_SECONDS: Final = (1.0, 5.0)
@@ -102,7 +100,7 @@ class _InProcess:
 
     def __init__(self, job: ReadingJob) -> None:
         self._job = job
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProgram | None = None
         self._checked: Check | None = None
         """The last order that a process would have to repeat before it can write a plan."""
         self._pauses = iter(_AGAIN_AFTER_SECONDS)
@@ -121,9 +119,7 @@ class _InProcess:
         """Kill the process. It has ended when this returns."""
         process, self._process = self._process, None
         if process is not None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            await process.end()
 
     async def _answer(self, order: Check | WritePlan) -> Any:
         while True:
@@ -153,22 +149,18 @@ class _InProcess:
         with suppress(TimeoutError):
             # To kill one that is about to end would lose how it has ended.
             async with asyncio.timeout(_END_SECONDS):
-                await process.wait()
-        await self.end()
-        code = cast("int", process.returncode)
+                await process.ended()
+        self._process = None
+        code = await process.end()
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
 
     async def _start(self) -> None:
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "batchyard.steps.reader_program"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                # A traceback might quote the input.
-                stderr=asyncio.subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+            self._process = await ChildProgram.start(
+                *("-P", "-m", "batchyard.steps.reader_program"),
+                environment=inherited_environment(),
                 # What stops our process group leaves it the time to answer.
-                process_group=0,
+                has_own_group=True,
             )
         except OSError as error:
             # Nothing of the batch is the cause, so it waits.
@@ -185,7 +177,6 @@ class _InProcess:
 
     async def _send(self, value: object) -> None:
         assert self._process is not None  # noqa: S101 - it is started
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         try:
             self._process.stdin.write(frame(value))
             await self._process.stdin.drain()
@@ -194,7 +185,6 @@ class _InProcess:
 
     async def _receive(self) -> tuple[Any, Exception | None]:
         assert self._process is not None  # noqa: S101 - it is started
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         try:
             (length,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
             data = await self._process.stdout.readexactly(length)

@@ -329,7 +329,7 @@ async def test_a_fetch_that_is_cancelled_leaves_no_process(yard: Yard) -> None:
         return processes[-1]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process.asyncio, "create_subprocess_exec", noted)
+        patched.setattr(asyncio, "create_subprocess_exec", noted)
         fetching = asyncio.create_task(fetch_input(yard.services, batch_id))
         await started.wait()
         fetching.cancel()

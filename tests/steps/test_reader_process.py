@@ -107,7 +107,7 @@ async def pid_of(reader: Reader) -> int:
     """Of the reader's process, once it has one."""
     while (process := reader._process) is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - a test
         await asyncio.sleep(0.01)
-    return int(process.pid)
+    return int(process._process.pid)
 
 
 def is_there(pid: int) -> bool:

@@ -93,8 +93,7 @@ async def test_a_hostile_line_ends_by_itself_and_the_others_are_rendered(
 async def test_the_process_may_end_in_the_middle(renderer: Renderer) -> None:
     await renderer.render([{"content": "one"}])
     assert renderer._process is not None
-    renderer._process.kill()
-    await renderer._process.wait()
+    await renderer._process.end()
     lost, made = await renderer.render([{"content": "two"}, {"content": "three"}])
     assert isinstance(lost, BodyNotMade)
     assert made == b'{"input":"three"}'
