@@ -14,79 +14,37 @@ import itertools
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.errors import EngineLost
 from batchyard.logs import event_logger
 from batchyard.results import new_request_id, not_served
+from batchyard.runner.backlog import Backlog
 from batchyard.runner.counts import RunnerCounts
+from batchyard.runner.crashes import Crashes
+from batchyard.runner.departures import Departures
 from batchyard.runner.file_room import FileRoom
 from batchyard.runner.hang_watch import HangWatch
 from batchyard.runner.kv_room import KvRoom
 from batchyard.runner.missing_endpoints import missing_endpoints
-from batchyard.runner.narrowing import Narrowing
 from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.seats import Seats
-from batchyard.runner.verdict import given_up, is_retriable, result_of
+from batchyard.runner.verdict import given_up, is_good, is_retriable, result_of
 from batchyard.services.log_words import describe
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterable,
-        AsyncIterator,
-        Callable,
-        Hashable,
-    )
+    from collections.abc import AsyncIterator, Callable, Hashable
 
-    from batchyard.engine.base import Engine, EngineAnswer, Gate, StartProgress
-    from batchyard.engine.sharing.gate import Streaming
+    from batchyard.engine.base import Engine, EngineAnswer, StartProgress
     from batchyard.results import ResultLine
+    from batchyard.runner.company import Company
     from batchyard.runner.window_request import WindowRequest
 
 log = event_logger(__name__)
-
-_STRIKES = 2
-"""A request that was alone in the engine at this many crashes is not tried again."""
-_CRASHES_WITHOUT_ANSWER = 10
-"""After this many crashes in a row without an answer, the engine is not restarted."""
-_LONGEST_RESTART_PAUSE_SECONDS = 30.0
-
-
-class Company(Protocol):
-    """Others that use the same engine through this process."""
-
-    def join(self, window: Window) -> Gate:
-        """What each request of the window waits for from now on."""
-        ...
-
-    def stream(
-        self, requests: AsyncIterable[EngineRequest | Abort], answers_of: Streaming
-    ) -> AsyncGenerator[EngineAnswer, None]:
-        """What ``answers_of`` makes of the window's requests, which are counted meanwhile."""
-        ...
-
-    def is_here(self) -> bool:
-        """Whether the engine has requests of theirs now."""
-        ...
-
-    def was_here(self, since: float) -> bool:
-        """Whether it has, or had some a moment ago, after ``since`` by the monotonic clock."""
-        ...
-
-
-@dataclass(slots=True)
-class _Departure:
-    """An owner that withdraws, until none of its requests is in flight."""
-
-    in_flight: int
-    callers: int = 0
-    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Window:
@@ -130,25 +88,22 @@ class Window:
         self._retry = retry or RetryPolicy()
         self._on_restart = on_restart
         self._slots = asyncio.Semaphore(self.size)
-        # A request that has a slot is in exactly one of these four.
-        self._queue: deque[WindowRequest] = deque()
-        self._in_flight: dict[int, WindowRequest] = {}
-        self._pausing: dict[WindowRequest, asyncio.TimerHandle] = {}
-        self._postponed: list[WindowRequest] = []
-        """Until the trial of other options is over, with which they got no good answer."""
-        self._aborts: deque[int] = deque()
-        self._departures: dict[Hashable, _Departure] = {}
-        self._tags = itertools.count(1)
-        self._narrowing = Narrowing(self.size)
         self._feed_ready = asyncio.Event()
+        # A request that has a slot is in exactly one of these two.
+        self._backlog = Backlog(self._feed_ready.set)
+        self._in_flight: dict[int, WindowRequest] = {}
+        self._queue = self._backlog.queue
+        """It is used for each request."""
+        self._aborts: deque[int] = deque()
+        self._departures = Departures()
+        self._tags = itertools.count(1)
+        self._crashes = Crashes(self.size)
         self._watch: HangWatch
         self._is_hung = False
         self._is_streaming = False
         self._is_closing = False
         self._is_changing = False
         self._changed = asyncio.Event()
-        self._crashes_without_answer = 0
-        self._accused: WindowRequest | None = None
         self._streaming_since = -math.inf
         self._pump_task: asyncio.Task[None] | None = None
         self._gate_task: asyncio.Task[None] | None = None
@@ -170,7 +125,7 @@ class Window:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._pump_task is not None  # noqa: S101 - entered
-        if self._in_flight or self._queue or self._postponed or not self._is_streaming:
+        if not self._is_streaming or self._in_flight or self._queue or self._backlog.postponed:
             # The results of what is left are not needed, nor is an engine that is starting again.
             self._pump_task.cancel()
         else:
@@ -193,7 +148,8 @@ class Window:
             self._slots.release()
             self.file_room.give_back(request.file_bytes)
         elif self.serves(request.url):
-            self._enqueue(request)
+            self._queue.append(request)
+            self._feed_ready.set()
         else:
             served = ENDPOINTS.keys() - self._not_served
             result = not_served(request.custom_id, new_request_id(), request.url, served)
@@ -215,28 +171,15 @@ class Window:
         """
         if self.has_ended:
             return
-        for request in [one for one in self._queue if one.owner == owner]:
-            self._leave(request)
-        self._queue = deque(one for one in self._queue if one.owner != owner)
-        for request in [one for one in self._pausing if one.owner == owner]:
-            self._pausing.pop(request).cancel()
-            self._leave(request)
-        for request in [one for one in self._postponed if one.owner == owner]:
-            self._postponed.remove(request)
+        for request in self._backlog.withdraw(owner):
             self._leave(request)
         tags = [tag for tag, one in self._in_flight.items() if one.owner == owner]
         if not tags:
             return
-        departure = self._departures.setdefault(owner, _Departure(len(tags)))
         if abort:
             self._aborts.extend(tags)
             self._feed_ready.set()
-        departure.callers += 1
-        try:
-            await departure.is_over.wait()
-        finally:
-            departure.callers -= 1
-            self._forget_if_gone(owner)
+        await self._departures.until_gone(owner, len(tags))
 
     @property
     def in_flight(self) -> int:
@@ -261,12 +204,12 @@ class Window:
     @property
     def queued(self) -> int:
         """How many requests have a slot and are not in the engine."""
-        return len(self._queue) + len(self._pausing)
+        return self._backlog.waiting
 
     @property
     def postponed(self) -> int:
         """How many requests got no good answer from options on trial, and wait for others."""
-        return len(self._postponed)
+        return self._backlog.postponed
 
     async def change_options(self) -> None:
         """Let what is in flight finish, and start the engine again with the options wanted.
@@ -280,9 +223,7 @@ class Window:
 
     def send_postponed(self) -> None:
         """Send again what got no good answer from options on trial."""
-        postponed, self._postponed = self._postponed, []
-        self._queue.extendleft(reversed(postponed))
-        self._feed_ready.set()
+        self._backlog.send_postponed()
 
     def _begin_change(self) -> None:
         self._is_changing = True
@@ -292,16 +233,16 @@ class Window:
     @property
     def limit(self) -> int:
         """How many requests may be in the engine now."""
-        return self._narrowing.limit
+        return self._crashes.limit
 
     @property
     def needs_quiet(self) -> bool:
         """Whether a request is to run without company, to show whether it crashes the engine."""
-        return self._accused is not None
+        return self._crashes.accused is not None
 
     def note_life(self) -> None:
         """The engine has answered a request of others."""
-        self._crashes_without_answer = 0
+        self._crashes.without_answer = 0
         if self._is_streaming:
             self._watch.saw_answer()
 
@@ -331,19 +272,15 @@ class Window:
         return self._pump_task is not None and self._pump_task.done()
 
     def _end(self) -> None:
-        for timer in self._pausing.values():
-            timer.cancel()
-        for departure in self._departures.values():
-            departure.is_over.set()
-        self._departures.clear()
+        self._backlog.end()
+        self._departures.end()
         self._changed.set()
 
     async def _pump(self) -> None:
         try:
             while not await self._stream_until_lost():
                 await self._engine.stop()
-                pause = math.ldexp(0.05, self._crashes_without_answer)
-                await asyncio.sleep(min(pause, _LONGEST_RESTART_PAUSE_SECONDS))
+                await asyncio.sleep(self._crashes.pause_seconds)
                 await self._options.start(self._on_restart)
                 self._is_changing = False
                 self._changed.set()
@@ -376,8 +313,8 @@ class Window:
             again = self._take_back(error, is_innocent=is_innocent)
             if self._is_closing:
                 return True
-            self._crashes_without_answer += not is_innocent
-            if self._crashes_without_answer >= _CRASHES_WITHOUT_ANSWER:
+            self._crashes.without_answer += not is_innocent
+            if self._crashes.are_too_many:
                 raise
             self.counts.lost_engine(error, again, is_hung=self._is_hung)
             log.warning("engine.lost", f"it is started again: {describe(error)}")
@@ -433,12 +370,8 @@ class Window:
     @property
     def _has_room(self) -> bool:
         is_open = self._gate is None or self._gate.is_open
-        has_seat = len(self._in_flight) < self._narrowing.limit
+        has_seat = len(self._in_flight) < self._crashes.limit
         return is_open and has_seat and self.kv_room.is_there_for(self._queue[0])
-
-    def _enqueue(self, request: WindowRequest) -> None:
-        self._queue.append(request)
-        self._feed_ready.set()
 
     def _handle_answer(self, answer: EngineAnswer) -> None:
         request = self._in_flight.pop(answer.tag, None)
@@ -454,16 +387,16 @@ class Window:
             self.counts.answered(request)
         if not is_aborted:
             # An aborted request is no sign that the engine can answer one.
-            self._crashes_without_answer = 0
-        self._clear(request)
+            self._crashes.without_answer = 0
+        self._crashes.clear(request)
         request.attempts += 1
         is_departing = request.owner in self._departures
         if is_aborted and is_departing:
             self._leave(request)
-        elif self._options.is_trial and not is_departing and not _is_good(answer):
+        elif self._options.is_trial and not is_departing and not is_good(answer):
             # It may be the options' fault, which are to cost no line.
             request.attempts -= 1
-            self._postponed.append(request)
+            self._backlog.postpone(request)
         elif not is_retriable(answer) or request.attempts >= self._retry.attempts:
             self._conclude(request, answer, is_departing=is_departing)
         elif is_departing:
@@ -483,19 +416,13 @@ class Window:
             self.counts.sent_again()
             request.attempts = 0
             # In its place, before those that came later: its prompt is still in the cache.
-            self._queue.appendleft(request)
-            self._feed_ready.set()
+            self._backlog.put_first([request])
 
     def _pause(self, request: WindowRequest, answer: EngineAnswer) -> None:
         """Try it again later. The slot stays taken: an engine that asks for a pause gets less."""
         self.counts.retried(answer)
         seconds = self._retry.pause_seconds(request.attempts, answer.retry_after_seconds)
-        timer = asyncio.get_running_loop().call_later(seconds, self._resume, request)
-        self._pausing[request] = timer
-
-    def _resume(self, request: WindowRequest) -> None:
-        del self._pausing[request]
-        self._enqueue(request)
+        self._backlog.pause(request, seconds)
 
     def _take_back(self, error: Exception, *, is_innocent: bool) -> int:
         """After a crash: put requests in flight in front of the queue, in a smaller group.
@@ -520,46 +447,30 @@ class Window:
         for request in suspects:
             # Those that were withdrawn were in the engine as well.
             if len(in_flight) == 1 and not is_innocent:
-                self._accuse(request, in_company=in_company)
-            if request.strikes >= _STRIKES:
+                self._crashes.accuse(request, in_company=in_company)
+            if self._crashes.ends(request):
                 self._leave(request, given_up(request, error))
             else:
                 again.append(request)
-        self._queue.extendleft(reversed(again))
+        self._backlog.put_first(again)
         if not is_innocent:
-            self._narrowing.suspect(again)
+            self._crashes.suspect(again)
         return len(again)
-
-    def _accuse(self, request: WindowRequest, *, in_company: bool) -> None:
-        """It was the only one of ours at a crash."""
-        if in_company and request.strikes == _STRIKES - 1:
-            self._accused = request
-        else:
-            request.strikes += 1
-
-    def _clear(self, request: WindowRequest) -> None:
-        if self._accused is request:
-            self._accused = None
-        if self._narrowing.clear(request):
-            self._feed_ready.set()
 
     def _leave(self, request: WindowRequest, result: ResultLine | None = None) -> None:
         """The request gives its slot back, with its result or, withdrawn, without."""
         if result is not None and self._options.on_result is not None:
             self._options.on_result(request, result)
-        self._clear(request)
+        if self._crashes.clear(request):
+            self._feed_ready.set()
         self._slots.release()
         self.file_room.give_back(request.file_bytes)
         if result is None:
             self.withdrawn += 1
         else:
             self._deliver(request, result)
-        departure = self._departures.get(request.owner)
-        if departure is not None:
-            departure.in_flight -= 1
-            if not departure.in_flight:
-                departure.is_over.set()
-            self._forget_if_gone(request.owner)
+        if request.owner in self._departures:
+            self._departures.left(request.owner)
 
     def _deliver(self, request: WindowRequest, result: ResultLine) -> None:
         try:
@@ -568,14 +479,3 @@ class Window:
             log.warning("result.not_accepted", type(error).__name__, owner=request.owner)
             if request.fail is not None:
                 request.fail(error)
-
-    def _forget_if_gone(self, owner: Hashable) -> None:
-        # Not before withdraw() goes on: a submission that waits for a slot may get one of those
-        # that have just become free, and must find that its owner is leaving.
-        departure = self._departures.get(owner)
-        if departure is not None and not (departure.in_flight or departure.callers):
-            del self._departures[owner]
-
-
-def _is_good(answer: EngineAnswer) -> bool:
-    return answer.status is not None and 200 <= answer.status < 300

@@ -26,7 +26,7 @@ from batchyard.errors import (
     StoreUnavailable,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.runner import admission, returns, window
+from batchyard.runner import admission, crashes, returns
 from batchyard.services import patience
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.keys import file_key, plan_key
@@ -551,7 +551,7 @@ def failing_at_first(real: Callable[..., Any], times: int) -> Callable[..., Any]
 async def test_an_engine_that_is_lost_for_good_ends_the_runner_with_that_error_and_keeps_lines(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
 
     class Doomed(StubEngine):
         async def start(self, on_progress: Any = None) -> None:

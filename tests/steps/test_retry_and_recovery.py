@@ -16,7 +16,7 @@ from batchyard.errors import EngineLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.plan.planner import Planner
 from batchyard.results import answered
-from batchyard.runner import window
+from batchyard.runner import crashes
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.run import Runner
 from batchyard.runner.window import Window
@@ -126,7 +126,7 @@ async def test_a_request_that_kills_its_engine_every_time_costs_one_line(
 async def test_an_engine_that_answers_nothing_is_given_up(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "_LONGEST_RESTART_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.01)
     yard.use(StubEngine(faults=[Fault(FaultKind.DEATH)]))
     batch_id = await yard.prepared(lines(5))
     with pytest.raises(EngineLost):

@@ -18,7 +18,7 @@ from batchyard.engine.warm import WarmEngine
 from batchyard.errors import EngineLost
 from batchyard.metric_families import LINE_SECONDS, RESTARTS, RETRIES, SUM
 from batchyard.results import NoAnswerCode, Outcome
-from batchyard.runner import window as window_module
+from batchyard.runner import crashes
 from batchyard.runner.hang_watch import LOOKS, HangWatch
 from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.retry_policy import RetryPolicy
@@ -396,7 +396,7 @@ async def test_a_submission_that_its_owner_cancels_costs_no_slot() -> None:
 async def test_a_withdrawal_returns_when_the_engine_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(window_module, "_CRASHES_WITHOUT_ANSWER", 1)
+    monkeypatch.setattr(crashes, "_CRASHES_WITHOUT_ANSWER", 1)
     engine = stub()
     async with opened(engine) as window:
         a, b = Owner(window, "a"), Owner(window, "b")
@@ -471,8 +471,8 @@ async def test_whatever_happens_no_slot_is_lost_and_nobody_else_misses_a_line(se
             group.create_task(kill())
 
         assert window._slots._value == window.size
-        assert (window._narrowing._suspects, window._narrowing.limit) == (0, window.size)
-        left = [window._queue, window._in_flight, window._pausing, window._departures]
+        assert (window._crashes._suspects, window._crashes.limit) == (0, window.size)
+        left = [window._queue, window._in_flight, window._backlog._pausing, window._departures]
         assert not any(left)
 
 
@@ -608,7 +608,7 @@ async def test_nobody_looks_while_nothing_is_in_flight() -> None:
         await asyncio.sleep(HANG_SECONDS)
         a = Owner(window, "a")
         await a.submit("quick")
-        await until(lambda: bool(window._pausing))
+        await until(lambda: bool(window._backlog._pausing))
         await asyncio.sleep(HANG_SECONDS)
 
     assert (looks, engine.starts) == (0, 1)
@@ -741,7 +741,7 @@ async def test_a_result_that_its_owner_cannot_take_is_that_owners_matter() -> No
 
 async def test_submitters_of_a_window_that_broke_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that raises what nobody knows counts as the engine's death, again and again."""
-    monkeypatch.setattr(window_module, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
 
     class Broken(StubEngine):
         async def stream(
@@ -798,7 +798,7 @@ async def test_an_abort_between_two_deaths_is_no_sign_of_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine has answered nothing: it is given up all the same."""
-    monkeypatch.setattr(window_module, "_CRASHES_WITHOUT_ANSWER", 2)
+    monkeypatch.setattr(crashes, "_CRASHES_WITHOUT_ANSWER", 2)
     engine = stub()
     async with opened(engine) as window:
         a, b = Owner(window, "a"), Owner(window, "b")
@@ -834,10 +834,10 @@ async def test_an_engine_that_dies_again_and_again_is_started_after_ever_longer_
             pauses.append(seconds)
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(window_module, "asyncio", Hurried())
-    monkeypatch.setattr(window_module, "_LONGEST_RESTART_PAUSE_SECONDS", 1.0)
-    monkeypatch.setattr(window_module, "_CRASHES_WITHOUT_ANSWER", 8)
-    monkeypatch.setattr(window_module, "_STRIKES", 100)
+    monkeypatch.setattr("batchyard.runner.window.asyncio", Hurried())
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(crashes, "_CRASHES_WITHOUT_ANSWER", 8)
+    monkeypatch.setattr(crashes, "_STRIKES", 100)
     engine = stub(faults=[Fault(FaultKind.DEATH)])
     async with opened(engine) as window:
         await Owner(window, "a").submit("quick")
@@ -851,7 +851,7 @@ async def test_who_waits_for_a_slot_is_told_that_the_engine_was_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody would ever free one."""
-    monkeypatch.setattr(window_module, "_CRASHES_WITHOUT_ANSWER", 1)
+    monkeypatch.setattr(crashes, "_CRASHES_WITHOUT_ANSWER", 1)
     engine = stub()
     async with opened(engine) as window:
         a = Owner(window, "a")
