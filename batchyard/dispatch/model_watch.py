@@ -14,7 +14,7 @@ from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, PUT_OFF, STOPPED
 if TYPE_CHECKING:
     from batchyard.dispatch.prefect_answers import FlowRun
     from batchyard.store import RunnerRecord
-    from batchyard.store.chunk.chunks import ModelDemand
+    from batchyard.store.chunk.demand import ModelDemand
 
 _LONGEST_PAUSE_SECONDS = 60.0
 """Between two starts of runners that get nowhere; after the first of them there is no pause."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from batchyard.errors import EngineError
     from batchyard.settings import Settings
     from batchyard.store import RunnerRecord, Store
-    from batchyard.store.chunk.chunks import ModelDemand
+    from batchyard.store.chunk.demand import ModelDemand
 
 log = event_logger(__name__)
 

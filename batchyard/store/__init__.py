@@ -22,7 +22,8 @@ from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
 from batchyard.store.chain.chains import Chains, PartSummary
 from batchyard.store.chain.rows import ChainPart, ChainRecord
-from batchyard.store.chunk.chunks import ChunkAction, Chunks, ModelDemand
+from batchyard.store.chunk.chunks import ChunkAction, Chunks
+from batchyard.store.chunk.demand import ModelDemand
 from batchyard.store.chunk.places import Host
 from batchyard.store.chunk.rows import ChunkLease, ChunkStatus, ChunkSummary, LeaseKey, NewChunk
 from batchyard.store.connection_limits import ConnectionLimits, connection_limits

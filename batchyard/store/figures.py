@@ -13,7 +13,7 @@ from sqlalchemy import Double, and_, case, cast, func, or_, select, union
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads
 from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.chunks import is_runnable
+from batchyard.store.chunk.candidates import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock
 from batchyard.store.delivery.rows import DeliveryRow, DeliveryStatus

@@ -33,7 +33,7 @@ from batchyard.store.batch.live import (
 )
 from batchyard.store.batch.rows import BATCHES, RECORD_COLUMNS, BatchRecord, seen_by
 from batchyard.store.chain.rows import chain_counts
-from batchyard.store.chunk.chunks import is_runnable
+from batchyard.store.chunk.candidates import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED, IS_OPEN, is_due, remaining_tokens
 from batchyard.store.chunk.shares import shares_of
 from batchyard.store.clock import clock

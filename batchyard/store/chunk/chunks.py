@@ -6,57 +6,49 @@ See ``leasing``.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, bindparam, case, func, or_, select, tuple_, update
+from sqlalchemy import bindparam, case, or_, select, tuple_, update
 
 from batchyard.errors import LeaseLost
 from batchyard.lengths import expectation_of
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.order import (
-    in_flow,
-    is_background,
-    is_small_rest,
-    read_standings,
-    urgency,
-)
+from batchyard.store.batch.order import is_small_rest, read_standings
 from batchyard.store.batch.pages import batch_not_found
-from batchyard.store.batch.roots import BATCH_ROOTS, read_for_engine, read_roots
-from batchyard.store.batch.rows import BATCHES, IS_IN_PROGRESS
+from batchyard.store.batch.roots import read_for_engine, read_roots
+from batchyard.store.batch.rows import BATCHES
+from batchyard.store.chunk.candidates import batches_like, batches_to_run, free_chunks
+from batchyard.store.chunk.demand import read_demand
 from batchyard.store.chunk.places import first_choice
 from batchyard.store.chunk.rows import (
-    ANSWER_BITS,
     CHUNKS,
-    IS_FREE,
     IS_LEASED,
-    IS_OPEN,
     ChunkLease,
     ChunkStatus,
     ChunkSummary,
     LeaseKey,
     after_progress,
     deaths_after_expiry,
-    is_due,
-    remaining_tokens,
     summarise,
 )
 from batchyard.store.clock import clock
 from batchyard.store.columns import usage_values
-from batchyard.store.leasing import claimed, is_claim, is_free, is_held, released, renewed
-from batchyard.store.tenant.tenants import TENANTS, served
+from batchyard.store.leasing import claimed, is_claim, is_free, released, renewed
+from batchyard.store.tenant.tenants import served
 from batchyard.turns import Beside
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from sqlalchemy import ColumnElement, Select
+    from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.lengths import Expected
+    from batchyard.store.chunk.demand import ModelDemand
     from batchyard.store.chunk.places import Host
     from batchyard.turns import Standing
     from batchyard.wire import BatchUsage
@@ -64,8 +56,6 @@ if TYPE_CHECKING:
 
 _NOTHING: Final = Beside()
 _PLANNED: Final = (CHUNKS.c.prompt_tokens, CHUNKS.c.outputs, CHUNKS.c.token_estimate)
-_MOST_CANDIDATES: Final = 16
-"""Of batches to run beside another one: whoever is behind so many has time."""
 
 
 class ChunkAction(StrEnum):
@@ -76,55 +66,6 @@ class ChunkAction(StrEnum):
     """Its batch is paused: let what is in flight finish, and release it."""
     DROP = "drop"
     """Its batch is no longer in progress, or overdue: abort it, keep what is finished."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenChunks:
-    """How many chunks are open, and the tokens that are left of them."""
-
-    free: int
-    leased: int
-    remaining_tokens: float
-
-    @property
-    def count(self) -> int:
-        """All of them."""
-        return self.free + self.leased
-
-    def less(self, part: OpenChunks) -> OpenChunks:
-        """Without this part of them."""
-        return OpenChunks(
-            self.free - part.free,
-            self.leased - part.leased,
-            self.remaining_tokens - part.remaining_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDemand:
-    """What can be run for one model: of batches in progress, neither paused nor overdue."""
-
-    model: str
-    free_chunks: int
-    leased_chunks: int
-    remaining_tokens: float
-    answered: int
-    """Requests of these chunks that have their answer already."""
-    deadline: int
-    """The earliest deadline, Unix seconds."""
-    background: OpenChunks = field(default_factory=lambda: OpenChunks(0, 0, 0.0))
-    """What of it can wait for everything else."""
-
-    @property
-    def is_background(self) -> bool:
-        """Whether all of it can."""
-        return self.free_chunks + self.leased_chunks == self.background.count
-
-    @property
-    def foremost(self) -> OpenChunks:
-        """What engines are needed for: what cannot wait or, without that, all of it."""
-        every = OpenChunks(self.free_chunks, self.leased_chunks, self.remaining_tokens)
-        return every if self.is_background else every.less(self.background)
 
 
 @cache
@@ -171,7 +112,7 @@ class Chunks(Aggregate):
         """
         leases: list[ChunkLease] = []
         tenants: set[str] = set()
-        candidates = await connection.execute(_batches_to_run(model, batch_id, without, beside))
+        candidates = await connection.execute(batches_to_run(model, batch_id, without, beside))
         for candidate, tenant in candidates.all():
             first = None
             if limit == 1:
@@ -318,7 +259,7 @@ class Chunks(Aggregate):
         beside: Beside = _NOTHING,
     ) -> bool:
         """Whether :meth:`claim` would find one, for those who ask often."""
-        first = _batches_to_run(model, None, without, beside)
+        first = batches_to_run(model, None, without, beside)
         return (await connection.execute(first.limit(1))).first() is not None
 
     @reads
@@ -337,7 +278,7 @@ class Chunks(Aggregate):
         for host in of:
             if host.roots is None:
                 continue
-            candidates = await connection.execute(_equals(model, host, without))
+            candidates = await connection.execute(batches_like(model, host, without))
             for candidate in candidates.scalars().all():
                 roots = (await read_roots(connection, [candidate]))[candidate]
                 if roots.is_worth_joining(host.roots):
@@ -372,36 +313,7 @@ class Chunks(Aggregate):
     @reads
     async def demand(self, connection: AsyncConnection) -> list[ModelDemand]:
         """The models that have something to run now, the earliest deadline first."""
-        is_leased = and_(IS_LEASED, is_held(CHUNKS))
-        free, leased = case((is_leased, 0), else_=1), case((is_leased, 1), else_=0)
-        can_wait = case((is_background(), 1), else_=0)
-        statement = (
-            select(
-                CHUNKS.c.model,
-                func.sum(CHUNKS.c.completed + CHUNKS.c.failed),
-                func.min(BATCHES.c.expires_at),
-                *map(func.sum, (free, leased, remaining_tokens())),
-                *(func.sum(can_wait * each) for each in (free, leased, remaining_tokens())),
-            )
-            .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
-            .where(IS_OPEN, is_runnable())
-            .group_by(CHUNKS.c.model)
-            .order_by(func.min(BATCHES.c.expires_at), CHUNKS.c.model)
-        )
-        return [
-            ModelDemand(
-                model=model,
-                free_chunks=int(all_free),
-                leased_chunks=int(all_leased),
-                remaining_tokens=float(tokens),
-                answered=int(answered),
-                deadline=deadline,
-                background=OpenChunks(int(waits[0]), int(waits[1]), float(waits[2])),
-            )
-            for model, answered, deadline, all_free, all_leased, tokens, *waits in (
-                await connection.execute(statement)
-            )
-        ]
+        return await read_demand(connection)
 
     @writes
     async def put_back(self, connection: AsyncConnection) -> int:
@@ -453,95 +365,6 @@ class Chunks(Aggregate):
                 f"Epoch {lease.epoch} no longer holds chunk {lease.index} of "
                 f"{lease.batch_id}; drop what is left of it."
             )
-
-
-def is_runnable() -> ColumnElement[bool]:
-    """The batch may have requests in an engine now."""
-    return and_(
-        IS_IN_PROGRESS,
-        BATCHES.c.paused_at.is_(None),
-        BATCHES.c.expires_at > clock(),
-    )
-
-
-def batches_with_free_chunks(
-    model: str, batch_id: str | None, without: Collection[str] = ()
-) -> Select[Any]:
-    """The batches of a model that have a chunk to lease, those whose turn it is first."""
-    free = select(CHUNKS.c.index).where(
-        CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, IS_FREE, is_due()
-    )
-    statement = (
-        select(BATCHES.c.id, BATCHES.c.tenant)
-        .outerjoin(TENANTS, TENANTS.c.name == BATCHES.c.tenant)
-        # A batch of several models has none of its own.
-        .where(
-            is_runnable(),
-            or_(BATCHES.c.model == model, BATCHES.c.model.is_(None)),
-            free.exists(),
-        )
-    )
-    if batch_id is not None:
-        statement = statement.where(BATCHES.c.id == batch_id)
-    if without:
-        statement = statement.where(BATCHES.c.id.not_in(without))
-    return statement.order_by(
-        urgency(),
-        func.coalesce(TENANTS.c.served_at, 0.0),
-        # A tenant that was never served has no row; of several such one has its turn at a time.
-        BATCHES.c.tenant,
-        BATCHES.c.priority.desc(),
-        # A runner that has one of them asks for a large one next, see ``beside``.
-        case((is_small_rest(), 0), else_=1),
-        BATCHES.c.expires_at,
-        BATCHES.c.created_at,
-        BATCHES.c.id,
-    )
-
-
-def _batches_to_run(
-    model: str,
-    batch_id: str | None,
-    without: Collection[str],
-    beside: Beside,
-) -> Select[Any]:
-    statement = batches_with_free_chunks(model, batch_id, without)
-    if beside.has_large:
-        # Others make room for no background batch, and a background batch has a limit of its own.
-        statement = statement.where(or_(is_small_rest(), is_background()))
-    if beside.keeps_background_out:
-        statement = statement.where(~is_background())
-    for flow in sorted(beside.flows):
-        statement = statement.where(~in_flow(flow))
-    return statement
-
-
-def _equals(model: str, host: Standing, without: Collection[str]) -> Select[Any]:
-    """The first batches in order of the host's flow, class and priority that have roots."""
-    statement = batches_with_free_chunks(model, None, without).with_only_columns(BATCHES.c.id)
-    return statement.where(
-        in_flow(host.flow),
-        urgency() == host.urgency,
-        BATCHES.c.priority == host.priority,
-        BATCHES.c.id.in_(select(BATCH_ROOTS.c.batch_id)),
-    ).limit(_MOST_CANDIDATES)
-
-
-def free_chunks(batch_id: str, model: str, limit: int, *, first: int | None = None) -> Select[Any]:
-    """Chunks to lease, the number ``first`` before others.
-
-    On PostgreSQL two claimers never wait for each other's rows.
-    """
-    in_order: list[ColumnElement[int]] = [ANSWER_BITS.desc(), CHUNKS.c.index]
-    if first is not None:
-        in_order.insert(0, case((CHUNKS.c.index == first, 0), else_=1))
-    return (
-        select(CHUNKS.c.index)
-        .where(CHUNKS.c.batch_id == batch_id, CHUNKS.c.model == model, IS_FREE, is_due())
-        .order_by(*in_order)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
 
 
 async def _lease(

@@ -13,7 +13,7 @@ from sqlmodel import Field
 
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chunk.chunks import is_runnable
+from batchyard.store.chunk.candidates import is_runnable
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, UNANSWERED
 from batchyard.store.clock import clock_seconds
 from batchyard.store.columns import JsonText, Record, Row

@@ -18,7 +18,7 @@ from batchyard.store import (
     NewChunk,
     open_store,
 )
-from batchyard.store.chunk.chunks import OpenChunks
+from batchyard.store.chunk.demand import OpenChunks
 from batchyard.wire import BatchUsage, InputTokensDetails, OutputTokensDetails, TokenUsage
 from tests.contract.store.samples import (
     MODEL,
