@@ -85,7 +85,7 @@ async def write_kept(
     keys = await _keys_of(services, batch)
     async with result_path(services, batch, key, keys, place) as path:
         await write_location(place, path, access)
-    await services.store.batches.record_published(batch.id, kind, place.text)
+    await services.store.batch_places.record_published(batch.id, kind, place.text)
 
 
 async def ask_for_delivery(
@@ -110,7 +110,7 @@ async def redirect(
 
     Raises :class:`~batchyard.errors.TransitionConflict` while they are made.
     """
-    return await services.store.batches.redirect(
+    return await services.store.batch_places.redirect(
         batch.id,
         {str(kind): place.text for kind, place in places.items()},
         {str(kind): place.expires_at for kind, place in places.items()},
@@ -147,7 +147,7 @@ async def deliver_to(
             await kept_file(services, batch, kind)
         failure = await publish_file(services, batch, kind, keys, place, access or services.access)
         if failure is None:
-            await services.store.batches.record_published(batch.id, kind, place.text)
+            await services.store.batch_places.record_published(batch.id, kind, place.text)
         else:
             failures.append(failure.words)
     return tuple(failures)

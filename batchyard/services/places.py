@@ -37,7 +37,7 @@ class Places:
 
 async def places_of(services: Services, batch_id: str) -> Places:
     """Those of the batch's row, which were parsed when the batch was created."""
-    wanted = await services.store.batches.locations(batch_id)
+    wanted = await services.store.batch_places.locations(batch_id)
     return Places(
         input=_place(wanted.input),
         output=_place(wanted.output),

@@ -37,4 +37,4 @@ async def check_urls(services: Services, batch: BatchRecord) -> None:
         except StorageError as error:
             doubts[kind] = str(error)
     if doubts or any(facts.doubt for facts in batch.options.urls.values()):
-        await services.store.batches.note_doubts(batch.id, doubts)
+        await services.store.batch_places.note_doubts(batch.id, doubts)

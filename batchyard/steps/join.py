@@ -52,7 +52,7 @@ async def _store(services: Services, batch: BatchRecord, sources: Sequence[_Sour
     parts = _joined(services, batch, sources, counted)
     stored = await services.storage.put(file_key(batch.input_file_id), parts)
     # Before the file's row, with which this step is done.
-    await services.store.batches.note_parts(batch.id, counted)
+    await services.store.batch_places.note_parts(batch.id, counted)
     return await record_input(services, batch, stored)
 
 

@@ -86,7 +86,7 @@ async def accept_retry(
     window_seconds = parse_window(window, services.settings)
     places = await _destinations(services, batch, output, error)
     options = await _options(services, batch, patch, is_client=caller.tenant is not None)
-    receivers = (await services.store.batches.locations(batch.id)).receivers
+    receivers = (await services.store.batch_places.locations(batch.id)).receivers
     files = await _files_of(services, batch, choice)
     file = await _copy_lines(services, batch, files, choice, patch)
     await services.store.files.create(file)

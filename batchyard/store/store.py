@@ -13,6 +13,7 @@ from batchyard.store.batch.completions import Completions
 from batchyard.store.batch.history import BatchHistory
 from batchyard.store.batch.leases import BatchLeases
 from batchyard.store.batch.messages import MessageBatches
+from batchyard.store.batch.places import BatchPlaces
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChanges
 from batchyard.store.chain.chains import Chains
@@ -57,6 +58,7 @@ class Store:
     uploads: Uploads
     batches: Batches
     message_batches: MessageBatches
+    batch_places: BatchPlaces
     batch_leases: BatchLeases
     batch_schedule: BatchSchedule
     batch_history: BatchHistory
@@ -118,6 +120,7 @@ async def open_store(
             uploads=Uploads(database),
             batches=Batches(database, prices),
             message_batches=MessageBatches(database),
+            batch_places=BatchPlaces(database, prices),
             batch_leases=BatchLeases(database),
             batch_schedule=BatchSchedule(database),
             batch_history=BatchHistory(database),

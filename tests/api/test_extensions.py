@@ -63,7 +63,7 @@ async def test_a_batch_may_go_to_a_multipart_upload(api: Api, services: Services
     url = "https://example.com/out?X-Amz-Signature=hunter2"
     upload = {"part_urls": [f"{url}&partNumber={n}" for n in (1, 2)], "complete_url": url}
     _, body = post(api, output_upload=upload)
-    places = await services.store.batches.locations(body["id"])
+    places = await services.store.batch_places.locations(body["id"])
     assert parse_location(str(places.output)) == PartedUrl(tuple(upload["part_urls"]), url)
 
 
@@ -89,7 +89,7 @@ async def test_a_dataset_comes_with_its_template(
     names: dict[str, Any] = {"client": api.openai(), "Path": Path}
     exec(program, names)  # noqa: S102 - of our own page
     batch_id = names["batch"].id
-    places = await services.store.batches.locations(batch_id)
+    places = await services.store.batch_places.locations(batch_id)
     assert places.template == template
     assert str(places.input).startswith("https://example.com/data.parquet?")
     assert (await services.store.batches.get(batch_id)).options.is_rendered
@@ -125,7 +125,7 @@ async def test_extensions_are_kept_for_those_who_need_them(
         for key in ("input_url", "output_url", "error_url", "webhook_url")
     }
     _, body = post(api, input_file_id=..., **urls, notify_email="me@example.com", priority=5)
-    locations = await services.store.batches.locations(body["id"])
+    locations = await services.store.batch_places.locations(body["id"])
     batch = await services.store.batches.get(body["id"])
     assert [
         locations.input,

@@ -87,7 +87,7 @@ async def test_a_batch_that_has_not_ended_gets_other_urls(
     assert ask(api, batch.id, api.other_key, output_url=URL).status_code == 404
     answer = ask(api, batch.id, output_url=URL)
     assert (answer.status_code, answer.json()["data"]) == (200, [])
-    places = await services.store.batches.locations(batch.id)
+    places = await services.store.batch_places.locations(batch.id)
     assert (places.output, places.error) == (URL, None)
     assert (await services.store.deliveries.page(batch_id=batch.id)) == []
 

@@ -40,7 +40,7 @@ async def opened(store: Store) -> int:
     """How many inputs there are, each of which can be opened."""
     found = await store.batches.page(limit=100)
     for batch in found:
-        assert (await store.batches.locations(batch.id)).input == URL
+        assert (await store.batch_places.locations(batch.id)).input == URL
     return len(found)
 
 

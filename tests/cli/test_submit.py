@@ -96,7 +96,7 @@ def test_a_submitted_batch_is_in_the_database_and_a_runner_is_woken(
     (batch,) = all_batches()
     assert ended.stdout == f"{batch.id}\n"
     assert (batch.priority, batch.tenant, batch.options.models) == (-5, "search", ("m",))
-    locations = with_store(lambda store: store.batches.locations(batch.id))
+    locations = with_store(lambda store: store.batch_places.locations(batch.id))
     assert locations.input == str(tmp_path / "in.jsonl")
     assert woken(prefect) == 1
     assert prefect.runs[0]["parameters"] == {}
@@ -217,7 +217,7 @@ def test_who_is_told_of_a_batch_is_kept_with_it(here: Run, monkeypatch: pytest.M
     assert here(*SUBMIT, *told).status == 0
     (batch,) = all_batches()
     assert batch.notify_email == "me@example.com"
-    locations = with_store(lambda store: store.batches.locations(batch.id))
+    locations = with_store(lambda store: store.batch_places.locations(batch.id))
     assert locations.receivers[DeliveryKind.WEBHOOK] == "https://example.com/in?x=1"
 
 
@@ -233,7 +233,7 @@ def test_the_template_of_a_dataset_is_kept_with_the_batch(here: Run, tmp_path: P
     assert here(*words, "body.j2").status == 0
     (batch,) = all_batches()
     assert (batch.endpoint, batch.options.is_rendered) == ("/v1/chat/completions", True)
-    locations = with_store(lambda store: store.batches.locations(batch.id))
+    locations = with_store(lambda store: store.batch_places.locations(batch.id))
     assert locations.input == str(tmp_path / "data" / "*.parquet")
     assert locations.template == '{"messages": {{ messages | tojson }}}'
     missing = here(*words, "missing.j2")
@@ -326,7 +326,7 @@ def test_a_retry_is_a_new_batch_of_the_lines_that_failed(
     assert (ended.status, ended.stderr) == (0, "")
     new = with_store(lambda store: store.batches.get(ended.stdout.strip()))
     assert (new.retry_of, new.completion_window) == (old, "2h")
-    locations = with_store(lambda store: store.batches.locations(new.id))
+    locations = with_store(lambda store: store.batch_places.locations(new.id))
     assert locations.output == str(tmp_path / "again.jsonl")
     assert locations.error == str(tmp_path / "still-failed.jsonl")
     assert custom_ids(new.input_file_id) == ["id-1", "id-3"]

@@ -115,7 +115,7 @@ async def test_the_webhook_of_a_batch_of_before_is_kept_sealed(empty_url: str) -
         ),
     )
     async with open_store(empty_url, keys=[sealing_key], migrate=True) as store:
-        locations = await store.batches.locations("b")
+        locations = await store.batch_places.locations("b")
     assert locations == BatchLocations(receivers={DeliveryKind.WEBHOOK: url})
 
 

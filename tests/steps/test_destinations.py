@@ -151,7 +151,7 @@ async def test_a_url_is_not_replaced_while_the_files_are_made(
     batch = await store.batches.advance(batch_id, BatchStatus.IN_PROGRESS, status)
     with pytest.raises(TransitionConflict, match="ask again when it has ended"):
         await redirect(yard.services, batch, {"output": parse_location(signed(60))})
-    assert (await store.batches.locations(batch_id)).output is None
+    assert (await store.batch_places.locations(batch_id)).output is None
 
 
 # -- afterwards -----------------------------------------------------------------------------------

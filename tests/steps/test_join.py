@@ -144,7 +144,7 @@ async def test_an_error_names_its_place_and_the_line_there(yard: Yard) -> None:
     batch_id = await create_batch(yard.services, BatchRequest(input=inputs))
     # As after a crash, before the joined file had its row.
     counted = [InputPart(str(place), 1) for place in inputs.places]
-    await yard.services.store.batches.note_parts(batch_id, counted)
+    await yard.services.store.batch_places.note_parts(batch_id, counted)
     await fetch_input(yard.services, batch_id)
     with pytest.raises(InputRefused) as refused:
         await prepare_batch(yard.services, batch_id)

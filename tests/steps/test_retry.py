@@ -271,7 +271,8 @@ async def test_a_retry_notifies_whom_the_first_batch_notified(yard: Yard) -> Non
     batches = yard.services.store.batches
     second = await batches.get(await retry_batch(yard.services, first.id))
     assert second.notify_email == "me@example.com"
-    assert (await batches.locations(second.id)).receivers == receivers
+    locations = await yard.services.store.batch_places.locations(second.id)
+    assert locations.receivers == receivers
 
 
 async def test_window_and_places_are_those_of_the_retry(yard: Yard, tmp_path: Path) -> None:

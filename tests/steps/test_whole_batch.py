@@ -166,7 +166,7 @@ async def test_results_may_be_delivered_to_another_place(yard: Yard, tmp_path: P
         place = tmp_path / name
         assert await deliver_to(yard.services, batch, {"output": LocalFile(place)}) == ()
         assert len(place.read_text().splitlines()) == 3
-        assert (await store.batches.locations(batch_id)).output == str(tmp_path / "first")
+        assert (await store.batch_places.locations(batch_id)).output == str(tmp_path / "first")
 
 
 async def test_a_missing_input_fails_the_batch_and_says_which_file(yard: Yard) -> None:

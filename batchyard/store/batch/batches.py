@@ -1,6 +1,7 @@
 """The life of a batch, from its row to its end. The transitions are in ``lifecycle``.
 
-What every transition does is in ``moves``, the owner in ``leases``, the order in ``schedule``.
+What every transition does is in ``moves``, the owner in ``leases``, the order in ``schedule``,
+where files come from and go to in ``places``.
 """
 
 from __future__ import annotations
@@ -8,38 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
-from batchyard.errors import (
-    IllegalTransition,
-    RecordNotFound,
-    TransitionConflict,
-)
-from batchyard.lifecycle import (
-    STOPPABLE,
-    TERMINAL,
-    BatchStatus,
-    check_transition,
-)
+from batchyard.errors import IllegalTransition, RecordNotFound, TransitionConflict
+from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus, check_transition
 from batchyard.prices import NO_PRICES
 from batchyard.roots import NO_ROOTS
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
-from batchyard.store.batch.moves import check_epoch, end_batch, move_batch
+from batchyard.store.batch.moves import check_epoch, end_batch, insert_batch, move_batch
 from batchyard.store.batch.pages import LiveBatch, batch_not_found, load_batch, read_live, read_page
-from batchyard.store.batch.receivers import RECEIVERS, insert_receivers
 from batchyard.store.batch.roots import insert_roots
-from batchyard.store.batch.rows import (
-    BATCHES,
-    LOCATION_COLUMNS,
-    BatchLocations,
-    BatchRecord,
-    UrlFacts,
-)
-from batchyard.store.batch.status_changes import note_change
-from batchyard.store.chain.rows import insert_stages
+from batchyard.store.batch.rows import BATCHES, BatchRecord
 from batchyard.store.chunk.rows import insert_chunks, summarise
-from batchyard.store.clock import clock, read_seconds
+from batchyard.store.clock import clock
 from batchyard.store.columns import usage_values
 from batchyard.store.delivery.outbox import insert_file_deliveries
 from batchyard.store.file.files import insert_file
@@ -52,7 +35,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.batch_error import BatchError, InputPart
+    from batchyard.batch_error import BatchError
     from batchyard.lengths import LengthClass
     from batchyard.prices import Prices
     from batchyard.roots import Roots
@@ -69,12 +52,13 @@ NO_LIMIT: Final = Quota()
 
 
 class Batches(Aggregate):
-    """Writes all columns of ``batches`` but those of its lease and of its schedule.
+    """Writes all columns of ``batches`` but those of its lease, of its schedule and of its places.
 
-    Those have writers of their own, :class:`.BatchLeases` and :class:`.BatchSchedule`. They are
-    set here as the row is made, and cleared by the move that leaves nothing to lease or to
-    forecast, for that must be the same statement. ``message_requests`` is cleared by
-    :class:`.MessageBatches`.
+    Those have writers of their own, :class:`.BatchLeases`, :class:`.BatchSchedule` and
+    :class:`.BatchPlaces`. They are set here as the row is made; lease and schedule are cleared by
+    the move that leaves nothing to lease or to forecast, and what could not be delivered is noted
+    by the move that ends the batch, for each of these must be one statement.
+    ``message_requests`` is cleared by :class:`.MessageBatches`.
 
     Every change of status is compare-and-set: of many callers at once one succeeds, and the others
     get :class:`~batchyard.errors.TransitionConflict`. Methods that name a batch raise
@@ -130,110 +114,6 @@ class Batches(Aggregate):
     ) -> BatchRecord:
         """The batch, without its locations, its counts and its cost live."""
         return await load_batch(connection, batch_id, tenant, self._prices)
-
-    @reads
-    async def locations(self, connection: AsyncConnection, batch_id: str) -> BatchLocations:
-        """The user's own places of the input and the results, and the receivers, decrypted.
-
-        Raises :class:`~batchyard.errors.RecordNotFound`.
-        """
-        found = await connection.execute(
-            select(*LOCATION_COLUMNS, RECEIVERS.c.kind, RECEIVERS.c.destination)
-            .outerjoin(RECEIVERS, RECEIVERS.c.batch_id == BATCHES.c.id)
-            .where(BATCHES.c.id == batch_id)
-        )
-        rows = found.all()
-        if not rows:
-            raise batch_not_found(batch_id)
-        return BatchLocations(
-            rows[0].input_location,
-            rows[0].output_location,
-            rows[0].error_location,
-            {row.kind: row.destination for row in rows if row.kind is not None},
-            rows[0].template,
-        )
-
-    @writes
-    async def redirect(
-        self,
-        connection: AsyncConnection,
-        batch_id: str,
-        places: Mapping[str, str],
-        expiries: Mapping[str, int | None],
-    ) -> BatchRecord:
-        """Have result files go to other locations, both by ``output`` and ``error``.
-
-        Raises :class:`~batchyard.errors.TransitionConflict` for a batch whose files are made
-        already.
-        """
-        batch = await self._locked(connection, batch_id)
-        if batch.status not in STOPPABLE:
-            raise TransitionConflict(
-                f"The files of {batch_id}, which is {batch.status.value}, are made already: ask "
-                "again when it has ended."
-            )
-        urls = batch.options.urls | {
-            kind: UrlFacts(expires_at=expiry) for kind, expiry in expiries.items()
-        }
-        columns = {f"{kind}_location": location for kind, location in places.items()}
-        await connection.execute(
-            update(BATCHES)
-            .where(BATCHES.c.id == batch_id)
-            .values(options=replace(batch.options, urls=urls), **columns)
-        )
-        return await load_batch(connection, batch_id, prices=self._prices)
-
-    @writes
-    async def note_doubts(
-        self, connection: AsyncConnection, batch_id: str, doubts: Mapping[str, str]
-    ) -> None:
-        """Record why URLs could not be asked, by ``output`` and ``error``; of others nothing."""
-        batch = await self._locked(connection, batch_id)
-        known = dict.fromkeys([*batch.options.urls, *doubts], UrlFacts()) | batch.options.urls
-        urls = {kind: replace(facts, doubt=doubts.get(kind)) for kind, facts in known.items()}
-        if urls != batch.options.urls:
-            await connection.execute(
-                update(BATCHES)
-                .where(BATCHES.c.id == batch_id)
-                .values(options=replace(batch.options, urls=urls))
-            )
-
-    @writes
-    async def note_parts(
-        self, connection: AsyncConnection, batch_id: str, parts: Sequence[InputPart]
-    ) -> None:
-        """Record how many lines each file has of which the input consists."""
-        batch = await self._locked(connection, batch_id)
-        await connection.execute(
-            update(BATCHES)
-            .where(BATCHES.c.id == batch_id)
-            .values(options=replace(batch.options, parts=tuple(parts)))
-        )
-
-    async def _locked(self, connection: AsyncConnection, batch_id: str) -> BatchRecord:
-        lock = select(BATCHES.c.id).where(BATCHES.c.id == batch_id).with_for_update()
-        await connection.execute(lock)
-        return await load_batch(connection, batch_id)
-
-    @writes
-    async def record_published(
-        self, connection: AsyncConnection, batch_id: str, kind: str, location: str
-    ) -> None:
-        """Record that a result file, which could not be written before, is now at this location.
-
-        ``kind`` is ``output`` or ``error``. Changes nothing if the file was published before.
-        """
-        column = {"output": "output_location", "error": "error_location"}[kind]
-        statement = select(BATCHES.c.undelivered).where(BATCHES.c.id == batch_id)
-        found = await connection.execute(statement.with_for_update())
-        missing = dict(found.scalar_one_or_none() or {})
-        if missing.pop(kind, None) is None:
-            return
-        await connection.execute(
-            update(BATCHES)
-            .where(BATCHES.c.id == batch_id)
-            .values({"undelivered": missing or None, column: location})
-        )
 
     @writes
     async def set_flow_run(
@@ -520,31 +400,3 @@ class Batches(Aggregate):
         if again:
             await insert_file_deliveries(connection, record, again)
         return record
-
-
-async def insert_batch(
-    connection: AsyncConnection,
-    new: NewBatch,
-    input_file: NewFile | None = None,
-    lease: Mapping[str, Any] | None = None,
-) -> None:
-    """Record a new batch, ``validating``, within a transaction, perhaps another aggregate's.
-
-    ``input_file`` as for :meth:`Batches.create`. ``lease``: the values of its lease's columns;
-    None: it has no owner.
-    """
-    now = await read_seconds(connection)
-    await connection.execute(
-        insert(BATCHES).values(
-            status=BatchStatus.VALIDATING,
-            created_at=now,
-            expires_at=now + new.window_seconds,
-            **new.values(),
-            **(lease or {}),
-        )
-    )
-    if input_file is not None:
-        await insert_file(connection, input_file)
-    await insert_stages(connection, new.id, new.then)
-    await insert_receivers(connection, new.id, new.locations.receivers)
-    await note_change(connection, new.id, BatchStatus.VALIDATING)

@@ -1,4 +1,4 @@
-"""From one status to the next, within a transaction, with what every such move does.
+"""Into the first status and from one to the next, in a transaction, with what every move does.
 
 The methods that ask for them are in ``batches``.
 """
@@ -7,27 +7,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, insert, select, update
 
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.lifecycle import TRANSITIONS, BatchStatus
 from batchyard.store.batch.pages import batch_not_found, load_batch
+from batchyard.store.batch.receivers import insert_receivers
 from batchyard.store.batch.rows import BATCHES, NO_FORECAST
 from batchyard.store.batch.status_changes import note_change
+from batchyard.store.chain.rows import insert_stages
 from batchyard.store.chunk.rows import summarise
-from batchyard.store.clock import clock_seconds
+from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.columns import usage_values
 from batchyard.store.delivery.outbox import insert_deliveries
+from batchyard.store.file.files import insert_file
 from batchyard.store.leasing import released
 from batchyard.store.tenant.usage import count_usage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.prices import Prices
-    from batchyard.store.batch.rows import BatchRecord
+    from batchyard.store.batch.rows import BatchRecord, NewBatch
+    from batchyard.store.file.files import NewFile
 
 
 async def check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) -> None:
@@ -38,6 +42,34 @@ async def check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) ->
     )
     if found.scalar_one_or_none() != epoch:
         raise LeaseLost(f"Epoch {epoch} no longer holds {batch_id}; drop what is left of it.")
+
+
+async def insert_batch(
+    connection: AsyncConnection,
+    new: NewBatch,
+    input_file: NewFile | None = None,
+    lease: Mapping[str, Any] | None = None,
+) -> None:
+    """Record a new batch, ``validating``, within a transaction, perhaps another aggregate's.
+
+    ``input_file`` as for :meth:`.Batches.create`. ``lease``: the values of its lease's columns;
+    None: it has no owner.
+    """
+    now = await read_seconds(connection)
+    await connection.execute(
+        insert(BATCHES).values(
+            status=BatchStatus.VALIDATING,
+            created_at=now,
+            expires_at=now + new.window_seconds,
+            **new.values(),
+            **(lease or {}),
+        )
+    )
+    if input_file is not None:
+        await insert_file(connection, input_file)
+    await insert_stages(connection, new.id, new.then)
+    await insert_receivers(connection, new.id, new.locations.receivers)
+    await note_change(connection, new.id, BatchStatus.VALIDATING)
 
 
 async def end_batch(

@@ -11,8 +11,7 @@ from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import STOPPABLE, BatchStatus
 from batchyard.prices import NO_PRICES
 from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.batches import insert_batch
-from batchyard.store.batch.moves import check_epoch, move_batch
+from batchyard.store.batch.moves import check_epoch, insert_batch, move_batch
 from batchyard.store.batch.pages import read_live
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chain.rows import CHAINS, PARTS, ChainPart, ChainRecord

@@ -9,7 +9,7 @@ from sqlalchemy import and_, delete, func, insert, select, update
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.responses import ResponseStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
-from batchyard.store.batch.batches import insert_batch
+from batchyard.store.batch.moves import insert_batch
 from batchyard.store.chunk.rows import CHUNKS
 from batchyard.store.clock import clock, clock_seconds, read_seconds
 from batchyard.store.delivery.outbox import insert_response_deliveries

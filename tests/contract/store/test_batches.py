@@ -120,7 +120,7 @@ async def test_an_unknown_batch_is_not_found(store: Store) -> None:
     missing = new_batch_id()
     for attempt in (
         store.batches.get(missing),
-        store.batches.locations(missing),
+        store.batch_places.locations(missing),
         store.batches.set_flow_run(missing, "run"),
         store.batches.advance(missing, S.VALIDATING, S.CANCELLING),
         store.batches.fail(missing, []),

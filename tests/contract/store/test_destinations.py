@@ -27,10 +27,10 @@ async def test_a_batch_gets_other_destinations_and_keeps_the_rest(store: Store) 
             options=BatchOptions(deduplicate=True, urls={"error": UrlFacts(5, "away")}),
         )
     )
-    changed = await store.batches.redirect(batch.id, {"output": NEW}, {"output": 99})
+    changed = await store.batch_places.redirect(batch.id, {"output": NEW}, {"output": 99})
     assert changed.options.urls == {"error": UrlFacts(5, "away"), "output": UrlFacts(99)}
     assert changed.options.deduplicate
-    assert await store.batches.locations(batch.id) == BatchLocations(
+    assert await store.batch_places.locations(batch.id) == BatchLocations(
         "in", NEW, "error", template="{}"
     )
     assert "hunter2" not in str(await raw_rows(store, "batches"))
@@ -41,29 +41,29 @@ async def test_a_batch_whose_files_are_made_keeps_its_destinations(
     store: Store, status: BatchStatus
 ) -> None:
     batch = await batch_in(store, status)
-    before = await store.batches.locations(batch.id)
+    before = await store.batch_places.locations(batch.id)
     with pytest.raises(TransitionConflict):
-        await store.batches.redirect(batch.id, {"output": NEW}, {"output": None})
-    assert await store.batches.locations(batch.id) == before
+        await store.batch_places.redirect(batch.id, {"output": NEW}, {"output": None})
+    assert await store.batch_places.locations(batch.id) == before
 
 
 async def test_doubts_are_noted_and_taken_back(store: Store) -> None:
     batch = await store.batches.create(
         new_batch(options=BatchOptions(urls={"output": UrlFacts(99)}))
     )
-    await store.batches.note_doubts(batch.id, {"output": "away", "error": "slow"})
+    await store.batch_places.note_doubts(batch.id, {"output": "away", "error": "slow"})
     noted = (await store.batches.get(batch.id)).options.urls
     assert noted == {"output": UrlFacts(99, "away"), "error": UrlFacts(None, "slow")}
-    await store.batches.note_doubts(batch.id, {"error": "slow"})
+    await store.batch_places.note_doubts(batch.id, {"error": "slow"})
     assert (await store.batches.get(batch.id)).options.urls["output"] == UrlFacts(99)
     with pytest.raises(RecordNotFound):
-        await store.batches.note_doubts("batch_unknown", {})
+        await store.batch_places.note_doubts("batch_unknown", {})
 
 
 async def test_the_lines_of_each_file_of_an_input_are_noted(store: Store) -> None:
     options = BatchOptions(deduplicate=True, parts=(InputPart("a"), InputPart("b")))
     batch = await store.batches.create(new_batch(options=options))
-    await store.batches.note_parts(batch.id, [InputPart("a", 2), InputPart("b", 3)])
+    await store.batch_places.note_parts(batch.id, [InputPart("a", 2), InputPart("b", 3)])
     noted = (await store.batches.get(batch.id)).options
     assert noted == BatchOptions(deduplicate=True, parts=(InputPart("a", 2), InputPart("b", 3)))
 

@@ -321,7 +321,7 @@ async def test_a_batch_keeps_what_is_to_happen_at_its_end(store: Store) -> None:
     )
     batch = await store.batches.create(new)
     assert (batch.output_lifetime_seconds, batch.notify_email) == (3600, "who@example.org")
-    assert await store.batches.locations(batch.id) == locations
+    assert await store.batch_places.locations(batch.id) == locations
     assert "canary" not in repr(new) + repr(batch)
     assert "who@example.org" not in repr(new) + repr(batch)
 

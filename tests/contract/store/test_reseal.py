@@ -37,7 +37,7 @@ async def test_the_older_key_may_go_afterwards(database_url: str, sealing_key: s
         assert await reseal(store.database) == 8
         assert "canary" not in await raw_rows(store, "batches")
     async with open_store(database_url, keys=[newer]) as store:
-        assert await store.batches.locations(batch.id) == LOCATIONS
+        assert await store.batch_places.locations(batch.id) == LOCATIONS
         assert (await store.webhook_endpoints.get(its_id)).url.endswith("canary")
         assert await store.webhook_endpoints.secrets(its_id) == secrets
         assert await store.cache_salts.get("tenant:default") == salt
@@ -47,7 +47,7 @@ async def test_the_older_key_may_go_afterwards(database_url: str, sealing_key: s
         assert await reseal(store.database) == 8
     async with open_store(database_url, keys=[sealing_key]) as store:
         with pytest.raises(StoreError, match="None of the sealing keys"):
-            await store.batches.locations(batch.id)
+            await store.batch_places.locations(batch.id)
 
 
 async def test_more_rows_than_one_transaction_has_are_all_sealed_anew(
@@ -61,7 +61,7 @@ async def test_more_rows_than_one_transaction_has_are_all_sealed_anew(
         assert await reseal(store.database) == 460
     async with open_store(database_url, keys=[newer]) as store:
         for batch in batches:
-            assert await store.batches.locations(batch.id) == LOCATIONS
+            assert await store.batch_places.locations(batch.id) == LOCATIONS
 
 
 async def test_a_value_that_no_key_opens_is_an_error_and_stays(
@@ -73,7 +73,7 @@ async def test_a_value_that_no_key_opens_is_an_error_and_stays(
         with pytest.raises(StoreError, match="None of the sealing keys"):
             await reseal(store.database)
     async with open_store(database_url, keys=[sealing_key]) as store:
-        assert await store.batches.locations(batch.id) == LOCATIONS
+        assert await store.batch_places.locations(batch.id) == LOCATIONS
 
 
 async def test_with_nothing_sealed_there_is_nothing_to_do(database_url: str) -> None:

@@ -26,7 +26,7 @@ LOCATIONS = BatchLocations(
 
 async def test_a_location_is_read_back_as_it_was_given(store: Store) -> None:
     batch = await store.batches.create(new_batch(locations=LOCATIONS))
-    assert await store.batches.locations(batch.id) == LOCATIONS
+    assert await store.batch_places.locations(batch.id) == LOCATIONS
 
 
 async def test_no_file_of_a_sqlite_database_holds_a_location(
@@ -57,7 +57,7 @@ async def test_no_row_of_a_postgresql_database_holds_a_location(
 async def test_a_record_and_a_repr_show_no_location(store: Store) -> None:
     new = new_batch(locations=LOCATIONS)
     batch = await store.batches.create(new)
-    shown = repr(batch) + repr(new) + repr(await store.batches.locations(batch.id))
+    shown = repr(batch) + repr(new) + repr(await store.batch_places.locations(batch.id))
     assert "bucket.example" not in shown
 
 
@@ -79,7 +79,7 @@ async def test_a_newer_key_still_opens_what_an_older_one_sealed(
     async with open_store(database_url, keys=[sealing_key]) as store:
         batch = await store.batches.create(new_batch(locations=LOCATIONS))
     async with open_store(database_url, keys=[new_sealing_key(), sealing_key]) as store:
-        assert await store.batches.locations(batch.id) == LOCATIONS
+        assert await store.batch_places.locations(batch.id) == LOCATIONS
 
 
 async def test_without_its_key_a_batch_is_readable_and_its_locations_are_not(
@@ -90,7 +90,7 @@ async def test_without_its_key_a_batch_is_readable_and_its_locations_are_not(
     async with open_store(database_url, keys=[new_sealing_key()]) as store:
         assert await store.batches.get(batch.id) == batch
         with pytest.raises(StoreError, match="None of the sealing keys"):
-            await store.batches.locations(batch.id)
+            await store.batch_places.locations(batch.id)
 
 
 async def test_without_any_key_a_location_is_refused_and_a_plain_batch_is_not(

@@ -1,0 +1,147 @@
+"""Where the input of a batch comes from, and where its results go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+from sqlalchemy import select, update
+
+from batchyard.errors import TransitionConflict
+from batchyard.lifecycle import STOPPABLE
+from batchyard.prices import NO_PRICES
+from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.batch.pages import batch_not_found, load_batch
+from batchyard.store.batch.receivers import RECEIVERS
+from batchyard.store.batch.rows import (
+    BATCHES,
+    LOCATION_COLUMNS,
+    BatchLocations,
+    BatchRecord,
+    UrlFacts,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.batch_error import InputPart
+    from batchyard.prices import Prices
+    from batchyard.store.database import Database
+
+
+class BatchPlaces(Aggregate):
+    """Writes the locations of ``batches``, and what is known of them.
+
+    Methods that name a batch raise :class:`~batchyard.errors.RecordNotFound` where there is none.
+    """
+
+    def __init__(self, database: Database, prices: Prices = NO_PRICES) -> None:
+        super().__init__(database)
+        self._prices = prices
+
+    @reads
+    async def locations(self, connection: AsyncConnection, batch_id: str) -> BatchLocations:
+        """The user's own places of the input and the results, and the receivers, decrypted.
+
+        Raises :class:`~batchyard.errors.RecordNotFound`.
+        """
+        found = await connection.execute(
+            select(*LOCATION_COLUMNS, RECEIVERS.c.kind, RECEIVERS.c.destination)
+            .outerjoin(RECEIVERS, RECEIVERS.c.batch_id == BATCHES.c.id)
+            .where(BATCHES.c.id == batch_id)
+        )
+        rows = found.all()
+        if not rows:
+            raise batch_not_found(batch_id)
+        return BatchLocations(
+            rows[0].input_location,
+            rows[0].output_location,
+            rows[0].error_location,
+            {row.kind: row.destination for row in rows if row.kind is not None},
+            rows[0].template,
+        )
+
+    @writes
+    async def redirect(
+        self,
+        connection: AsyncConnection,
+        batch_id: str,
+        places: Mapping[str, str],
+        expiries: Mapping[str, int | None],
+    ) -> BatchRecord:
+        """Have result files go to other locations, both by ``output`` and ``error``.
+
+        Raises :class:`~batchyard.errors.TransitionConflict` for a batch whose files are made
+        already.
+        """
+        batch = await _locked(connection, batch_id)
+        if batch.status not in STOPPABLE:
+            raise TransitionConflict(
+                f"The files of {batch_id}, which is {batch.status.value}, are made already: ask "
+                "again when it has ended."
+            )
+        urls = batch.options.urls | {
+            kind: UrlFacts(expires_at=expiry) for kind, expiry in expiries.items()
+        }
+        columns = {f"{kind}_location": location for kind, location in places.items()}
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id)
+            .values(options=replace(batch.options, urls=urls), **columns)
+        )
+        return await load_batch(connection, batch_id, prices=self._prices)
+
+    @writes
+    async def note_doubts(
+        self, connection: AsyncConnection, batch_id: str, doubts: Mapping[str, str]
+    ) -> None:
+        """Record why URLs could not be asked, by ``output`` and ``error``; of others nothing."""
+        batch = await _locked(connection, batch_id)
+        known = dict.fromkeys([*batch.options.urls, *doubts], UrlFacts()) | batch.options.urls
+        urls = {kind: replace(facts, doubt=doubts.get(kind)) for kind, facts in known.items()}
+        if urls != batch.options.urls:
+            await connection.execute(
+                update(BATCHES)
+                .where(BATCHES.c.id == batch_id)
+                .values(options=replace(batch.options, urls=urls))
+            )
+
+    @writes
+    async def note_parts(
+        self, connection: AsyncConnection, batch_id: str, parts: Sequence[InputPart]
+    ) -> None:
+        """Record how many lines each file has of which the input consists."""
+        batch = await _locked(connection, batch_id)
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id)
+            .values(options=replace(batch.options, parts=tuple(parts)))
+        )
+
+    @writes
+    async def record_published(
+        self, connection: AsyncConnection, batch_id: str, kind: str, location: str
+    ) -> None:
+        """Record that a result file, which could not be written before, is now at this location.
+
+        ``kind`` is ``output`` or ``error``. Changes nothing if the file was published before.
+        """
+        column = {"output": "output_location", "error": "error_location"}[kind]
+        statement = select(BATCHES.c.undelivered).where(BATCHES.c.id == batch_id)
+        found = await connection.execute(statement.with_for_update())
+        missing = dict(found.scalar_one_or_none() or {})
+        if missing.pop(kind, None) is None:
+            return
+        await connection.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch_id)
+            .values({"undelivered": missing or None, column: location})
+        )
+
+
+async def _locked(connection: AsyncConnection, batch_id: str) -> BatchRecord:
+    lock = select(BATCHES.c.id).where(BATCHES.c.id == batch_id).with_for_update()
+    await connection.execute(lock)
+    return await load_batch(connection, batch_id)
