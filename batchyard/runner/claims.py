@@ -15,10 +15,10 @@ from batchyard.store import ChunkAction, Host
 from batchyard.turns import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from batchyard.runner.admission import Door
-    from batchyard.runner.chunk import ChunkRun
+    from batchyard.runner.held_chunks import HeldChunks
     from batchyard.runner.returns import Returns
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, LeaseKey
@@ -30,8 +30,8 @@ _NOTHING: Final = Beside()
 class Claims:
     """The chunks of one model, or of one batch, for one runner.
 
-    The runner keeps what it has claimed in ``held`` and what it runs of that in ``running``.
-    ``suits`` says whether its engine has what a batch needs.
+    The runner adds what it has claimed to ``held``. ``suits`` says whether its engine has what a
+    batch needs.
     """
 
     def __init__(
@@ -40,21 +40,17 @@ class Claims:
         model: str,
         door: Door,
         returns: Returns,
+        held: HeldChunks,
         *,
-        owner: str,
         batch_id: str | None,
-        held: Mapping[tuple[str, int], ChunkLease],
-        running: Mapping[LeaseKey, ChunkRun],
         suits: Callable[[Standing], bool],
     ) -> None:
         self._services = services
         self._model = model
         self._door = door
         self._returns = returns
-        self._owner = owner
         self._batch_id = batch_id
         self._held = held
-        self._running = running
         self._suits = suits
         self._standings: dict[LeaseKey, Standing] = {}
         """Of the chunks that were claimed and do not run yet."""
@@ -128,12 +124,12 @@ class Claims:
         """
         running = [
             chunk.runs_alone
-            for key, chunk in self._running.items()
+            for key, chunk in self._held.running.items()
             if key != but and key not in self._slow
         ]
         beginning = [
             runs_alone(lease)
-            for lease in self._held.values()
+            for lease in self._held.leases.values()
             if lease.key != but and lease.key in self._standings
         ]
         return running + beginning
@@ -146,7 +142,7 @@ class Claims:
     async def _clear_background(self) -> None:
         """Give chunks of background batches back, if they keep another chunk from being claimed."""
         giving_way = [
-            chunk for key, chunk in self._running.items() if key.batch_id in self._background
+            chunk for key, chunk in self._held.running.items() if key.batch_id in self._background
         ]
         others = Beside(keeps_background_out=True)
         if giving_way and await self._is_any_free(others):
@@ -191,7 +187,7 @@ class Claims:
     ) -> ChunkLease | None:
         claimed = await self._services.store.chunks.claim(
             model=self._model,
-            owner=self._owner,
+            owner=self._held.owner,
             lease_seconds=self._services.settings.lease_seconds,
             batch_id=batch_id,
             without=without,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +20,7 @@ from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.claims import Claims
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.engine_tuning import EngineTuning
+from batchyard.runner.held_chunks import HeldChunks
 from batchyard.runner.hours_watch import HoursWatch
 from batchyard.runner.inputs import Inputs
 from batchyard.runner.learning import Learning
@@ -31,25 +31,23 @@ from batchyard.runner.pace import Pace
 from batchyard.runner.registration import Registration
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.returns import Returns
+from batchyard.runner.shown_progress import ShownProgress
 from batchyard.runner.window import Window
 from batchyard.services.batch_span import batch_span
 from batchyard.services.keys import plan_key
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.published import Figures
-from batchyard.services.renewal import renewing
-from batchyard.services.services import Progress
-from batchyard.store import ChunkAction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
-    from batchyard.engine.base import Engine, StartProgress
+    from batchyard.engine.base import Engine
     from batchyard.runner.admission import Admission
     from batchyard.runner.chunk import Done
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.services.services import Services
-    from batchyard.store import ChunkLease, EngineLoad, LeaseKey
+    from batchyard.store import ChunkLease, EngineLoad
     from batchyard.turns import Standing
     from batchyard.wire import TokenUsage
 
@@ -91,7 +89,6 @@ class Runner:
         self.model = model
         self.batch_id = batch_id
         self._flow_run_id = flow_run_id
-        self._owner = f"runner_{secrets.token_hex(16)}"
         self._registration: Registration | None = None
         self._is_draining = False
         self._began_at = 0
@@ -102,14 +99,11 @@ class Runner:
         self._pace: Pace | None = None
         self.answered = 0
         """Requests answered by this runner."""
-        self._answered_before = 0
-        self._total = 0
+        self._progress = ShownProgress(services, batch_id)
         self._engine: Engine
         self._options: OptionsInUse
         self._window: Window
         self._cache: CacheWatch
-        self._held: dict[tuple[str, int], ChunkLease] = {}
-        self._running: dict[LeaseKey, ChunkRun] = {}
         self._inputs = Inputs(services)
         self._traits = TraitsOfBatches(services)
         self._door: Door
@@ -121,6 +115,7 @@ class Runner:
         self._counts = RunnerCounts()
         self._meter = LoadMeter()
         self._returns = Returns(services, self._retry, self._counts, is_shared=batch_id is None)
+        self._held = HeldChunks(services, self._returns)
         self._closing: contextlib.AsyncExitStack
 
     async def __aenter__(self) -> Self:
@@ -133,13 +128,13 @@ class Runner:
                 # Before the model loads, which may take minutes, so that no second one is started.
                 await self._register(stack)
             else:
-                counts = (await self.services.store.batches.get(self.batch_id)).counts
-                self._answered_before = counts.completed + counts.failed
-                self._total = counts.total
+                batch = await self.services.store.batches.get(self.batch_id)
+                self._progress.begin(batch.counts)
             stack.push_async_callback(self._inputs.close)
-            await stack.enter_async_context(self._leases_kept())
+            await stack.enter_async_context(self._held.kept())
+            await stack.enter_async_context(self._looking())
             stack.push_async_callback(self._engine.stop)
-            self.services.on_progress(Progress(self.batch_id or "", "loading"))
+            self._progress.show_loading()
             self._options = OptionsInUse(self._engine)
             tuning = EngineTuning(
                 self.services, self.model, self._engine, self._options, batch_id=self.batch_id
@@ -149,7 +144,11 @@ class Runner:
             live_server = self._engine.live_server
             if self._registration is not None and live_server is not None:
                 self._live = LiveRequests(
-                    self.services, self._engine, live_server.promise, self._owner, self._count_live
+                    self.services,
+                    self._engine,
+                    live_server.promise,
+                    self._held.owner,
+                    self._count_live,
                 )
             self._window = await stack.enter_async_context(
                 Window(
@@ -157,7 +156,7 @@ class Runner:
                     timeout_seconds=settings.request_timeout_seconds,
                     hang_seconds=settings.hang_seconds,
                     retry=self._retry,
-                    on_restart=self._show_start,
+                    on_restart=self._progress.show_start,
                     counts=self._counts,
                     company=self._live,
                     options=self._options,
@@ -175,10 +174,8 @@ class Runner:
                 self.model,
                 self._door,
                 self._returns,
-                owner=self._owner,
+                self._held,
                 batch_id=self.batch_id,
-                held=self._held,
-                running=self._running,
                 suits=self._suits,
             )
             self._learning = Learning(self.services, self.model, seats=self._engine.max_num_seqs)
@@ -187,7 +184,7 @@ class Runner:
             if self._registration is not None:
                 self._window.seats.prompt_cost.believed = await self._registration.prompt_weight()
             self._closing = stack.pop_all()
-        self._show_answers()
+        self._progress.show_answers(self.answered)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -226,7 +223,7 @@ class Runner:
         self._is_draining = True
         if self._live is not None:
             self._live.drain()
-        self._yield_chunks()
+        self._held.stop()
 
     async def leases(self) -> AsyncIterator[ChunkLease]:
         """Claim chunks, each as soon as none of its flow waits at the door of the window.
@@ -245,14 +242,14 @@ class Runner:
                 refusals += 1
                 if refusals == _MOST_REFUSALS:
                     raise
-                log.warning("chunks.not_claimed", error, runner=self._owner)
+                log.warning("chunks.not_claimed", error, runner=self._held.owner)
                 lease = None
             if lease is not None:
-                self._held[lease.batch_id, lease.index] = lease
+                self._held.add(lease)
                 yield lease
                 idle_since = time.monotonic()
                 continue
-            if self._held:
+            if self._held.leases:
                 idle_since = time.monotonic()
             if (
                 self._door.is_empty
@@ -268,12 +265,12 @@ class Runner:
         None if it was released before its end, for any reason, or lost to another runner: its
         next owner runs what is missing.
         """
-        lease = self._held.get((batch_id, index))
+        lease = self._held.leases.get((batch_id, index))
         if lease is None:
             return None
         admission = self._claims.admission(lease)
         chunk = self._chunk_run(lease, admission)
-        self._running[lease.key] = chunk
+        self._held.running[lease.key] = chunk
         tally = None
         try:
             async with batch_span(
@@ -282,7 +279,7 @@ class Runner:
                 batch_id,
                 chunk=lease.index,
                 requests=lease.request_count,
-                runner=self._owner,
+                runner=self._held.owner,
             ) as span:
                 tally = await chunk.run(span.traceparent)
                 if tally is not None:
@@ -300,11 +297,9 @@ class Runner:
             self._inputs.forget(batch_id)
             await self._returns.after(error, lease)
         finally:
-            del self._running[lease.key]
+            del self._held.running[lease.key]
             admission.leave()
-        # What was lost may have been claimed here again meanwhile, under another epoch.
-        if self._held.get((batch_id, index)) is lease:
-            del self._held[batch_id, index]
+        self._held.forget(lease)
         return tally
 
     def _chunk_run(self, lease: ChunkLease, admission: Admission) -> ChunkRun:
@@ -324,11 +319,11 @@ class Runner:
     async def _register(self, stack: contextlib.AsyncExitStack) -> None:
         """Be counted on for every batch of the model, until the stack is closed."""
         registration = await Registration.create(self.services, self.model, self._flow_run_id)
-        self._owner = registration.id
+        self._held.owner = registration.id
         self._registration = registration
         stack.push_async_callback(lambda: registration.retire(self.answered))
 
-    # -- leases -----------------------------------------------------------------------------
+    # -- what it claims ---------------------------------------------------------------------
 
     async def _next(self) -> ChunkLease | None:
         await self._hours.look()
@@ -356,26 +351,22 @@ class Runner:
         """Let no batch go on; live requests have no hours."""
         if not self._is_told_of_hours and not self._is_draining:
             self._is_told_of_hours = True
-            log.info("runner.hours_over", model=self.model, runner=self._owner)
+            log.info("runner.hours_over", model=self.model, runner=self._held.owner)
         if self._live is None:
             self.drain()
         else:
-            self._yield_chunks()
-
-    def _yield_chunks(self) -> None:
-        for chunk in self._running.values():
-            chunk.stop(ChunkAction.YIELD)
+            self._held.stop()
 
     async def _is_over(self, idle_since: float) -> bool:
         if self.batch_id is not None:
-            if self._is_draining and not self._held:
+            if self._is_draining and not self._held.leases:
                 return True
             chunks = await self.services.store.chunks.summary(self.batch_id)
-            if chunks.pending == 0 and chunks.leased == len(self._held):
+            if chunks.pending == 0 and chunks.leased == len(self._held.leases):
                 return True
             batch = await self.services.store.batches.get(self.batch_id)
             return batch.status is not BatchStatus.IN_PROGRESS
-        if self._held:
+        if self._held.leases:
             return False
         if self._live is not None:
             # It waits for live requests until the scheduler says that they are not wanted here.
@@ -384,49 +375,24 @@ class Runner:
         return self._is_draining or idle_seconds >= self.services.settings.runner_idle_seconds
 
     @contextlib.asynccontextmanager
-    async def _leases_kept(self) -> AsyncIterator[None]:
-        """Renew what is held while the block runs; give it back at the end."""
+    async def _looking(self) -> AsyncIterator[None]:
+        """While the block runs, see what has changed for what is held, and say how it goes."""
         looks = asyncio.create_task(self._keep_looking(), name="look")
-        every_seconds = self.services.settings.lease_seconds / 3
         try:
-            async with renewing(self._renew, every_seconds=every_seconds, what=self._owner):
-                yield
+            yield
         finally:
             looks.cancel()
             await asyncio.wait([looks])
-            for lease in self._held.values():
-                # If this fails, the lease expires, because it is no longer renewed.
-                await self._returns.release(lease)
-            await self._returns.catch_up()
-
-    async def _renew(self) -> None:
-        """Renew every lease that is held, in one statement."""
-        lease_seconds = self.services.settings.lease_seconds
-        keys = [lease.key for lease in self._held.values()]
-        await self.services.store.chunks.renew(self._owner, lease_seconds, keys)
 
     async def _keep_looking(self) -> None:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
         while True:
             await asyncio.sleep(intervals.LOOK_SECONDS)
-            for part in (self._look, self._report, self._returns.catch_up):
+            for part in (self._held.look, self._report, self._returns.catch_up):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better
-                    log.warning("runner.not_seen", describe(error), runner=self._owner)
-
-    async def _look(self) -> None:
-        """Stop chunks that are lost, or whose batches shall not run now."""
-        store = self.services.store
-        # Before the database is asked: what is claimed meanwhile is not in its answer.
-        running = list(self._running.items())
-        if running:
-            actions = await store.chunks.held(self._owner)
-            for key, chunk in running:
-                if key not in actions:
-                    chunk.lose()
-                else:
-                    chunk.stop(actions[key])
+                    log.warning("runner.not_seen", describe(error), runner=self._held.owner)
 
     async def _report(self) -> None:
         """Send the heartbeat and report the throughput."""
@@ -436,14 +402,14 @@ class Runner:
             self.drain()  # another model needs this slot
         if self._pace is None:
             return
-        tokens_per_second = self._pace.measured(is_busy=bool(self._running))
+        tokens_per_second = self._pace.measured(is_busy=bool(self._held.running))
         if tokens_per_second is not None:
             cost = self._window.seats.prompt_cost
             await self._registration.report(tokens_per_second, self._pace, cost)
 
     async def _start_engine(self) -> None:
         began = time.monotonic()
-        await self._options.start(self._show_start)
+        await self._options.start(self._progress.show_start)
         if self._registration is not None:
             await self._registration.loaded(time.monotonic() - began)
 
@@ -454,7 +420,7 @@ class Runner:
         try:
             return await stack.enter_async_context(live)
         except OSError as error:
-            log.error("live.not_open", str(error), model=self.model, runner=self._owner)
+            log.error("live.not_open", str(error), model=self.model, runner=self._held.owner)
             return None
 
     # -- what it shows ----------------------------------------------------------------------
@@ -491,23 +457,13 @@ class Runner:
         self._meter.count(usage)
         if self._pace is not None:
             self._pace.count(done.tokens, usage.output_tokens, done.answer_tokens)
-        self._show_answers()
+        if self.batch_id is not None:
+            self._progress.show_answers(self.answered)
 
     def _count_live(self, usage: TokenUsage) -> None:
         self.answered += 1
         self._meter.count(usage)
         self._window.note_life()
-
-    def _show_answers(self) -> None:
-        if self.batch_id is not None:
-            done = min(self._answered_before + self.answered, self._total)
-            self.services.on_progress(Progress(self.batch_id, "running", done, self._total))
-
-    def _show_start(self, start: StartProgress) -> None:
-        done, total = (0, None) if start.fraction is None else (int(start.fraction * 100), 100)
-        self.services.on_progress(
-            Progress(self.batch_id or "", "loading", done, total, start.message)
-        )
 
 
 async def _until_done(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -43,7 +43,7 @@ def without_a_heart(yard: Yard, batch_id: str) -> Runner:
         """No lease is renewed."""
 
     runner = Runner(yard.services, "stub-model", batch_id=batch_id)
-    runner._renew = sleep_on  # type: ignore[method-assign]
+    runner._held._renew = sleep_on  # type: ignore[method-assign]
     return runner
 
 

@@ -232,12 +232,12 @@ async def test_the_end_of_a_lost_claim_leaves_a_newer_one_alone(yard: Yard) -> N
 
         await yard.services.store.database.write(run_out)
         (new,) = await yard.services.store.chunks.claim(
-            model=MODEL, owner=runner._owner, lease_seconds=60
+            model=MODEL, owner=runner._held.owner, lease_seconds=60
         )
-        runner._held[batch_id, 0] = new
+        runner._held.leases[batch_id, 0] = new
         async with asyncio.timeout(SOON_SECONDS):
             assert await running is None
-        assert runner._held[batch_id, 0] is new
+        assert runner._held.leases[batch_id, 0] is new
         assert runner.figures().counters[LEASES_LOST.name] == {"chunk": 1}
         await leases.aclose()  # type: ignore[attr-defined] # it is a generator
 

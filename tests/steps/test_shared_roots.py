@@ -69,7 +69,7 @@ async def served(yard: Yard, engine: HeldEngine, batches: list[str], *, at_once:
 
 def submitting(runner: Runner) -> int:
     """How many chunks have read their input and come to their first request."""
-    return sum(chunk._admitted > 0 for chunk in runner._running.values())
+    return sum(chunk._admitted > 0 for chunk in runner._held.running.values())
 
 
 def documents_of(engine: StubEngine) -> list[str]:

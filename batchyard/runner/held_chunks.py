@@ -1,0 +1,77 @@
+"""The chunks that a runner has: it renews their leases, and reads what its batches want of it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from typing import TYPE_CHECKING
+
+from batchyard.services.renewal import renewing
+from batchyard.store import ChunkAction
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.runner.chunk import ChunkRun
+    from batchyard.runner.returns import Returns
+    from batchyard.services.services import Services
+    from batchyard.store import ChunkLease, LeaseKey
+
+
+class HeldChunks:
+    """Those of one runner: what it has claimed, and what it runs of that."""
+
+    def __init__(self, services: Services, returns: Returns) -> None:
+        self.owner = f"runner_{secrets.token_hex(16)}"
+        """Of the leases: the runner's id, where it is registered."""
+        self.leases: dict[tuple[str, int], ChunkLease] = {}
+        """By batch and index."""
+        self.running: dict[LeaseKey, ChunkRun] = {}
+        self._services = services
+        self._returns = returns
+
+    @contextlib.asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Renew what is held while the block runs; give it back at the end."""
+        every_seconds = self._services.settings.lease_seconds / 3
+        try:
+            async with renewing(self._renew, every_seconds=every_seconds, what=self.owner):
+                yield
+        finally:
+            for lease in self.leases.values():
+                # If this fails, the lease expires, because it is no longer renewed.
+                await self._returns.release(lease)
+            await self._returns.catch_up()
+
+    def add(self, lease: ChunkLease) -> None:
+        """It was claimed."""
+        self.leases[lease.batch_id, lease.index] = lease
+
+    def forget(self, lease: ChunkLease) -> None:
+        """It was done, released or lost."""
+        # What was lost may have been claimed here again meanwhile, under another epoch.
+        if self.leases.get((lease.batch_id, lease.index)) is lease:
+            del self.leases[lease.batch_id, lease.index]
+
+    def stop(self) -> None:
+        """Let what runs finish what is in the engine, and nothing more."""
+        for chunk in self.running.values():
+            chunk.stop(ChunkAction.YIELD)
+
+    async def look(self) -> None:
+        """Stop chunks that are lost, or whose batches shall not run now."""
+        # Before the database is asked: what is claimed meanwhile is not in its answer.
+        running = list(self.running.items())
+        if running:
+            actions = await self._services.store.chunks.held(self.owner)
+            for key, chunk in running:
+                if key not in actions:
+                    chunk.lose()
+                else:
+                    chunk.stop(actions[key])
+
+    async def _renew(self) -> None:
+        """Renew every lease that is held, in one statement."""
+        lease_seconds = self._services.settings.lease_seconds
+        keys = [lease.key for lease in self.leases.values()]
+        await self._services.store.chunks.renew(self.owner, lease_seconds, keys)
