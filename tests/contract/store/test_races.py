@@ -7,6 +7,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import insert
 from sqlalchemy.dialects import postgresql
 
 from batchyard.errors import StoreError
@@ -14,6 +15,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.store import open_store
 from batchyard.store import reseal as reseal_all
 from batchyard.store.batch import batches, moves
+from batchyard.store.batch.rows import BATCHES
 from batchyard.store.delivery.rows import DELIVERIES
 from batchyard.store.file import files
 from batchyard.store.leasing import in_one_order
@@ -245,9 +247,7 @@ async def test_a_writer_that_reads_first_is_not_overtaken(sqlite_url: str) -> No
 
 async def test_an_error_shows_none_of_the_values_of_its_statement(store: Store) -> None:
     async def work(connection: Any) -> None:
-        await connection.execute(
-            batches.insert(batches.BATCHES).values(id="batch_a", tenant="canary-7f3a9e")
-        )
+        await connection.execute(insert(BATCHES).values(id="batch_a", tenant="canary-7f3a9e"))
 
     with pytest.raises(StoreError) as refused:
         await store.database.write(work)
