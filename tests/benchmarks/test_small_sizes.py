@@ -294,7 +294,6 @@ def test_two_controllers_on_one_simulated_server_both_get_on() -> None:
     assert min(each.sent_ever for each in two) > 0.15 * sum(each.sent_ever for each in two)
 
 
-@pytest.mark.alone
 async def test_what_waits_costs_idle_engines_and_the_history_nothing() -> None:
     """Counted in rows by PostgreSQL: a busy machine counts the same."""
     costs = await internet_scale.measure(counts=(200, 1_400), batches=4, idle_seconds=1.0)

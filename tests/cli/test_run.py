@@ -24,6 +24,7 @@ from blocks import S3CredentialsBlock
 from tests.cli.conftest import Background, Terminal, chat_line
 from tests.cli.screen import drawn
 from tests.pages import block, replaced, words_of
+from tests.services.prefect_tables import put_tables
 from tests.services.receiver import running_receiver
 from tests.services.swift import BUCKET
 from tests.unit.storage.web_server import gives, running_web_server
@@ -349,6 +350,7 @@ def test_pressing_ctrl_c_again_and_again_ends_the_command_in_silence(
     terminal: Terminal, serve_stub: Callable[..., str]
 ) -> None:
     """Wherever it is in its exit. Of its own Prefect server nothing is left either."""
+    put_tables(terminal.home / "prefect")
     slow = serve_stub(latency=lambda body: 600.0 if b"question 1" in body else 0.0)
     process = terminal.start(
         *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", slow),

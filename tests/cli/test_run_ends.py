@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.services.prefect_tables import put_tables
 from tests.services.window import terminal_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def environment(terminal: Terminal) -> dict[str, str]:
         for name, value in terminal.environment.items()
         if not name.startswith("PREFECT_API")
     }
-    return own | {"PREFECT_HOME": str(terminal.home / "prefect"), "BATCHYARD_FLUSH_SECONDS": "0.1"}
+    prefect_home = terminal.home / "prefect"
+    put_tables(prefect_home)
+    return own | {"PREFECT_HOME": str(prefect_home), "BATCHYARD_FLUSH_SECONDS": "0.1"}
 
 
 @pytest.fixture

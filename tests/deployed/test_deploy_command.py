@@ -10,6 +10,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import urllib3
 
 from tests.pages import block, words_of
 from tests.services.prefect import (
@@ -54,6 +55,8 @@ NO_OBJECTIVE = {
     "reserve_seats": None,
 }
 LISTS = ("work_pools", "deployments", "block_types", "block_schemas", "block_documents")
+# A server whose SQLite is locked for a moment answers 503, and has changed nothing.
+BUSY = urllib3.Retry(10, status_forcelist=[503], allowed_methods=None, backoff_factor=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +90,9 @@ def ask(server: PrefectServer, path: str, **body: Any) -> Any:
 
 
 def send(server: PrefectServer, method: str, path: str, body: Any) -> Any:
-    request = urllib.request.Request(  # noqa: S310 - our own server
-        f"{server.api_url}/{path}",
-        method=method,
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as answer:  # noqa: S310
-        return json.loads(answer.read() or "null")
+    answer = urllib3.request(method, f"{server.api_url}/{path}", json=body, retries=BUSY)
+    assert answer.status < 300, answer.data
+    return json.loads(answer.data or b"null")
 
 
 def everything(server: PrefectServer) -> dict[str, Any]:

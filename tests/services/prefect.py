@@ -145,9 +145,11 @@ class PrefectServer:
         return name in self._processes and self._processes[name].poll() is None
 
     def lose_database(self) -> None:
-        """Delete everything that a server that is not running knew."""
-        for path in Path(self.environment["PREFECT_HOME"]).glob("prefect.db*"):
+        """Delete everything that a server that is not running knew; its next start finds tables."""
+        home = Path(self.environment["PREFECT_HOME"])
+        for path in home.glob("prefect.db*"):
             path.unlink()
+        put_tables(home)
 
     def deploy(self) -> None:
         """Make pools, block types and deployments, and start the reconciler."""
