@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
     _start_processes_quickly()
+    # What a shell starts with `&` ignores SIGINT, and so does every process that it starts itself.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Engines fill their KV cache with zeros at their start: two seconds for each of the four GiB
     # that they get otherwise.
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

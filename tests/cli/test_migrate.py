@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from batchyard.cli import make_app, offline
 from batchyard.errors import OlderTables, OtherTables, StoreUnavailable
 from tests.pages import block, words_of
-from tests.services.prefect import clean_environment, default_interrupt
+from tests.services.prefect import clean_environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -111,7 +111,6 @@ def test_serve_waits_for_the_tables(database: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
     )
     assert process.stdout is not None
     assert process.stderr is not None

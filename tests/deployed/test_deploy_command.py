@@ -13,12 +13,7 @@ import pytest
 import urllib3
 
 from tests.pages import block, words_of
-from tests.services.prefect import (
-    PrefectServer,
-    default_interrupt,
-    free_port,
-    prefect_server,
-)
+from tests.services.prefect import PrefectServer, free_port, prefect_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,7 +252,6 @@ def run_a_flow_on(
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
         )
     try:
         server.run("prefect", "deployment", "run", "expire-files/default", "--watch")
@@ -315,7 +309,6 @@ def test_a_worker_waits_for_prefect_and_for_its_pool_and_then_says_that_it_is_he
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
         )
     try:
         until("did not answer: ")

@@ -105,7 +105,7 @@ class PrefectServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 # A worker that ignores SIGINT ignores SIGTERM too.
-                preexec_fn=default_interrupt,  # noqa: PLW1509 - one thread starts it
+                preexec_fn=_default_interrupt,  # noqa: PLW1509 - one thread starts it
             )
 
     def stop(self, name: str, seconds: float = _STOP_TIMEOUT_SECONDS) -> None:
@@ -222,7 +222,7 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
-def default_interrupt() -> Any:
+def _default_interrupt() -> Any:
     """In a child, before it runs its program: what a shell starts with `&` ignores SIGINT."""
     return signal.signal(signal.SIGINT, signal.SIG_DFL)
 
