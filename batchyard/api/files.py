@@ -231,7 +231,12 @@ def _no_such_file(file_id: str) -> ApiError:
 async def _opened(caller: Caller, file: FileRecord, start: int, stop: int) -> AsyncIterator[bytes]:
     """The bytes, the first of them read already: an object that is gone must not be a 200."""
     stream = caller.services.storage.get(file.storage_key, start=start, stop=stop)
-    first = await anext(aiter(stream), b"")
+    try:
+        first = await anext(aiter(stream), b"")
+    except StorageError:
+        # A file that was deleted meanwhile is an unknown file: 404.
+        await _file(caller, file.id)
+        raise
 
     async def blocks() -> AsyncIterator[bytes]:
         yield first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict
+from batchyard.errors import RecordNotFound, RequestRefused, StorageError, TransitionConflict
 from batchyard.files.parts import wipe_object, wipe_parts
 from batchyard.files.upload import FileUse, store_content
 from batchyard.threads import in_thread
@@ -31,7 +31,12 @@ async def complete_upload(
     upload = await uploads.get(upload_id, tenant)
     parts = await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
     use = FileUse(upload.filename, upload.purpose, upload.file_lifetime_seconds)
-    file = await store_content(services, tenant, _joined(services, parts, md5), lambda: use)
+    try:
+        file = await store_content(services, tenant, _joined(services, parts, md5), lambda: use)
+    except StorageError:
+        # Whoever ended the upload meanwhile wiped its parts: that is the reason to give.
+        await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
+        raise
     try:
         ended = await uploads.complete(upload_id, part_ids, file, tenant=tenant)
     except (RecordNotFound, RequestRefused, TransitionConflict):

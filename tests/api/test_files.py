@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import openai
 import pytest
 
+from batchyard.api.auth import Caller
+from batchyard.api.errors import ApiError
+from batchyard.api.files import download_file
+from batchyard.errors import StorageError
+from batchyard.files.delete import delete_file
 from batchyard.store import NewBatch, NewFile
 from tests.api.conftest import LINE
+from tests.services.read_after import ReadAfter
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from batchyard.services.services import Services
     from tests.api.conftest import Api
 
 THIRTY_DAYS = 2_592_000
+
+
+def reader(services: Services, first: Callable[[], Awaitable[None]]) -> Caller:
+    """Who reads files, each of them after ``first``."""
+    slow = replace(services, storage=ReadAfter(services.storage, first))
+    return Caller("one", slow, "key", is_operator=False, may_write=False)
 
 
 def test_bytes_become_a_file_that_is_kept_for_30_days(api: Api) -> None:
@@ -130,6 +144,31 @@ def test_a_deleted_file_is_gone_and_its_bytes_are_wiped(api: Api) -> None:
     for call in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError):
             call(file.id)
+
+
+async def test_a_file_that_is_deleted_between_the_question_and_its_bytes_is_unknown(
+    api: Api, services: Services
+) -> None:
+    file = api.openai().files.create(file=LINE, purpose="batch")
+
+    async def delete() -> None:
+        await delete_file(services, "one", file.id)
+
+    with pytest.raises(ApiError, match="No such File object") as raised:
+        await download_file(file.id, reader(services, delete))
+    assert raised.value.status == 404
+
+
+async def test_a_file_whose_bytes_cannot_be_read_is_not_called_unknown(
+    api: Api, services: Services
+) -> None:
+    file = api.openai().files.create(file=LINE, purpose="batch")
+
+    async def lose() -> None:
+        raise StorageError("The disk is away.")
+
+    with pytest.raises(StorageError, match="The disk is away"):
+        await download_file(file.id, reader(services, lose))
 
 
 async def test_a_file_past_its_expiry_is_gone(api: Api, services: Services) -> None:

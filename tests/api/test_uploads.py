@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
-from batchyard.files.parts import expire_uploads
+from batchyard.errors import StorageError, TransitionConflict
+from batchyard.files.complete import complete_upload
+from batchyard.files.parts import cancel_upload, expire_uploads
 from batchyard.store import NewUpload
 from tests.api.conftest import LINE
+from tests.services.read_after import ReadAfter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,6 +162,36 @@ async def test_of_many_who_complete_at_once_one_does(api: Api) -> None:
     assert len(refused) == 7
     assert all(type(each) is openai.BadRequestError for each in refused)
     assert len(api.objects()) == 1
+
+
+async def test_an_upload_that_is_cancelled_while_its_parts_are_read_says_so(
+    api: Api, services: Services
+) -> None:
+    upload = begin(api, len(LINE))
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+
+    async def cancel() -> None:
+        await cancel_upload(services, "one", upload.id)
+
+    interrupted = replace(services, storage=ReadAfter(services.storage, cancel))
+    with pytest.raises(TransitionConflict, match="cancelled"):
+        await complete_upload(interrupted, "one", upload.id, [part.id], None)
+    assert api.objects() == []
+
+
+async def test_an_upload_whose_parts_cannot_be_read_stays_pending(
+    api: Api, services: Services
+) -> None:
+    upload = begin(api, len(LINE))
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+
+    async def lose() -> None:
+        raise StorageError("The disk is away.")
+
+    interrupted = replace(services, storage=ReadAfter(services.storage, lose))
+    with pytest.raises(StorageError, match="The disk is away"):
+        await complete_upload(interrupted, "one", upload.id, [part.id], None)
+    assert api.openai().uploads.complete(upload.id, part_ids=[part.id]).status == "completed"
 
 
 async def test_an_upload_whose_hour_is_over_takes_no_more_and_is_wiped(
