@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _LEAST_PART_BYTES: Final = 8 * MIB
 """S3 takes no part below 5 MiB but the last one."""
 _ANSWER_BYTES: Final = 64 * 1024
+_COMPLETE_SECONDS: Final = 600.0
+"""S3 takes minutes for thousands of parts. A server that never ends its answer is given up."""
 
 
 async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
@@ -140,10 +142,20 @@ async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
                             raise
                         return
                     # S3 may find out that it failed after it has begun to answer 200.
-                    if b"<Error>" in await response.content.read(_ANSWER_BYTES):
+                    if b"<Error>" in await _whole_answer(response):
                         raise StorageUnavailable(f"{name}: the parts could not be put together")
 
     await web.backoff.retry(send)
+
+
+async def _whole_answer(response: aiohttp.ClientResponse) -> bytes:
+    """To its end, which S3 may send minutes later: until then it sends spaces."""
+    answer = bytearray()
+    async with asyncio.timeout(_COMPLETE_SECONDS):
+        # One read returns what has arrived by then, and the error comes last.
+        while len(answer) < _ANSWER_BYTES and (piece := await response.content.read(_ANSWER_BYTES)):
+            answer += piece
+    return bytes(answer)
 
 
 async def _check(response: aiohttp.ClientResponse, name: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web as server_side
 
 from batchyard.errors import AccessDenied, LocationRefused, ObjectTooLarge, StorageUnavailable
 from batchyard.storage import upload as module
@@ -129,5 +131,24 @@ async def test_an_error_in_an_answer_of_200_is_an_error(
     """S3 begins to answer before it knows."""
     once = replace(web, backoff=Backoff(attempts=1))
     server.answers = [*[says(200, ETag="x")] * 3, says(200, b"<Error><Code>InternalError</Code>")]
+    with pytest.raises(StorageUnavailable, match="could not be put together"):
+        await write_location(place_on(server, 3), path, Access(web=once))
+
+
+async def test_an_error_at_the_end_of_an_answer_that_began_as_200_is_an_error(
+    server: WebServer, web: WebAccess, path: Path
+) -> None:
+    """S3 sends spaces while it puts the parts together, and only then how that went."""
+
+    async def fails_late(request: server_side.BaseRequest) -> server_side.StreamResponse:
+        answer = server_side.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b'<?xml version="1.0" encoding="UTF-8"?>\n ')
+        await asyncio.sleep(0.05)
+        await answer.write(b"<Error><Code>InternalError</Code></Error>")
+        return answer
+
+    once = replace(web, backoff=Backoff(attempts=1))
+    server.answers = [*[says(200, ETag="x")] * 3, fails_late]
     with pytest.raises(StorageUnavailable, match="could not be put together"):
         await write_location(place_on(server, 3), path, Access(web=once))
