@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from batchyard.body_patch import NO_PATCH
-from batchyard.errors import ObjectNotFound, RecordNotFound, RequestRefused
+from batchyard.errors import (
+    IdempotencyConflict,
+    ObjectNotFound,
+    RecordNotFound,
+    RequestRefused,
+    StorageError,
+)
 from batchyard.framing import joined
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.keys import file_key
@@ -89,7 +96,6 @@ async def accept_retry(
     receivers = (await services.store.batch_places.locations(batch.id)).receivers
     files = await _files_of(services, batch, choice)
     file = await _copy_lines(services, batch, files, choice, patch)
-    await services.store.files.create(file)
     new = NewBatch(
         endpoint=batch.endpoint,
         completion_window=window,
@@ -107,20 +113,28 @@ async def accept_retry(
         retry_of=batch.id,
         then=await _further_stages(services, batch),
     )
-    made = None
     try:
         made = await services.store.batches.create(
             new,
+            input_file=file,
             quota=default_quota(services),
             batches_per_hour=caller.batches_per_hour,
             idempotency=caller.idempotency,
         )
-        return made
-    finally:
-        if made is None or made.id != new.id:
-            # No batch has this file, and the caller does not get its id.
-            await services.store.files.delete(file.id)
-            await services.storage.delete(file.storage_key)
+    except (IdempotencyConflict, RequestRefused):
+        await _wipe(services, file)
+        raise
+    # After another error the batch may be there: then these are its bytes, or else the sweep's.
+    if made.id != new.id:
+        # The same request was accepted before.
+        await _wipe(services, file)
+    return made
+
+
+async def _wipe(services: Services, file: NewFile) -> None:
+    """Delete bytes that no row names. If that fails now, the sweep does it."""
+    with suppress(StorageError):
+        await services.storage.delete(file.storage_key)
 
 
 async def _options(

@@ -18,18 +18,21 @@ from batchyard.errors import (
     RecordNotFound,
     RequestRefused,
     StorageError,
+    StoreUnavailable,
 )
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
 from batchyard.services.keys import file_key, segment_key
 from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.services.stop_batch import stop_failed
-from batchyard.steps.retry import retry_batch
+from batchyard.steps.retry import RetryCaller, retry_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import (
+    Batches,
     BatchLocations,
     BatchOptions,
     DeliveryKind,
+    IdempotencyKey,
     NewBatch,
     NewChunk,
     NewFile,
@@ -381,6 +384,28 @@ async def test_a_retry_over_the_tenant_s_quota_leaves_no_file(yard: Yard) -> Non
     with pytest.raises(QuotaExceeded):
         await retry_batch(yard.services, first.id)
     assert [key async for key in yard.services.storage.list("")] == before
+
+
+async def test_a_retry_whose_acceptance_is_not_known_keeps_its_input(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply to the commit was lost: the batch is there, and whoever asks again gets it."""
+    first = await ended(yard, as_input(lines(2)), error=unanswered_lines(["id-1"]))
+    create = Batches.create
+
+    async def reply_lost(self: Batches, new: NewBatch, **given: Any) -> BatchRecord:
+        await create(self, new, **given)
+        raise StoreUnavailable("after it was sent")
+
+    caller = RetryCaller(idempotency=IdempotencyKey(route="retry", key="k", fingerprint="f"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Batches, "create", reply_lost)
+        with pytest.raises(StoreUnavailable):
+            await retry_batch(yard.services, first.id, caller=caller)
+    second = await retry_batch(yard.services, first.id, caller=caller)
+    batch = await yard.finish(second)
+    assert (batch.status, batch.errors) == (COMPLETED, None)
+    assert custom_ids(await yard.results(batch.output_file_id)) == ["id-1"]
 
 
 async def test_a_batch_that_nobody_knows_is_not_found(yard: Yard) -> None:
