@@ -21,6 +21,7 @@ from batchyard.delivery.schedule import SCHEDULE_SECONDS, Verdict, verdict
 from batchyard.errors import BatchyardError, LeaseLost, RecordNotFound, StoreError
 from batchyard.logs import event_logger
 from batchyard.notify.outcome import SendOutcome
+from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.renewal import renewing
 from batchyard.store import Attempt, DeliveryStatus
@@ -168,8 +169,8 @@ class Deliverer:
             self._attempt_ended.clear()
             try:
                 await self._begin_attempts()
-            except StoreError as error:
-                log.warning("deliveries.not_claimed", error)
+            except Exception as error:  # noqa: BLE001 - nothing else here delivers
+                log.warning("deliveries.not_claimed", describe(error))
             await self._until_attempt_ends(intervals.POLL_SECONDS)
 
     async def _begin_attempts(self) -> int:

@@ -26,6 +26,7 @@ from batchyard.storage.location import parse_location
 from batchyard.storage.web import WebAccess
 from batchyard.store import (
     BatchLocations,
+    Deliveries,
     DeliveryKind,
     DeliveryRecord,
     DeliveryStatus,
@@ -298,6 +299,27 @@ async def test_an_orderly_end_gives_back_what_was_under_way(yard: Yard, receiver
         await receiver.wait_for(1)
         assert deliverer.is_busy
     assert await deliver_due(yard, receiver) == Delivered(delivered=1)
+
+
+async def test_an_error_in_a_look_at_the_outbox_does_not_end_the_deliverer(
+    yard: Yard, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was: nothing else in this process delivers."""
+    look, looks = Deliveries.seconds_to_next, 0
+
+    async def fails_once(self: Deliveries) -> float | None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise ValueError("a row that cannot be read")
+        return await look(self)
+
+    monkeypatch.setattr(Deliveries, "seconds_to_next", fails_once)
+    yard.set(ca_file=receiver.ca_file)
+    await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
+    async with Deliverer(yard.services) as deliverer:
+        deliverer.start()
+        await receiver.wait_for(1)
 
 
 async def test_whoever_drains_ends_what_is_under_way_and_begins_nothing(

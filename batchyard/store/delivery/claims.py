@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 IS_PENDING = DELIVERIES.c.status == DeliveryStatus.PENDING
-_IS_FREE = and_(IS_PENDING, DELIVERIES.c.due_at <= clock(), is_free(DELIVERIES))
+IS_OURS = DELIVERIES.c.kind.in_(list(DeliveryKind))
+"""A process of this version can send it: it is not of a kind that only a newer one knows."""
+_IS_FREE = and_(IS_PENDING, IS_OURS, DELIVERIES.c.due_at <= clock(), is_free(DELIVERIES))
 
 CLAIMED_COLUMNS = [
     *(column for column in DELIVERIES.c if column.name != "location"),

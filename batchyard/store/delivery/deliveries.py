@@ -16,6 +16,7 @@ from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock, clock_seconds
 from batchyard.store.delivery.claims import (
     CLAIMED_COLUMNS,
+    IS_OURS,
     IS_PENDING,
     free_deliveries,
     open_claims,
@@ -227,11 +228,12 @@ class Deliveries(Aggregate):
     async def seconds_to_next(self, connection: AsyncConnection) -> float | None:
         """Until something is due and free: 0 where something is, None where nothing is pending.
 
-        What is leased counts from the end of its lease.
+        What is leased counts from the end of its lease, what only a newer version can send not
+        at all.
         """
         due_at, lease_end = DELIVERIES.c.due_at, DELIVERIES.c.lease_expires_at
         next_at = func.min(case((lease_end > due_at, lease_end), else_=due_at))
-        statement = select(next_at - clock()).where(IS_PENDING)
+        statement = select(next_at - clock()).where(IS_PENDING, IS_OURS)
         seconds = (await connection.execute(statement)).scalar_one()
         return None if seconds is None else max(0.0, seconds)
 

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import literal, update
 
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.store import (
@@ -17,6 +18,7 @@ from batchyard.store import (
     new_sealing_key,
     open_store,
 )
+from batchyard.store.delivery.rows import DELIVERIES
 from tests.contract.store.outbox_samples import (
     ACCEPTED,
     REFUSED,
@@ -33,6 +35,8 @@ from tests.contract.store.outbox_samples import (
 from tests.contract.store.samples import NOW_OVER
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from batchyard.store import Store
 
 D = DeliveryStatus
@@ -57,6 +61,24 @@ async def test_an_email_needs_neither_url_nor_secret(store: Store) -> None:
     claimed = await one_claim(store)
     assert (claimed.url, claimed.secrets) == (None, ())
     assert claimed.delivery.recipient == "ada@example.org"
+
+
+async def test_what_only_a_newer_version_can_send_is_left_to_it(store: Store) -> None:
+    """During an upgrade, its rows have kinds that this version does not know."""
+    newer = await ended(store, notify_email="ada@example.org")
+    await ended(store, notify_email="ben@example.org")
+
+    async def rename_the_kind(connection: AsyncConnection) -> None:
+        of_batch = DELIVERIES.c.batch_id == newer.id
+        await connection.execute(
+            update(DELIVERIES).where(of_batch).values(kind=literal("a newer one"))
+        )
+
+    await store.database.write(rename_the_kind)
+    assert (await one_claim(store)).delivery.recipient == "ben@example.org"
+    next_in = await store.deliveries.seconds_to_next()
+    assert next_in is not None
+    assert next_in > 1
 
 
 async def test_a_batchs_own_webhook_is_signed_with_a_secret_made_at_its_first_use(
