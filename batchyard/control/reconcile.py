@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from batchyard.logs import event_logger
+from batchyard.services.stop_batch import stop_overdue
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 _ENDED_RUNNERS_KEPT_SECONDS = 7 * DAY_SECONDS
+_OVERDUE_AT_ONCE = 200
+"""After an outage there may be thousands: what else is to be cleaned up does not wait for all."""
 _RENEWED_LATE_SECONDS = 2.0
 """A busy process may renew its leases this much later than it should."""
 
@@ -38,9 +41,7 @@ class Reconciled:
 async def reconcile(services: Services) -> Reconciled:
     """Stop overdue batches, free the chunks of expired leases, mark silent runners as lost."""
     store = services.store
-    overdue = await store.batches.expire_overdue()
-    for batch in overdue:
-        log.info("batch.overdue", batch=batch.id, status=batch.status.value)
+    overdue = await stop_overdue(store, await store.batches.overdue(_OVERDUE_AT_ONCE))
     lost = await store.runners.lose(services.settings.lease_seconds)
     for runner in lost:
         log.warning(

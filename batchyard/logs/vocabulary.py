@@ -31,8 +31,8 @@ EVENTS: Final = {
     "says why. The batch goes on.",
     "batch.not_ended": "A flow run of a batch has ended and the batch has not; it is tried again.",
     "batch.not_released": "The lease on a batch could not be released; it expires by itself.",
-    "batch.not_stopped": "A batch whose model nothing serves could not be stopped; it is tried "
-    "again.",
+    "batch.not_stopped": "A batch whose model nothing serves, or whose window has ended, could not "
+    "be stopped; it is tried again.",
     "batch.notified": "A webhook or an e-mail of a batch was sent, or the attempt failed.",
     "batch.overdue": "The completion window of a batch has ended; it expires.",
     "batch.planned": "The requests are ordered and divided into chunks.",

@@ -23,6 +23,7 @@ from batchyard.services.interruption import Interruption
 from batchyard.services.log_words import describe
 from batchyard.services.published import Figures
 from batchyard.services.renewal import renewing
+from batchyard.services.stop_batch import stop_overdue
 from batchyard.services.work_places import WorkPlace, WorkPlaces
 from batchyard.store import BatchLease
 from batchyard.store.batch.pages import batch_not_found
@@ -362,8 +363,8 @@ class HeldBatches:
         if not seen:
             return
         snapshots = await self._store.batch_leases.snapshots(seen)
-        if any(snapshot.is_overdue and snapshot.may_run for snapshot in snapshots.values()):
-            await self._store.batches.expire_overdue()
+        if overdue := [key for key, each in snapshots.items() if each.is_overdue and each.may_run]:
+            await stop_overdue(self._store, overdue)
             snapshots = await self._store.batch_leases.snapshots(seen)
         for batch_id, held in seen.items():
             if not held.is_lost:

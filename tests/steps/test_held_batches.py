@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import text
 
 from batchyard import intervals
 from batchyard.errors import LeaseLost, StoreUnavailable
@@ -208,3 +209,23 @@ async def test_everything_is_released_at_the_end(yard: Yard, batch_id: str) -> N
         assert await held.claim(1) == [batch_id]
         assert await claimed_by(yard, "other") == 0
     assert await claimed_by(yard, "other") == 1
+
+
+async def test_an_overdue_batch_whose_row_cannot_be_read_hides_no_news_of_the_others(
+    yard: Yard, batch_id: str
+) -> None:
+    odd = await yard.create([chat_line("b")])
+
+    async def spoil(connection: Any) -> None:
+        values = 'expires_at = 1, options = \'{"validation": "newer"}\''
+        await connection.execute(text(f"UPDATE batches SET {values} WHERE id = :id"), {"id": odd})  # noqa: S608
+
+    await yard.services.store.database.write(spoil)
+    async with (
+        HeldBatches(yard.services.store, yard.services.settings) as held,
+        asyncio.timeout(SOON_SECONDS),
+    ):
+        assert set(await held.claim(2)) == {batch_id, odd}
+        async with held.hold(batch_id) as batch:
+            await yard.services.store.batches.cancel(batch_id)
+            await batch.until_run()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from sqlalchemy import text
 
 from batchyard.control.reconcile import reconcile, unrenewed_lease_seconds
+from batchyard.lifecycle import BatchStatus
 from batchyard.store import ChunkStatus, RunnerKind
-from tests.contract.store.samples import chunks_in
+from tests.contract.store.samples import chunks_in, new_batch
 from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 RUN_OUT = -1.0
 
@@ -47,6 +54,34 @@ async def test_batches_that_nobody_has_are_counted(yard: Yard) -> None:
     leases = yard.services.store.batch_leases
     assert await leases.claim(owner="alive", lease_seconds=60, batch_id=batch_id)
     assert (await reconcile(yard.services)).free_batches == 1
+
+
+async def test_an_overdue_batch_that_cannot_be_stopped_does_not_keep_the_others(
+    yard: Yard,
+) -> None:
+    """Its row cannot be read, for example because only a newer version knows one of its options."""
+    batches = [await yard.create([chat_line("one")]) for _ in range(3)]
+
+    async def spoil(connection: AsyncConnection) -> None:
+        await connection.execute(text("UPDATE batches SET expires_at = 1"))
+        odd = text("UPDATE batches SET options = :options WHERE id = :id")
+        await connection.execute(odd, {"options": '{"validation": "newer"}', "id": batches[1]})
+
+    await yard.services.store.database.write(spoil)
+    stopped = (await reconcile(yard.services)).overdue
+    assert {each.id for each in stopped} == {batches[0], batches[2]}
+    assert {each.status for each in stopped} == {BatchStatus.EXPIRED}
+
+
+async def test_after_an_outage_overdue_batches_are_stopped_some_at_a_time(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else is to be cleaned up does not wait for thousands of them."""
+    monkeypatch.setattr("batchyard.control.reconcile._OVERDUE_AT_ONCE", 2)
+    batches = yard.services.store.batches
+    ids = [(await batches.create(new_batch(window_seconds=0))).id for _ in range(3)]
+    stopped = [each.id for _ in range(2) for each in (await reconcile(yard.services)).overdue]
+    assert sorted(stopped) == sorted(ids)
 
 
 async def test_what_it_did_is_in_the_log_without_a_word_of_the_input(

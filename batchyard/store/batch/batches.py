@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
-from sqlalchemy import select, update
+from sqlalchemy import and_, select, update
 
 from batchyard.errors import IllegalTransition, RecordNotFound, TransitionConflict
 from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus, check_transition
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 NO_LIMIT: Final = Quota()
+_IS_OVERDUE: Final = and_(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.expires_at <= clock())
 
 
 class Batches(Aggregate):
@@ -155,30 +156,38 @@ class Batches(Aggregate):
         await note_action(connection, "batch.cancelled", batch_id, tenant=batch.tenant)
         return batch
 
+    @reads
+    async def overdue(self, connection: AsyncConnection, limit: int) -> list[str]:
+        """The first batches to :meth:`expire`, the one first whose window ended first."""
+        statement = (
+            select(BATCHES.c.id)
+            .where(_IS_OVERDUE)
+            .order_by(BATCHES.c.expires_at, BATCHES.c.id)
+            .limit(limit)
+        )
+        return list((await connection.execute(statement)).scalars())
+
     @writes
-    async def expire_overdue(self, connection: AsyncConnection) -> list[BatchRecord]:
-        """Stop every batch whose window has ended; returns them as they are then.
+    async def expire(self, connection: AsyncConnection, batch_id: str) -> BatchRecord | None:
+        """Stop the batch if its window has ended; returns it as it is then.
 
         One that runs becomes ``finalizing``, for what is finished is kept; one that was never
-        planned becomes ``expired`` at once, without files.
+        planned becomes ``expired`` at once, without files. None: its window has not ended, or
+        another process is stopping it.
         """
-        overdue = await connection.execute(
-            select(BATCHES.c.id, BATCHES.c.status)
-            .where(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.expires_at <= clock())
-            .order_by(BATCHES.c.id)
+        found = await connection.execute(
+            select(BATCHES.c.status)
+            .where(BATCHES.c.id == batch_id, _IS_OVERDUE)
             .with_for_update(skip_locked=True)
         )
-        stopped = []
-        for batch_id, status in overdue.all():
-            if status == BatchStatus.IN_PROGRESS:
-                source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
-                await move_batch(connection, batch_id, {source}, target)
-                stopped.append(await load_batch(connection, batch_id))
-            else:
-                stopped.append(
-                    await end_batch(connection, batch_id, BatchStatus.EXPIRED, self._prices)
-                )
-        return stopped
+        status = found.scalar_one_or_none()
+        if status is None:
+            return None
+        if status == BatchStatus.IN_PROGRESS:
+            source, target = BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING
+            await move_batch(connection, batch_id, {source}, target)
+            return await load_batch(connection, batch_id)
+        return await end_batch(connection, batch_id, BatchStatus.EXPIRED, self._prices)
 
     @reads
     async def of_flow_run(self, connection: AsyncConnection, flow_run_id: str) -> str:

@@ -123,3 +123,9 @@ async def rewrite(store: Store, batch_id: str, **columns: Any) -> None:
         await connection.execute(BATCHES.update().where(BATCHES.c.id == batch_id).values(**columns))
 
     await store.database.write(work)
+
+
+async def expire_overdue(store: Store) -> list[BatchRecord]:
+    """Stop every batch whose window has ended."""
+    found = [await store.batches.expire(each) for each in await store.batches.overdue(1000)]
+    return [each for each in found if each is not None]

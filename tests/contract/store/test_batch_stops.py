@@ -16,6 +16,7 @@ from tests.contract.store.samples import (
     batch_in,
     begin,
     begun_batch,
+    expire_overdue,
     finish,
     new_batch,
 )
@@ -95,7 +96,7 @@ async def test_of_twenty_cancellations_and_a_finish_one_side_wins(
 
 async def test_a_batch_that_runs_out_of_time_keeps_what_is_finished(store: Store) -> None:
     batch = await begun_batch(store, window_seconds=OVERDUE)
-    [stopped] = await store.batches.expire_overdue()
+    [stopped] = await expire_overdue(store)
     assert (stopped.id, stopped.status) == (batch.id, S.FINALIZING)
     assert stopped.finalizing_at is not None
     assert await store.batches.get(batch.id) == stopped
@@ -105,7 +106,7 @@ async def test_a_batch_that_runs_out_of_time_keeps_what_is_finished(store: Store
 async def test_a_batch_that_was_never_planned_expires_at_once(store: Store) -> None:
     new = new_batch(window_seconds=OVERDUE)
     await store.batches.create(new, owner="a", lease_seconds=60)
-    [expired] = await store.batches.expire_overdue()
+    [expired] = await expire_overdue(store)
     assert (expired.id, expired.status, expired.owner) == (new.id, S.EXPIRED, None)
     with pytest.raises(TransitionConflict, match="is expired"):
         await begin(store, new.id)
@@ -116,14 +117,14 @@ async def test_what_is_ending_or_has_ended_is_not_overdue(
     store: Store, status: BatchStatus
 ) -> None:
     batch = await batch_in(store, status, window_seconds=OVERDUE)
-    assert await store.batches.expire_overdue() == []
+    assert await expire_overdue(store) == []
     assert await store.batches.get(batch.id) == batch
 
 
 async def test_what_still_has_time_is_left_alone(store: Store) -> None:
     for status in (S.VALIDATING, S.IN_PROGRESS):
         await batch_in(store, status, window_seconds=60)
-    assert await store.batches.expire_overdue() == []
+    assert await expire_overdue(store) == []
 
 
 async def test_of_many_who_look_for_the_overdue_each_batch_goes_to_one(
@@ -135,7 +136,7 @@ async def test_of_many_who_look_for_the_overdue_each_batch_goes_to_one(
         for status in [S.VALIDATING, S.IN_PROGRESS] * 6
     ]
     async with open_store(database_url) as other:
-        found = await asyncio.gather(*(s.batches.expire_overdue() for s in (store, other) * 4))
+        found = await asyncio.gather(*(expire_overdue(s) for s in (store, other) * 4))
     ids = [batch.id for some in found for batch in some]
     assert sorted(ids) == sorted(batch.id for batch in batches)
-    assert await store.batches.expire_overdue() == []
+    assert await expire_overdue(store) == []

@@ -12,7 +12,7 @@ from batchyard.batch_error import BatchError
 from batchyard.lifecycle import BatchStatus
 from batchyard.store.batch.rows import NO_FORECAST, ScheduleColumns
 from batchyard.store.leasing import LeaseColumns, released
-from tests.contract.store.samples import batch_in, begun_batch, finish
+from tests.contract.store.samples import batch_in, begun_batch, expire_overdue, finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +73,6 @@ async def test_the_life_of_a_batch_clears_those_of_the_others_and_sets_none(
     await store.batches.fail(stopped.id, [])
     await store.batches.cancel((await begun_batch(store)).id)
     await begun_batch(store, window_seconds=0)
-    await store.batches.expire_overdue()
+    await expire_overdue(store)
     assert {"status", "flow_run_id", "errors"} <= updated
     assert updated & (LEASE | SCHEDULE) == {*released(), *NO_FORECAST}

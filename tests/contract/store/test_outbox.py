@@ -18,7 +18,14 @@ from batchyard.store import (
     open_store,
 )
 from tests.contract.store.outbox_samples import EVENTS, ended, endpoint, of_batch, raw_rows
-from tests.contract.store.samples import OVERDUE, batch_in, finish, new_batch, new_file
+from tests.contract.store.samples import (
+    OVERDUE,
+    batch_in,
+    expire_overdue,
+    finish,
+    new_batch,
+    new_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +64,7 @@ async def test_every_end_is_told_with_its_own_event_and_time(
 async def test_a_batch_that_expires_while_it_waits_is_told_too(store: Store) -> None:
     await endpoint(store)
     batch = await store.batches.create(new_batch(window_seconds=OVERDUE))
-    await store.batches.expire_overdue()
+    await expire_overdue(store)
     assert [each.event_type for each in await of_batch(store, batch.id)] == ["batch.expired"]
 
 

@@ -8,7 +8,14 @@ import pytest
 
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import BatchStatus
-from tests.contract.store.samples import OVERDUE, batch_in, finish, new_batch, new_file
+from tests.contract.store.samples import (
+    OVERDUE,
+    batch_in,
+    expire_overdue,
+    finish,
+    new_batch,
+    new_file,
+)
 
 if TYPE_CHECKING:
     from batchyard.store import Store
@@ -41,7 +48,7 @@ async def test_every_status_on_the_way_is_noted_in_order(
 
 async def test_a_batch_that_expires_while_it_waits_is_noted(store: Store) -> None:
     batch = await store.batches.create(new_batch(window_seconds=OVERDUE))
-    await store.batches.expire_overdue()
+    await expire_overdue(store)
     assert await _noted(store) == [(batch.id, S.VALIDATING), (batch.id, S.EXPIRED)]
 
 
