@@ -25,6 +25,7 @@ from batchyard.forecast import Capacity, forecast
 from batchyard.lifecycle import TERMINAL
 from batchyard.runner.run import Runner
 from batchyard.services.held_batches import HeldBatches
+from batchyard.services.stop_batch import stop_overdue
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import BatchLease, NewBatch, NewChunk, open_store
@@ -313,7 +314,7 @@ async def _named(store: Store) -> dict[str, Callable[[], Awaitable[object]]]:
         await store.batch_schedule.record_forecast(etas)
 
     async def reconcile() -> None:
-        await store.batches.expire_overdue()
+        await stop_overdue(store, await store.batches.overdue(200))
         await store.runners.lose(60.0)
         await store.chunks.put_back()
         await store.batch_leases.free_count()

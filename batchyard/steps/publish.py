@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from batchyard.errors import BatchyardError, LeaseLost, StorageUnavailable
+from batchyard.errors import BatchyardError, LeaseLost, LocationRefused, StorageUnavailable
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.batch_span import traced
-from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.steps.table import ResultKeys, result_path
 from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import write_location
+from batchyard.storage.location import parse_location, write_location
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
@@ -71,14 +70,20 @@ async def _publish_files(
     if collected.target is BatchStatus.FAILED and not (collected.output or collected.error):
         # Nothing was run: what lies at these places may be all that the user has.
         return {}
-    wanted = await places_of(services, batch.id)
     access = services.access_for(batch.options)
     keys = ResultKeys(
         output=collected.output.storage_key if collected.output else None,
         error=collected.error.storage_key if collected.error else None,
     )
     failures = {}
-    for kind, place in (("output", wanted.output), ("error", wanted.error)):
+    wanted = await services.store.batch_places.destinations(batch.id)
+    for kind, text in wanted.items():
+        try:
+            place = _place(text)
+        except LocationRefused as error:
+            # Nobody can be asked for another place, and the results are there.
+            failures[kind] = Failure(f"The {kind} file could not be written: {error}")
+            continue
         failure = await publish_file(services, batch, kind, keys, place, access)
         if failure is not None:
             # The outbox takes every URL for a client's: it would refuse an operator's private one.
@@ -86,6 +91,12 @@ async def _publish_files(
                 failure if batch.options.public_urls else failure._replace(again_to=None)
             )
     return failures
+
+
+def _place(text: str | None) -> Location:
+    if text is None:
+        raise LocationRefused("no key opens the place where it was wanted")
+    return parse_location(text)
 
 
 async def publish_file(

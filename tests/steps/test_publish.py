@@ -13,6 +13,7 @@ from batchyard.services.stop_batch import stop_failed
 from batchyard.steps import publish
 from batchyard.steps.collect import collect_results
 from batchyard.steps.publish import publish_results
+from batchyard.store.sealed import give_keys, new_sealing_key
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
@@ -70,6 +71,18 @@ async def test_one_who_loses_the_batch_while_it_delivers_does_not_end_it(
     with pytest.raises(LeaseLost):
         await publish_results(yard.services, batch_id, made)
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.FINALIZING
+
+
+async def test_results_do_not_wait_for_a_place_that_no_key_opens(yard: Yard) -> None:
+    """The key was lost, and the operator goes on with another one."""
+    batch_id, made, output = await collected(yard)
+    give_keys(yard.services.store.database._engine.dialect, [new_sealing_key()])
+    batch = await publish_results(yard.services, batch_id, made)
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 1)
+    assert len(await yard.results(batch.output_file_id)) == 1
+    why = "The output file could not be written: no key opens the place where it was wanted"
+    assert batch.undelivered == {"output": why}
+    assert not output.exists()
 
 
 async def test_what_has_ended_is_not_delivered_again(yard: Yard) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from sqlalchemy import select, update
+from sqlalchemy import select, type_coerce, update
 
 from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import STOPPABLE
@@ -20,6 +20,7 @@ from batchyard.store.batch.rows import (
     BatchRecord,
     UrlFacts,
 )
+from batchyard.store.sealed import OpenedOrNone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +63,26 @@ class BatchPlaces(Aggregate):
             {row.kind: row.destination for row in rows if row.kind is not None},
             rows[0].template,
         )
+
+    @reads
+    async def destinations(
+        self, connection: AsyncConnection, batch_id: str
+    ) -> dict[str, str | None]:
+        """By ``output`` and ``error``, where the user wants that file; None: no key opens it.
+
+        A file that is wanted in the object store only is not in it.
+        """
+        columns = {kind: BATCHES.c[f"{kind}_location"] for kind in ("output", "error")}
+        found = await connection.execute(
+            select(
+                *(type_coerce(each, OpenedOrNone).label(kind) for kind, each in columns.items()),
+                *(each.is_not(None).label(f"{kind}_is_set") for kind, each in columns.items()),
+            ).where(BATCHES.c.id == batch_id)
+        )
+        row = found.mappings().one_or_none()
+        if row is None:
+            raise batch_not_found(batch_id)
+        return {kind: row[kind] for kind in columns if row[f"{kind}_is_set"]}
 
     @writes
     async def redirect(
