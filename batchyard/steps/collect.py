@@ -19,6 +19,7 @@ from batchyard.logs import event_logger
 from batchyard.results import NoAnswerCode, Outcome, unanswered
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key, result_key, stage_prefix
+from batchyard.services.local_copy import local_copy
 from batchyard.services.segments import read_object
 from batchyard.services.services import Progress
 from batchyard.steps.result_lines import ResultLines
@@ -29,6 +30,7 @@ from batchyard.wire import RequestCounts, TokenUsage, result_file_id, stage_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from pathlib import Path
     from typing import Literal
 
     from batchyard.services.services import Services
@@ -141,21 +143,19 @@ async def _add_segments(services: Services, prefix: str, lines: ResultLines) -> 
 async def _add_unfinished(
     services: Services, batch: BatchRecord, lines: ResultLines, code: NoAnswerCode, reason: str
 ) -> None:
-    try:
-        path = await services.storage.local_path(file_key(batch.input_file_id), services.spool)
-    except (ObjectNotFound, ObjectChanged) as error:
-        # Without the input their ids are not known, and the finished lines must not wait for them.
-        log.warning("batch.input_gone", error, batch=batch.id)
-        return
-
-    def unfinished() -> Iterator[tuple[int, bytes]]:
+    def unfinished(path: Path) -> Iterator[tuple[int, bytes]]:
         with path.open("rb") as file:
             for ordinal, physical in enumerate(read_lines(file, path.stat().st_size)):
                 if not lines.has_line(ordinal):
                     custom_id = custom_id_of(physical.data or b"")
                     yield ordinal, unanswered(custom_id, code, reason).line
 
-    await lines.add_errors(unfinished())
+    try:
+        async with local_copy(services, file_key(batch.input_file_id)) as path:
+            await lines.add_errors(unfinished(path))
+    except (ObjectNotFound, ObjectChanged) as error:
+        # Without the input their ids are not known, and the finished lines must not wait for them.
+        log.warning("batch.input_gone", error, batch=batch.id)
 
 
 async def _write_stages(services: Services, batch: BatchRecord, epoch: int) -> tuple[NewFile, ...]:

@@ -14,6 +14,7 @@ from batchyard.datasets.jobs import TABLE_FILE, JoinJob
 from batchyard.datasets.process import run_job
 from batchyard.errors import RecordNotFound
 from batchyard.services.keys import file_key
+from batchyard.services.local_copy import local_copy
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.threads import in_thread
 from batchyard.wire import result_file_id
@@ -51,7 +52,8 @@ async def result_path(
     :class:`~batchyard.errors.DatasetRefused` and :class:`~batchyard.errors.RequestRefused`.
     """
     if not is_table(location):
-        yield await services.storage.local_path(key, services.spool)
+        async with local_copy(services, key) as path:
+            yield path
         return
     with os_errors_as_ours(str(services.spool)):
         folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="table-"))

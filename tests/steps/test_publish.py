@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from batchyard.batch_error import BatchError
-from batchyard.errors import EngineStartFailed, InputRefused, LeaseLost
+from batchyard.errors import EngineStartFailed, InputRefused, LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
+from batchyard.services.segments import put_bytes
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps import publish
 from batchyard.steps.collect import collect_results
 from batchyard.steps.publish import publish_results
+from batchyard.storage.memory import MemoryStorage
+from batchyard.store import Batches
 from batchyard.store.sealed import give_keys, new_sealing_key
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
@@ -71,6 +75,37 @@ async def test_one_who_loses_the_batch_while_it_delivers_does_not_end_it(
     with pytest.raises(LeaseLost):
         await publish_results(yard.services, batch_id, made)
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.FINALIZING
+
+
+async def test_no_copy_of_a_file_stays_on_the_disk(yard: Yard) -> None:
+    """Of an object store without local files: a control process may run for weeks."""
+    yard.services = replace(yard.services, storage=MemoryStorage())
+    batch_id = await yard.prepared([chat_line("a")], error=str(yard.folder / "errors.jsonl"))
+    await yard.services.store.batches.cancel(batch_id)
+    epoch = await claimed(yard, batch_id, "me")
+    made = await collect_results(yard.services, batch_id, epoch)
+    assert (await publish_results(yard.services, batch_id, made)).undelivered is None
+    assert list(yard.services.spool.iterdir()) == []
+
+
+async def test_a_file_that_is_made_again_is_written_as_it_is_now(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch could not be ended, and a runner has finished a line meanwhile."""
+    yard.services = replace(yard.services, storage=MemoryStorage())
+    batch_id, made, output = await collected(yard)
+    assert made.output is not None
+
+    async def away(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batches, "finish", away)
+        with pytest.raises(StoreUnavailable):
+            await publish_results(yard.services, batch_id, made)
+    await put_bytes(yard.services.storage, made.output.storage_key, [b"other lines\n"])
+    await publish_results(yard.services, batch_id, made)
+    assert output.read_bytes() == b"other lines\n"
 
 
 async def test_results_do_not_wait_for_a_place_that_no_key_opens(yard: Yard) -> None:
