@@ -32,6 +32,7 @@ from batchyard.services.log_words import describe
 from batchyard.services.renderer import Renderer
 from batchyard.services.segment_headers import decode_headers
 from batchyard.services.segments import read_object
+from batchyard.steps.collect import DAMAGED
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.templates import BodyNotMade
 from batchyard.threads import in_thread
@@ -234,12 +235,14 @@ class ChainRelay:
     async def _give_up_rest(self, source: Source, ended: BatchRecord | None) -> None:
         """The source is over: its lines without an answer are at their end."""
         source.is_over = True
-        if ended is None or ended.status is BatchStatus.EXPIRED:
+        if ended is not None and ended.status is BatchStatus.EXPIRED:
             # What expires with the chain has its line when the chain's files are made.
             return
-        is_cancelled = ended.status is BatchStatus.CANCELLED
-        code = NoAnswerCode.CANCELLED if is_cancelled else NoAnswerCode.FAILED
-        why = ended.errors[0].message if ended.errors else ""
+        code, why = NoAnswerCode.FAILED, DAMAGED.message
+        if ended is not None:
+            is_cancelled = ended.status is BatchStatus.CANCELLED
+            code = NoAnswerCode.CANCELLED if is_cancelled else NoAnswerCode.FAILED
+            why = ended.errors[0].message if ended.errors else ""
         left = source.ordinals[self._reached[source.ordinals] == source.stage]
         for ordinal in left.tolist():
             first = (await self._first.lines(self._services, self._folder)).line(ordinal)

@@ -40,7 +40,7 @@ log = event_logger(__name__)
 
 _READ_AT_ONCE = 4
 """Segments; each has four mebibytes and a line, at most."""
-_DAMAGED = BatchError(
+DAMAGED = BatchError(
     "server_error", "Some finished lines could not be read from the object store; retry them."
 )
 
@@ -96,7 +96,7 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         async with contextlib.aclosing(_add_segments(services, prefix, lines)) as damaged:
             async for key in damaged:
                 log.error("segment.damaged", key=key)
-                errors = (*(errors or ()), _DAMAGED)
+                errors = (*(errors or ()), DAMAGED)
         counts = lines.counts()
         target = _target(batch.status, counts, may_fail=bool(errors))
         is_empty = target is BatchStatus.FAILED and not (counts.completed or counts.failed)

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from batchyard.chains import Stage
-from batchyard.control import chain_parts
+from batchyard.control import chain_lines, chain_parts
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.results import answered
-from batchyard.services.keys import segment_key
-from batchyard.services.segments import encode_entry, put_bytes
+from batchyard.services.keys import segment_key, segments_prefix
+from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.steps.retry import retry_batch
 from batchyard.store import Chains
 from batchyard.store.batch.rows import BATCHES
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from batchyard.storage.base import Storage
     from batchyard.store import BatchRecord
 
 JUDGE = Stage(
@@ -95,6 +96,29 @@ async def test_the_results_are_the_last_stages_answers_in_the_order_of_the_input
     assert [each["custom_id"] for each in results] == [f"id-{n}" for n in range(40)]
     assert {each["response"]["body"]["object"] for each in results} == {"list"}
     assert (batch.counts.completed, batch.counts.failed) == (40, 0)
+
+
+async def test_lines_of_the_first_stage_that_cannot_be_read_fail_by_themselves(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their segment is truncated. The others go on, and the window has not ended."""
+    first_stage = "batches/none/"
+
+    async def truncated(storage: Storage, key: str) -> bytes:
+        segment = await read_object(storage, key)
+        return segment[:-1] if key.startswith(first_stage) else segment
+
+    monkeypatch.setattr(chain_lines, "read_object", truncated)
+    async with working(yard):
+        batch_id = await yard.create(lines(4), then=(EMBED,))
+        first_stage = segments_prefix(batch_id)
+        batch = await ended(yard, batch_id)
+    assert batch.status is BatchStatus.COMPLETED
+    assert batch.counts.failed >= 1
+    assert batch.counts.completed + batch.counts.failed == 4
+    errors = [each["error"] for each in await yard.results(batch.error_file_id)]
+    assert {each["code"] for each in errors} == {"batch_failed"}
+    assert "could not be read from the object store" in errors[0]["message"]
 
 
 async def test_a_line_that_fails_in_any_stage_is_an_error_line_that_names_its_stage(
