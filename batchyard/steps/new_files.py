@@ -41,7 +41,7 @@ class NewFiles:
     batches: dict[str, str] = field(default_factory=dict)
     """The batches that were created, by the names of their files."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Why there is no batch of a file, by its name. It is tried again each time."""
+    """Why there is no batch of a file, by its printable name. It is tried again each time."""
     known: int = 0
     """Files that have their batch already."""
     unfinished: int = 0
@@ -125,6 +125,7 @@ async def _submit_group(
             done.held_back = f"{limit} batches were created, which is the limit of one run."
             return
         try:
+            _check_name(file)
             await _submit(services, file, key, target, request, done)
         except (QuotaExceeded, WindowUnattainable) as error:
             done.held_back = str(error)
@@ -132,8 +133,18 @@ async def _submit_group(
         except (RequestRefused, StorageError) as error:
             if isinstance(error, RequestRefused) and error.param not in _OF_A_FILE:
                 raise
-            log.warning("new_file.refused", f"{printable(file.name)}: {error}")
-            done.refused[file.name] = str(error)
+            log.warning("new_file.refused", printable(f"{file.name}: {error}"))
+            done.refused[printable(file.name)] = printable(str(error))
+
+
+def _check_name(file: FoundFile) -> None:
+    """Its place is kept as text. A name on a disk may be any bytes."""
+    try:
+        file.location.text.encode()
+    except UnicodeEncodeError:
+        raise RequestRefused(
+            "its name is not UTF-8: rename it", param="input", code="invalid_value"
+        ) from None
 
 
 async def _submit(

@@ -54,6 +54,15 @@ async def count(yard: Yard) -> int:
     return len(await yard.services.store.batches.page(limit=1000))
 
 
+async def test_a_file_whose_name_is_not_utf8_leaves_the_others_as_they_are(yard: Yard) -> None:
+    put(yard, "a.jsonl")
+    put(yard, os.fsdecode(b"b\xff.jsonl"), "{}")
+    put(yard, "c.jsonl")
+    found = await look(yard)
+    assert set(found.batches) == {"a.jsonl", "c.jsonl"}
+    assert found.refused == {"b\N{REPLACEMENT CHARACTER}.jsonl": "its name is not UTF-8: rename it"}
+
+
 async def test_each_file_makes_one_batch_whose_results_have_its_name(yard: Yard) -> None:
     put(yard, "a.jsonl")
     put(yard, "2026/b.jsonl")
