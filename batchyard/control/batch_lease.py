@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from batchyard.control.chain_relay import relayed, settle_chain
 from batchyard.control.error_watch import stopped_by_errors
 from batchyard.errors import (
+    AccessDenied,
     BatchyardError,
     DispatchFailed,
     LeaseLost,
@@ -185,13 +186,13 @@ async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
 
 async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:
     """Whether our own database or object store, or Prefect, cannot be used for now: away, full,
-    changed.
+    changed, or refusing this process, which may be set up wrong.
 
     While the input is fetched, it may be the user's store instead: then the batch fails.
     """
     if not isinstance(error, StorageError):
         return isinstance(error, StoreUnavailable | OtherTables | DispatchFailed)
-    if not isinstance(error, StorageUnavailable | StorageFull):
+    if not isinstance(error, StorageUnavailable | StorageFull | AccessDenied):
         return False
     batch = await services.store.batches.get(batch_id)
     if batch.status is not BatchStatus.VALIDATING:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard.control import batch_lease
 from batchyard.control.batch_lease import Step, next_step
-from batchyard.errors import OtherTables, StorageFull
+from batchyard.errors import AccessDenied, OtherTables, StorageFull
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services import patience
 from batchyard.services.patience import patiently
 from batchyard.storage.backoff import Backoff
+from batchyard.storage.memory import MemoryStorage
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
     from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.storage.base import StoredObject
 
 
 @pytest.mark.parametrize("status", BatchStatus)
@@ -106,3 +112,19 @@ async def test_tables_that_were_changed_in_the_middle_of_a_step_end_no_batch(
         await work_on_the_batch()
     await rename("digest", "sha256")
     assert (await yard.services.store.batches.get(batch_id)).status not in TERMINAL
+
+
+async def test_a_process_that_may_not_use_our_object_store_ends_no_batch(yard: Yard) -> None:
+    """Its credentials are wrong: another process continues. It is not the user's store either."""
+
+    class Refusing(MemoryStorage):
+        async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+            if key.endswith("/plan"):
+                raise AccessDenied("403")
+            return await super().put(key, parts)
+
+    yard.services = replace(yard.services, storage=Refusing())
+    batch_id = await yard.create([chat_line("a")])
+    with pytest.raises(AccessDenied):
+        await yard.finish(batch_id)
+    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
