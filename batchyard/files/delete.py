@@ -23,7 +23,7 @@ async def delete_file(services: Services, tenant: str, file_id: str) -> FileReco
     files = services.store.files
     file = await files.delete(file_id, tenant=tenant)
     # In this order: a batch that is created from now on finds no file.
-    is_read = file.id in await files.awaited()
+    is_read = await files.is_input(file.id)
     if not is_read and not await files.storage_keys([file.storage_key]):
         try:
             await services.storage.delete(file.storage_key)

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import BigInteger, Index, and_, false, func, insert, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Index,
+    Text,
+    and_,
+    exists,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    type_coerce,
+    update,
+)
 from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
-from batchyard.lifecycle import UNFINISHED
+from batchyard.lifecycle import UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.clock import clock_seconds, read_seconds
@@ -79,10 +92,16 @@ _IS_CURRENT = and_(
     FILES.c.deleted_at.is_(None),
     or_(FILES.c.expires_at.is_(None), FILES.c.expires_at > clock_seconds()),
 )
+_IS_TO_BE_JOINED = exists().where(
+    # Until the batch is planned: then its own input has these lines.
+    BATCHES.c.status == BatchStatus.VALIDATING,
+    type_coerce(BATCHES.c.options, Text).like('%"file_id":"' + FILES.c.id + '"%'),
+)
 _MAY_GO = and_(
     FILES.c.expires_at <= clock_seconds(),
     FILES.c.deleted_at.is_(None),
     FILES.c.id.not_in(select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)),
+    ~_IS_TO_BE_JOINED,
 )
 
 
@@ -155,7 +174,8 @@ class Files(Aggregate):
     async def expired(self, connection: AsyncConnection, limit: int) -> list[FileRecord]:
         """Files past their ``expires_at``, the longest expired first.
 
-        The input of a batch that has not ended is not among them, however old it is.
+        The input of a batch that has not ended is not among them, however old it is, nor is a file
+        that is still to be joined to one.
         """
         found = await connection.execute(
             select(FILES).where(_MAY_GO).order_by(FILES.c.expires_at, FILES.c.id).limit(limit)
@@ -189,8 +209,17 @@ class Files(Aggregate):
         return set(found.scalars())
 
     @reads
+    async def is_input(self, connection: AsyncConnection, file_id: str) -> bool:
+        """Whether it is the input of a batch that has not ended."""
+        reads_it = select(BATCHES.c.id).where(_HAS_NOT_ENDED, BATCHES.c.input_file_id == file_id)
+        return (await connection.execute(reads_it.limit(1))).first() is not None
+
+    @reads
     async def awaited(self, connection: AsyncConnection) -> set[str]:
-        """The ids of the files that batches which have not ended read, or may yet publish."""
+        """The ids of the files that batches which have not ended read, or may yet publish.
+
+        For the sweep: with many batches it takes seconds.
+        """
         ids: set[str] = set()
         found = await connection.execute(
             select(BATCHES.c.id, BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.batch_error import InputPart
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.lifecycle import BatchStatus
+from batchyard.store import BatchOptions
 from batchyard.wire import File, new_batch_id, new_file_id, result_file_id, to_json
-from tests.contract.store.samples import begun_batch, finish, new_batch, new_file
+from tests.contract.store.samples import (
+    batch_in,
+    begin,
+    begun_batch,
+    finish,
+    new_batch,
+    new_file,
+)
 
 if TYPE_CHECKING:
     from batchyard.store import Store
@@ -123,6 +132,25 @@ async def test_a_batch_keeps_its_input_until_it_has_ended(store: Store) -> None:
     await finish(store, batch.id, BatchStatus.COMPLETED)
     assert await store.files.expired(10) == [source]
     assert await store.files.delete_expired([source.id]) == {source.id}
+
+
+async def test_a_batch_of_several_files_keeps_them_until_it_is_planned(store: Store) -> None:
+    part = await store.files.create(new_file(lifetime_seconds=-1))
+    options = BatchOptions(parts=(InputPart(part.id),))
+    batch = await store.batches.create(new_batch(options=options))
+    assert await store.files.expired(10) == []
+    assert await store.files.delete_expired([part.id]) == set()
+    await begin(store, batch.id)
+    assert await store.files.expired(10) == [part]
+
+
+async def test_a_file_is_an_input_until_its_batch_has_ended(store: Store) -> None:
+    source = await store.files.create(new_file())
+    assert not await store.files.is_input(source.id)
+    batch = await batch_in(store, BatchStatus.FINALIZING, input_file_id=source.id)
+    assert await store.files.is_input(source.id)
+    await finish(store, batch.id, BatchStatus.COMPLETED)
+    assert not await store.files.is_input(source.id)
 
 
 async def test_inputs_in_use_do_not_hide_other_expired_files(store: Store) -> None:
