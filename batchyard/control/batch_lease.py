@@ -15,6 +15,7 @@ from batchyard.errors import (
     BatchyardError,
     DispatchFailed,
     LeaseLost,
+    ObjectNotFound,
     OtherTables,
     RecordNotFound,
     StorageError,
@@ -28,6 +29,7 @@ from batchyard.logs import event_logger
 from batchyard.services.batch_span import batch_span
 from batchyard.services.held_batches import HeldBatches
 from batchyard.services.stop_batch import stop_failed
+from batchyard.services.storage_mark import is_other_storage
 from batchyard.steps.fetch import is_small_here
 from batchyard.turns import SMALL_BYTES
 
@@ -186,12 +188,14 @@ async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
 
 async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:
     """Whether our own database or object store, or Prefect, cannot be used for now: away, full,
-    changed, or refusing this process, which may be set up wrong.
+    changed, or refusing this process, which may be set up wrong, or with another object store.
 
     While the input is fetched, it may be the user's store instead: then the batch fails.
     """
     if not isinstance(error, StorageError):
         return isinstance(error, StoreUnavailable | OtherTables | DispatchFailed)
+    if isinstance(error, ObjectNotFound):
+        return await is_other_storage(services)
     if not isinstance(error, StorageUnavailable | StorageFull | AccessDenied):
         return False
     batch = await services.store.batches.get(batch_id)

@@ -72,6 +72,22 @@ async def check_mark(services: Services) -> Mark | None:
     return found
 
 
+async def is_other_storage(services: Services) -> bool:
+    """Whether the object store is not the one that the database is used with.
+
+    Then what the database names is missing there, and elsewhere it is not. Raises
+    :class:`~batchyard.errors.StoreError` and :class:`~batchyard.errors.StorageError`.
+    """
+    ours = await services.store.storage_mark.get()
+    if ours is None:
+        return False
+    try:
+        found = await stored_mark(services)
+    except OtherState:
+        return False
+    return found is None or found.database != ours.database
+
+
 async def write_mark(services: Services) -> None:
     """Raise the number. Raises as :func:`check_mark`, and then writes nothing."""
     await check_mark(services)

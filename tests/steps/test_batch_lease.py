@@ -10,10 +10,13 @@ import pytest
 
 from batchyard.control import batch_lease
 from batchyard.control.batch_lease import Step, next_step
-from batchyard.errors import AccessDenied, OtherTables, StorageFull
+from batchyard.errors import AccessDenied, ObjectNotFound, OtherTables, StorageFull
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services import patience
+from batchyard.services.keys import file_key
 from batchyard.services.patience import patiently
+from batchyard.services.storage_mark import write_mark
+from batchyard.steps.fetch import fetch_input
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.memory import MemoryStorage
 from tests.steps.conftest import Yard, chat_line
@@ -126,5 +129,24 @@ async def test_a_process_that_may_not_use_our_object_store_ends_no_batch(yard: Y
     yard.services = replace(yard.services, storage=Refusing())
     batch_id = await yard.create([chat_line("a")])
     with pytest.raises(AccessDenied):
+        await yard.finish(batch_id)
+    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_an_input_that_is_missing_fails_its_batch_unless_the_object_store_is_another(
+    yard: Yard, *, is_ours: bool
+) -> None:
+    """A process that was given another folder or bucket misses the input of every batch."""
+    await write_mark(yard.services)
+    batch_id = await yard.create([chat_line("a")])
+    await fetch_input(yard.services, batch_id)
+    if is_ours:
+        batch = await yard.services.store.batches.get(batch_id)
+        await yard.services.storage.delete(file_key(batch.input_file_id))
+        assert (await yard.finish(batch_id)).status is BatchStatus.FAILED
+        return
+    yard.services = replace(yard.services, storage=MemoryStorage())
+    with pytest.raises(ObjectNotFound):
         await yard.finish(batch_id)
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
