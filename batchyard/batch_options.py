@@ -170,7 +170,7 @@ def with_parameters(function: F, parameters: list[inspect.Parameter]) -> F:
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     first = [each for each in own if each.kind is not each.KEYWORD_ONLY]
     last = [each for each in own if each.kind is each.KEYWORD_ONLY]
-    function.__signature__ = signature.replace(parameters=[*first, *parameters, *last])  # type: ignore[attr-defined]
+    function.__signature__ = signature.replace(parameters=[*first, *parameters, *last])  # type: ignore[attr-defined]  # inspect reads it from any callable
     return function
 
 

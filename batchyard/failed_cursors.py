@@ -48,6 +48,6 @@ class _Connection(sqlite3.Connection):
         return super().cursor(factory)
 
 
-def _connect(dialect: Any, record: object, arguments: object, options: dict[str, Any]) -> None:  # noqa: ARG001
+def _connect(dialect: Any, record: object, arguments: object, options: dict[str, Any]) -> None:  # noqa: ARG001 - the event's signature
     if dialect.driver == "aiosqlite":
         options.setdefault("factory", _Connection)

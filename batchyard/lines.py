@@ -257,7 +257,7 @@ class Validator:
         if self._error_count != before or self._of_line or body is None:
             return None
         assert custom_id is not None  # noqa: S101 - no error was counted, so all four are there
-        assert url is not None  # noqa: S101
+        assert url is not None  # noqa: S101 - see above
         return RequestLine(
             number,
             self.requests - 1,

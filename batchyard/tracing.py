@@ -94,7 +94,7 @@ def _named(attributes: dict[str, Value | None]) -> dict[str, Value]:
 
 
 def _context(traceparent: str | None) -> Context:
-    from opentelemetry.context import Context  # noqa: PLC0415
+    from opentelemetry.context import Context  # noqa: PLC0415 - see _tracer()
     from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - see _tracer()
         TraceContextTextMapPropagator,
     )
@@ -110,12 +110,12 @@ def _tracer() -> Tracer | None:
     """The SDK takes a fifth of a second to import: only where traces are wanted."""
     if not any(map(os.environ.get, _ENDPOINTS)):
         return None
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - see above
         OTLPSpanExporter,
     )
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - see above
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - see above
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - see above
 
     is_set = any(map(os.environ.get, _TIMEOUTS))
     name = os.environ.get("OTEL_SERVICE_NAME") or "batchyard"

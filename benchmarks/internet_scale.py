@@ -312,7 +312,7 @@ def _short(value: float) -> str:
 async def measure(**size: object) -> Costs:
     """On a PostgreSQL of its own."""
     with postgres_on(free_port()) as cluster:
-        return await scale_costs.measure(cluster, **size)  # type: ignore[arg-type]
+        return await scale_costs.measure(cluster, **size)  # type: ignore[arg-type]  # callers give its names and types
 
 
 def section() -> str:

@@ -111,7 +111,7 @@ class Fixed:
     def sent(self, *_: object) -> None:
         self.in_flight += 1
 
-    def ended(self, _: float, __: object, *, is_refused: bool = False) -> None:  # noqa: ARG002
+    def ended(self, _: float, __: object, *, is_refused: bool = False) -> None:  # noqa: ARG002 - see Client
         self.in_flight -= 1
 
     def look(self, _: float, __: LiveEngine) -> None:

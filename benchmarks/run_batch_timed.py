@@ -74,7 +74,7 @@ def _of_0_33(module: Any, options: list[str]) -> Way:
 def _module_of(path: Path) -> Any:
     """A release's file, as a neighbour of this release's: what it needs of it has moved only."""
     moved = types.ModuleType("vllm.entrypoints.common.cli_args")
-    moved.BaseFrontendArgs = cli_args.BaseFrontendArgs  # type: ignore[attr-defined]
+    moved.BaseFrontendArgs = cli_args.BaseFrontendArgs  # type: ignore[attr-defined]  # an empty module takes any name
     sys.modules[moved.__name__] = moved
     name = f"vllm.entrypoints.launchers.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -146,8 +146,8 @@ class EngineChoice:
 
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
-        from batchyard.dispatch import block_name  # noqa: PLC0415
-        from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415 - `--help` stays quick
+        from batchyard.dispatch import block_name  # noqa: PLC0415 - `--help` stays quick
+        from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415
         from batchyard.engine.sharing.objective import Objective  # noqa: PLC0415
         from batchyard.engine.vllm import VllmEngine  # noqa: PLC0415
         from batchyard.services.engine_python import engine_python  # noqa: PLC0415

@@ -103,7 +103,7 @@ async def _deliver(services: Services) -> None:
 
 
 async def _check_prefect(url: str) -> None:
-    from prefect import get_client  # noqa: PLC0415
+    from prefect import get_client  # noqa: PLC0415 - a second
 
     try:
         async with get_client() as client:

@@ -42,4 +42,4 @@ def look_less_often(worker: type[Worker]) -> None:
     def initialize_slower(self: Worker, *given: Any, **named: Any) -> None:
         initialize(self, *given, **dict.fromkeys(names, _LOOK_SECONDS) | named)
 
-    worker.__init__ = initialize_slower  # type: ignore[method-assign]
+    worker.__init__ = initialize_slower  # type: ignore[method-assign]  # Prefect has no setting for it

@@ -63,7 +63,7 @@ async def _cancel_if_asked(services: Services, batch_id: str) -> None:
         log.warning("batch.not_cancelled", type(error).__name__, batch=batch_id)
 
 
-async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None:  # noqa: ARG001
+async def cancel_its_batch(flow: Any, flow_run: FlowRun, state: State) -> None:  # noqa: ARG001 - the hook's signature
     """Cancel the batch, and have a runner of batches make its files.
 
     Prefect runs this in the worker, because the flow run's own process is gone by then. A run

@@ -67,7 +67,7 @@ def pip_plan(*arguments: str) -> list[dict[str, Any]]:
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         options = ["--dry-run", "--ignore-installed", "--quiet", f"--report={report.name}"]
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *arguments], check=True)
-        return json.load(report)["install"]  # type: ignore[no-any-return]
+        return json.load(report)["install"]  # type: ignore[no-any-return]  # pip's report, a list
 
 
 def resolve(*arguments: str) -> Pins:

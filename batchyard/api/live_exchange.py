@@ -86,7 +86,7 @@ class LiveExchange(Response):
         self._has_begun = False
         self._is_stream = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         """Answer, unless the client leaves first. Raises 503, and what the engine refuses."""
         answering = asyncio.create_task(self._from_some_engine(send))
         leaving = asyncio.create_task(_until_left(receive))

@@ -86,7 +86,7 @@ class ClassCounter:
             if self._counts[number] < _LEAST_REQUESTS and not history.is_known(each):
                 each = each.of_any_template
             places.setdefault(each, []).append(number)
-        sizes = {each: sum(map(self._counts.get, found)) for each, found in places.items()}  # type: ignore[arg-type]
+        sizes = {each: sum(map(self._counts.get, found)) for each, found in places.items()}  # type: ignore[arg-type]  # each of them was counted
         own = sorted((each for each in places if each.template), key=lambda each: -sizes[each])
         for each in own[_MOST:]:
             places.setdefault(each.of_any_template, []).extend(places.pop(each))

@@ -32,26 +32,26 @@ class clock_seconds(FunctionElement[int]):  # noqa: N801  (it reads as an SQL fu
 
 # unixepoch('subsec') would say it more plainly, but is NULL before SQLite 3.42.
 @compiles(clock, "sqlite")
-def _sqlite_clock(element: clock, compiler: Any, **kwargs: Any) -> str:  # noqa: ARG001
+def _sqlite_clock(element: clock, compiler: Any, **kwargs: Any) -> str:  # noqa: ARG001 - what SQLAlchemy passes
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
 @compiles(clock_seconds, "sqlite")
-def _sqlite_seconds(element: clock_seconds, compiler: Any, **kwargs: Any) -> str:  # noqa: ARG001
+def _sqlite_seconds(element: clock_seconds, compiler: Any, **kwargs: Any) -> str:  # noqa: ARG001 - what SQLAlchemy passes
     return "CAST(strftime('%s', 'now') AS INTEGER)"
 
 
 # A sub-select is evaluated once per statement; a bare volatile call, once per row.
 @compiles(clock, "postgresql")
-def _postgresql_clock(element: clock, compiler: Any, **kwargs: Any) -> str:  # noqa: ARG001
+def _postgresql_clock(element: clock, compiler: Any, **kwargs: Any) -> str:  # noqa: ARG001 - what SQLAlchemy passes
     return "(SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision))"
 
 
 @compiles(clock_seconds, "postgresql")
 def _postgresql_seconds(
-    element: clock_seconds,  # noqa: ARG001
-    compiler: Any,  # noqa: ARG001
-    **kwargs: Any,  # noqa: ARG001
+    element: clock_seconds,  # noqa: ARG001 - what SQLAlchemy passes
+    compiler: Any,  # noqa: ARG001 - see above
+    **kwargs: Any,  # noqa: ARG001 - see above
 ) -> str:
     return "(SELECT CAST(floor(extract(epoch FROM clock_timestamp())) AS bigint))"
 

@@ -32,11 +32,11 @@ class JsonText(TypeDecorator[Any]):
         super().__init__()
         self.shape = shape
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's signature
         """The value as JSON text."""
         return None if value is None else msgspec.json.encode(value).decode()
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:  # noqa: ARG002
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
         """The text as a value of ``shape``."""
         return None if value is None else msgspec.json.decode(value, type=self.shape)
 
@@ -51,11 +51,11 @@ class EnumText(TypeDecorator[Any]):
         super().__init__()
         self.shape = shape
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's signature
         """The member as text."""
         return None if value is None else str(value)
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:  # noqa: ARG002
+    def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:  # noqa: ARG002 - SQLAlchemy's signature
         """The text as a member of ``shape``."""
         return None if value is None else self.shape(value)
 

@@ -253,7 +253,7 @@ def _limit_postgresql(engine: AsyncEngine, patience_seconds: float) -> None:
 
 def _prepare_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
     @event.listens_for(engine.sync_engine, "connect")
-    def connect(connection: DBAPIConnection, record: object) -> None:  # noqa: ARG001
+    def connect(connection: DBAPIConnection, record: object) -> None:  # noqa: ARG001 - the event's signature
         # The driver begins no transaction by itself; `begin` below does.
         connection.isolation_level = None
         cursor = connection.cursor()

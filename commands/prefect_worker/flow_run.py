@@ -20,7 +20,7 @@ import flows.reconcile
 import flows.run_batches
 import flows.run_chunks
 import flows.submit_batch
-import flows.submit_new_files  # noqa: F401
+import flows.submit_new_files  # noqa: F401 - these are what is imported already
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -141,7 +141,7 @@ def _without_the_needless(app: Any) -> Application | None:
     if type(app).__name__ == _INNERMOST:
         last = copy.copy(app)
         last.app = _call
-        return last  # type: ignore[no-any-return]
+        return last  # type: ignore[no-any-return]  # a copy of `app`, of the same type
     if not hasattr(app, "app"):
         return None
     below = _without_the_needless(app.app)
@@ -149,7 +149,7 @@ def _without_the_needless(app: Any) -> Application | None:
         return below
     again = copy.copy(app)
     again.app = below
-    return again  # type: ignore[no-any-return]
+    return again  # type: ignore[no-any-return]  # see above
 
 
 def _understood(route: Any) -> _Route | None:

@@ -115,7 +115,7 @@ def make_bucket(name: str, login: str, secret: str) -> None:
         method="PUT",
     )
     try:
-        with urllib.request.urlopen(request, timeout=10):  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10):  # noqa: S310 - our own
             pass
     except urllib.error.HTTPError as refused:
         if refused.code != HTTPStatus.CONFLICT:
@@ -145,7 +145,7 @@ def main() -> None:
     try:
         server.start()
         make_bucket(os.environ.get("S3_BUCKET") or "batches", login, secret)
-        print("The S3 server answers on port 9000.", flush=True)  # noqa: T201
+        print("The S3 server answers on port 9000.", flush=True)  # noqa: T201 - for the container's log
         server.run(float(os.environ.get("S3_UPKEEP_SECONDS") or 3600))
     finally:
         server.stop()
