@@ -17,7 +17,7 @@ from batchyard.lengths import PROMPT_WORK, LengthHistory
 from batchyard.lifecycle import BatchStatus
 from batchyard.lines import Rules
 from batchyard.logs import event_logger
-from batchyard.services.batch_span import traced
+from batchyard.services.batch_span import batch_span
 from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.keys import file_key, plan_key
@@ -62,7 +62,6 @@ class Prepared:
     plan: PlanSummary
 
 
-@traced("batch.plan")
 async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
     """Validate the input, then plan it; None when the batch is past validation already.
 
@@ -85,7 +84,7 @@ async def preparing(services: Services, batch_id: str) -> AsyncIterator[Preparat
     services.on_progress(Progress(batch_id, "validating"))
     folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="plan-"))
     try:
-        async with AsyncExitStack() as opened:
+        async with batch_span(services, "batch.plan", batch_id), AsyncExitStack() as opened:
             yield Preparation(services, batch, folder, opened)
     finally:
         await in_thread(shutil.rmtree, folder, ignore_errors=True)

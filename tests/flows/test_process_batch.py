@@ -40,6 +40,7 @@ from flows.process_batch import process_batch
 from flows.submit_batch import submit_batch
 from tests.contract.store.samples import chunks_in
 from tests.flows.conftest import create, request_lines
+from tests.services.traces import collecting, exported
 from tests.steps.test_hours import ending_in, later
 
 if TYPE_CHECKING:
@@ -110,6 +111,16 @@ async def test_a_batch_whose_engine_closes_in_the_middle_goes_on_in_its_next_hou
     reasons = [reason for reason in said if reason]
     assert reasons[0].startswith("the hours of engine stub-model begin at ")
     assert batch.wait_reason is None
+
+
+async def test_the_trace_of_a_batch_has_a_span_for_each_step_of_the_flow(
+    open_yard: OpenYard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collecting(monkeypatch) as collector:
+        async with open_yard() as services:
+            await process_batch(await create(services, tmp_path, request_lines(3)))
+        steps = {"batch.fetch", "batch.plan", "batch.run", "batch.collect", "batch.publish"}
+        assert len(await exported(collector, {"batch.create", "chunk.run"} | steps)) == 7
 
 
 async def test_the_runs_have_names_that_people_can_read(
