@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from batchyard.engine.stub import StubEngine
 from batchyard.steps.collect import collect_results
-from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from benchmarks import inputs
 from benchmarks.stub_services import MODEL, fetched_batch, run_chunks, stub_services
+from tests.lifecycle import prepare_batch
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.engine.stub import StubEngine
-from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
 from benchmarks.comparators import barriers, exchange, one_window
 from benchmarks.plot import Bar, bars, save
@@ -34,6 +33,7 @@ from benchmarks.timed import (
     of_way,
     run_jobs,
 )
+from tests.lifecycle import prepare_batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from batchyard.engine.stub import StubEngine
 from batchyard.services.keys import plan_key
-from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
 from benchmarks.peak_memory import children_watched, forget_peak, peak_mebibytes
 from benchmarks.stub_services import MODEL, fetched_batch, stub_services
+from tests.lifecycle import prepare_batch
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from batchyard.engine.stub import StubEngine
 from batchyard.steps.collect import collect_results
-from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from benchmarks import inputs
 from benchmarks.peak_memory import children_watched, forget_peak, peak_mebibytes
 from benchmarks.stub_services import MODEL, fetched_batch, run_chunks, stub_services
+from tests.lifecycle import prepare_batch
 
 ROOT = Path(__file__).parents[1]
 SIZES = (10_000, 100_000, 1_000_000)

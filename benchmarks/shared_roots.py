@@ -32,13 +32,13 @@ from batchyard.services.services import open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.store.batch.roots import BATCH_ROOTS
 from benchmarks import inputs
 from benchmarks.open_engine import OpenEngine
 from benchmarks.plan_gain import BLOCK_SIZE, BLOCKS
 from benchmarks.timed import COMMON_OPTIONS, ENGINE_ENVIRONMENT, ENGINE_PYTHON, SMALL
+from tests.lifecycle import prepare_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from batchyard.engine.remote import RemoteEngine
 from batchyard.engine.sharing.objective import Objective
-from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
 from benchmarks.comparators import URL
 from benchmarks.open_engine import OpenEngine
 from benchmarks.stub_services import fetched_batch, run_chunks, stub_services
 from benchmarks.timed import ENGINE_PYTHON, SMALL
+from tests.lifecycle import prepare_batch
 
 SEATS = 32
 CHATS_PER_SECOND = 1.5

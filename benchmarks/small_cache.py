@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from batchyard.engine.vllm import VllmEngine
 from batchyard.engine.warm import WarmEngine
 from batchyard.runner.run import Runner
-from batchyard.steps.prepare import prepare_batch
 from benchmarks import inputs
 from benchmarks.stub_services import fetched_batch, stub_services
 from benchmarks.timed import ENGINE_PYTHON, TINY
+from tests.lifecycle import prepare_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from batchyard.engine.vllm import VllmEngine
 from batchyard.engine.warm import WarmEngine
 from batchyard.runner.run import Runner
-from batchyard.steps.prepare import prepare_batch
 from batchyard.tuning import samples, tuner
 from batchyard.tuning.points import DEFAULT, Axis, Kind, written
 from batchyard.tuning.samples import Answered
@@ -34,6 +33,7 @@ from benchmarks import inputs
 from benchmarks.live_engine import Job, LiveEngine, Machine
 from benchmarks.stub_services import fetched_batch, stub_services
 from benchmarks.timed import ENGINE_PYTHON, TINY
+from tests.lifecycle import prepare_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

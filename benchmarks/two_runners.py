@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchyard.engine.stub import StubEngine
-from batchyard.steps.prepare import prepare_batch
 from batchyard.store import RunnerKind
 from benchmarks.inputs import short_requests
 from benchmarks.stub_services import MODEL, fetched_batch, run_chunks, stub_services
+from tests.lifecycle import prepare_batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

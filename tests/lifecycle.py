@@ -9,14 +9,24 @@ from batchyard.runner.run import Runner
 from batchyard.services.held_batches import BatchEnded
 from batchyard.steps.collect import collect_results
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
+from batchyard.steps.prepare import preparing
 from batchyard.steps.publish import publish_results
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from batchyard.services.services import Services
+    from batchyard.steps.prepare import Prepared
     from batchyard.store import BatchRecord
+
+
+async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
+    """Validate the input, then plan it; None when the batch is past validation already."""
+    async with preparing(services, batch_id) as preparation:
+        if preparation is None:
+            return None
+        await preparation.validate()
+        return await preparation.plan()
 
 
 async def run_chunks(services: Services, model: str, *, batch_id: str | None = None) -> int:

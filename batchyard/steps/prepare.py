@@ -62,18 +62,6 @@ class Prepared:
     plan: PlanSummary
 
 
-async def prepare_batch(services: Services, batch_id: str) -> Prepared | None:
-    """Validate the input, then plan it; None when the batch is past validation already.
-
-    Raises what :class:`Preparation` does.
-    """
-    async with preparing(services, batch_id) as preparation:
-        if preparation is None:
-            return None
-        await preparation.validate()
-        return await preparation.plan()
-
-
 @asynccontextmanager
 async def preparing(services: Services, batch_id: str) -> AsyncIterator[Preparation | None]:
     """The two steps of a batch that is ``validating``; None when it is past that."""

@@ -14,11 +14,11 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.services.stop_batch import stop_failed
 from batchyard.steps.collect import collect_results
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from batchyard.store import ChunkLease
 from tests.contract.store.samples import chunks_in
 from tests.faults.site import lines, open_site
+from tests.lifecycle import prepare_batch
 
 if TYPE_CHECKING:
     from pathlib import Path

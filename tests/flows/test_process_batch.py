@@ -31,7 +31,6 @@ from batchyard.services.services import as_current
 from batchyard.steps.collect import collect_results
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.publish import publish_results
 from batchyard.storage.local_file import LocalFile
 from batchyard.store import ChunkStatus, Quota
@@ -40,6 +39,7 @@ from flows.process_batch import process_batch
 from flows.submit_batch import submit_batch
 from tests.contract.store.samples import chunks_in
 from tests.flows.conftest import create, request_lines
+from tests.lifecycle import prepare_batch
 from tests.services.traces import collecting, exported
 from tests.steps.test_hours import ending_in, later
 

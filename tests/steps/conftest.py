@@ -15,10 +15,9 @@ from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
 from batchyard.storage.location import parse_location
 from tests.hurry import hurried
-from tests.lifecycle import run_chunks, take_to_its_end
+from tests.lifecycle import prepare_batch, run_chunks, take_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

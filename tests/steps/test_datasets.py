@@ -19,10 +19,10 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.results import answered
 from batchyard.services.keys import file_key
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
 from batchyard.wire import RequestCounts
+from tests.lifecycle import prepare_batch
 from tests.steps.conftest import CHAT, Yard
 from tests.unit.storage.web_server import gives, running_web_server
 

@@ -25,9 +25,9 @@ from batchyard.engine.vllm_options import EngineOptions
 from batchyard.errors import InputRefused, RequestRefused, SettingsError
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
 from batchyard.wire import RequestCounts
 from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT, require_vllm
+from tests.lifecycle import prepare_batch
 from tests.steps.conftest import CHAT, Yard, chat_line
 
 if TYPE_CHECKING:

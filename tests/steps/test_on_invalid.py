@@ -17,10 +17,9 @@ from batchyard.services.keys import chunk_prefix
 from batchyard.steps import refused_lines
 from batchyard.steps.collect import collect_results
 from batchyard.steps.fetch import fetch_input
-from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.retry import retry_batch
 from batchyard.wire import RequestCounts
-from tests.lifecycle import run_chunks
+from tests.lifecycle import prepare_batch, run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:

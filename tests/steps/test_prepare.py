@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.steps import input_reader, prepare
+from batchyard.steps import input_reader
 from batchyard.steps.fetch import fetch_input
+from tests.lifecycle import prepare_batch
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def test_a_cancellation_stops_the_plan_and_leaves_nothing_behind(
     monkeypatch.setattr(input_reader, "Planner", SlowPlanner)
     batch_id = await yard.create([chat_line(f"line-{number}") for number in range(LINES)])
     await fetch_input(yard.services, batch_id)
-    preparing = asyncio.create_task(prepare.prepare_batch(yard.services, batch_id))
+    preparing = asyncio.create_task(prepare_batch(yard.services, batch_id))
     while not planned:  # noqa: ASYNC110 - a thread fills it
         await asyncio.sleep(0.001)
 

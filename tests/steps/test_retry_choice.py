@@ -11,10 +11,10 @@ from batchyard.body_patch import BodyPatch
 from batchyard.errors import RequestRefused
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
-from batchyard.steps.prepare import prepare_batch
 from batchyard.steps.retry import RetryCaller, accept_retry, retry_batch
 from batchyard.steps.retry_lines import LineChoice
 from batchyard.store import BatchOptions
+from tests.lifecycle import prepare_batch
 from tests.steps.conftest import chat_line
 from tests.steps.test_retry import as_input, begun, ended, input_of
 
