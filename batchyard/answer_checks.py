@@ -130,7 +130,7 @@ class StepBudget:
         self._steps += STEPS_OF_LINE
 
     def take(self, steps: int) -> None:
-        """The next steps are done."""
+        """The next steps are done. Raises :class:`TooMuchToCheck` when there were too many."""
         self._steps -= steps
         if self._steps < 0:
             raise TooMuchToCheck

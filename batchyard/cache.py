@@ -81,7 +81,11 @@ class PrefixTree:
 def prefix_tree(
     prompt_tokens: npt.NDArray[np.int64], shared_tokens: npt.NDArray[np.int64], block_tokens: int
 ) -> PrefixTree:
-    """The tree of prompts in sorted order; ``shared_tokens`` with the one before. O(n)."""
+    """The tree of prompts in sorted order, in O(n).
+
+    Both arrays have a number for each prompt; ``shared_tokens`` are those it shares with the one
+    before.
+    """
     # A prompt's last token is always computed, and a block is found whole or not at all.
     ends = ((np.maximum(prompt_tokens, 1) - 1) // block_tokens).tolist()
     shares = (shared_tokens // block_tokens).tolist()
@@ -109,7 +113,7 @@ def prefix_tree(
 
 
 def ceiling(tree: PrefixTree, prompt_tokens: npt.NDArray[np.int64], block_tokens: int) -> Reuse:
-    """What a cache would give that never has to forget."""
+    """What a cache would give that never has to forget. ``prompt_tokens`` as in the tree."""
     full = int(((np.maximum(prompt_tokens, 1) - 1) // block_tokens).sum())
     distinct = int(np.frombuffer(tree.blocks, dtype=np.int32).sum()) if tree.blocks else 0
     return Reuse(int(prompt_tokens.sum()), (full - distinct) * block_tokens)

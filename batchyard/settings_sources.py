@@ -100,6 +100,7 @@ class Variables(EnvSettingsSource):
     """Environment variables. A list is JSON, or its entries with commas between them."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """The value that validation gets: a list's entries, or what the JSON says."""
         if _is_list(field) and isinstance(value, str) and not value.lstrip().startswith("["):
             return [entry.strip() for entry in value.split(",") if entry.strip()]
         try:

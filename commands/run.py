@@ -208,7 +208,7 @@ def run(
 
 
 def check_is_there(place: Location) -> None:
-    """Refuse a path without a file, before a Prefect server is started for it."""
+    """Raises ObjectNotFound for a path without a file, before a Prefect server is started."""
     if isinstance(place, LocalFile) and not has_local_files(place.path):
         raise ObjectNotFound(f"{place.path.absolute()} does not exist")
 

@@ -31,7 +31,10 @@ _SEGMENT_BYTES: Final = 4 * 1024**2
 
 
 class InputLines:
-    """The lines of an input file, by the numbers of their requests; 12 bytes of memory for each."""
+    """The lines of an input file, by the numbers of their requests; 12 bytes of memory for each.
+
+    ``offsets`` and ``lengths``, in bytes: one for each request, in the order of the file.
+    """
 
     def __init__(
         self, path: Path, offsets: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint32]

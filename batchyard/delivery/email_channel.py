@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EmailChannel:
+    """A :class:`~batchyard.delivery.channel.Channel`: e-mails about batches and webhooks."""
+
     services: Services
     mailer: Mailer | None
     """None: no mail server is set up."""

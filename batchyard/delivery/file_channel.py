@@ -35,6 +35,8 @@ _FINAL = (
 
 @dataclass(frozen=True, slots=True)
 class FileChannel:
+    """A :class:`~batchyard.delivery.channel.Channel`: result files to the URLs of clients."""
+
     services: Services
     at_most_seconds: float = _FILE_SECONDS
 

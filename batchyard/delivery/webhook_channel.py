@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WebhookChannel:
+    """A :class:`~batchyard.delivery.channel.Channel`: signed events to the URLs of receivers."""
+
     services: Services
     sender: WebhookSender
     at_most_seconds: float = AT_MOST_SECONDS

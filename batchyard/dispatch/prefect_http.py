@@ -38,6 +38,8 @@ class Missing(SettingsError):
 
 
 class Reply(NamedTuple):
+    """What the server answered."""
+
     json: Any
     at: datetime | None
     """When, by the server's clock."""

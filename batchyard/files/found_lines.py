@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from batchyard.results import Outcome
 
     Rows = npt.NDArray[Any]
+    """Of :data:`ROW`."""
 
 log = event_logger(__name__)
 

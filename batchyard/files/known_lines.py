@@ -60,6 +60,7 @@ class KnownLines:
 
     @property
     def size_bytes(self) -> int:
+        """The memory of its arrays."""
         found = [self._files, self._ordered and self._ordered[0], self._rest and self._rest[1]]
         arrays = [array for each in found if each for array in (each.rows, each.sources)]
         arrays += [self._ordered[1]] if self._ordered else []

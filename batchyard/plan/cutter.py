@@ -53,6 +53,7 @@ class ChunkCutter:
     def add(
         self, prompt_tokens: int, output_tokens: int, length_class: int = 0, work: float = 0.0
     ) -> None:
+        """The next record. ``work``: of its prompt, see :func:`batchyard.lengths.prompt_work`."""
         if self._parts.requests in self._starts:
             self._parts.cut()
         outputs = {length_class: ClassShare(1, output_tokens)}
@@ -63,6 +64,7 @@ class ChunkCutter:
         self._parts.stretch()
 
     def finish(self) -> tuple[PlannedChunk, ...]:
+        """The chunks in the order in which they are to begin; their indexes count from 0."""
         parts = self._parts.finish()
         for part in parts:
             if part.first in self._starts:

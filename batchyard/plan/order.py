@@ -26,7 +26,8 @@ def order_of(
 ) -> npt.NDArray[np.intp] | None:
     """The order of execution of records that are in prefix order, as indices; None: leave them.
 
-    ``output_tokens`` are what is expected of each; of each class in ``unknown`` some go first.
+    ``records`` are of :data:`RECORD`. ``output_tokens``, one number for each of them, are what is
+    expected; of each class in ``unknown`` some go first.
     """
     shared = records["shared_bytes"] // BYTES_PER_TOKEN
     order = longest_first(records["prompt_tokens"], shared, output_tokens)

@@ -181,8 +181,9 @@ async def open_services(
 
 
 _CURRENT: ContextVar[Services] = ContextVar("services")
-"""The one context variable. Prefect calls flows and tasks with parameters, and records them: they
-are ids. What flows and tasks work with must come another way."""
+"""Prefect calls flows and tasks with parameters, and records them: they are ids. What flows and
+tasks work with must come another way. The only other context variable is the operator, in
+``store.audit``."""
 
 
 def current_services() -> Services:

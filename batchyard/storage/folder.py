@@ -122,7 +122,10 @@ class LocalFolder:
         )
 
     async def place(self, name: str) -> Location:
-        """The file of this name; its folder is made in this one, which must exist."""
+        """The file of this name; its folder is made in this one.
+
+        Raises :class:`~batchyard.errors.ObjectNotFound` where this one does not exist.
+        """
         path = self.path / name
         with os_errors_as_ours(str(path)):
             if not await in_thread(self.path.is_dir):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A path on this machine."""
+    """A :class:`~batchyard.storage.access.Location`: a path on this machine."""
 
     path: Path
 

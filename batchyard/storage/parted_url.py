@@ -24,10 +24,10 @@ _PREFIX: Final = "multipart+"
 
 @dataclass(frozen=True, slots=True)
 class PartedUrl:
-    """An upload that the user has begun: a URL to PUT each part to, and one that completes it.
+    """A :class:`~batchyard.storage.access.Location`: an upload that the user has begun.
 
-    They are S3's ``UploadPart``, in the order of the part numbers from 1 on, and
-    ``CompleteMultipartUpload``. All of them are secrets.
+    It has a URL to PUT each part to (S3's ``UploadPart``, in the order of the part numbers from 1
+    on), and one that completes it (``CompleteMultipartUpload``). All of them are secrets.
     """
 
     part_urls: tuple[str, ...] = field(repr=False)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class S3Object:
-    """An object that is read and written with our credentials."""
+    """A :class:`~batchyard.storage.access.Location`: an object, with our credentials."""
 
     bucket: str
     key: str

@@ -23,7 +23,7 @@ _SCHEME: Final = "several://"
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Two places or more, in their order."""
+    """A :class:`~batchyard.storage.access.Location`: two places or more, in their order."""
 
     places: tuple[Location, ...]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WebUrl:
-    """A URL that needs nothing but itself, presigned or public."""
+    """A :class:`~batchyard.storage.access.Location`: a URL, presigned or public."""
 
     url: str = field(repr=False)
     """The whole URL: a secret when presigned. ``str()`` of this object leaves its query out."""

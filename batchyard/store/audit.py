@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 _ACTOR: ContextVar[str | None] = ContextVar("actor", default=None)
+"""The operator for whom this task or command works; None: it works for no operator, and nothing is
+recorded. In the context, and no parameter: only the way in (a command, an API key) knows it, and
+every step and aggregate down to the writer of the row would have to pass it on."""
 
 
 class AuditRecord(Record):
