@@ -203,7 +203,7 @@ async def usage_completions(
     )
     is_live = None if not batch else _one_of("batch", batch, _BOOLEANS) == "false"
     period, totals = await _find(
-        request, caller, width, (limits[0], limits[1]), groups, limit, is_live=is_live
+        request, caller, width, (limits[0], limits[1]), groups, limit=limit, is_live=is_live
     )
     buckets = [
         UsageBucket(
@@ -241,7 +241,7 @@ async def costs(
         _one_of("bucket_width", request.query_params.get("bucket_width") or "1d", ("1d",))
     ]
     groups = _groups(request, ("project_id", "user_id", "line_item", "api_key_id", "api_source"))
-    period, totals = await _find(request, caller, width[0], _COST_LIMITS, groups, limit)
+    period, totals = await _find(request, caller, width[0], _COST_LIMITS, groups, limit=limit)
     buckets = [
         CostBucket(
             start_time=start,
@@ -269,8 +269,8 @@ async def _find(
     width: int,
     limits: tuple[int, int],
     groups: set[str],
-    limit: str | None,
     *,
+    limit: str | None,
     is_live: bool | None = None,
 ) -> tuple[_Period, list[UsageTotal]]:
     for name in ("user_ids", "api_key_ids", "line_items"):

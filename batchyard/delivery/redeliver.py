@@ -145,7 +145,9 @@ async def deliver_to(
     for kind, place in places.items():
         if (batch.output_file_id if kind == "output" else batch.error_file_id) is not None:
             await kept_file(services, batch, kind)
-        failure = await publish_file(services, batch, kind, keys, place, access or services.access)
+        failure = await publish_file(
+            services, batch, kind, keys, place, access=access or services.access
+        )
         if failure is None:
             await services.store.batch_places.record_published(batch.id, kind, place.text)
         else:

@@ -121,8 +121,8 @@ class _Outgoing:
             request.body,
             request.request_id,
             request.content_type,
-            request.of_batch.cache_salt,
-            request.of_batch.traceparent,
+            cache_salt=request.of_batch.cache_salt,
+            traceparent=request.of_batch.traceparent,
         )
         self.count += 1
         self.owed.add(request.tag)

@@ -100,6 +100,7 @@ def facts_of(
     profile: DeviceProfile,
     environment: Mapping[str, str],
     python: Path,
+    *,
     version: str | None,
 ) -> TuningFacts:
     """Reads the configuration of the model, where it is on this machine; asks for the devices."""

@@ -308,7 +308,7 @@ class VllmEngine:
             self._device(),
             environment,
             self._python,
-            vllm_version(self._python, self._environment(Path("/"))),
+            version=vllm_version(self._python, self._environment(Path("/"))),
         )
 
     def _device(self) -> DeviceProfile:

@@ -47,7 +47,7 @@ class EventLogger:
         self, event: str, text: object = "", /, *, for_flow_run: str | None = None, **fields: object
     ) -> None:
         """What happened as it should. ``for_flow_run``: whose log in Prefect has it."""
-        self._log(logging.INFO, event, text, None, fields, for_flow_run)
+        self._log(logging.INFO, event, text, None, fields, flow_run_id=for_flow_run)
 
     def warning(self, event: str, text: object = "", /, **fields: object) -> None:
         """What went wrong and is handled."""
@@ -66,6 +66,7 @@ class EventLogger:
         text: object,
         cause: _Cause,
         fields: dict[str, object],
+        *,
         flow_run_id: str | None = None,
     ) -> None:
         if self._logger.isEnabledFor(level):

@@ -170,7 +170,7 @@ async def _write_stages(services: Services, batch: BatchRecord, epoch: int) -> t
             name = f"stage{stage}"
             file_id = stage_file_id(batch.id, stage)
             file = await _write_lines(
-                services, batch, lines.parts(Outcome.OUTPUT), file_id, name, epoch
+                services, batch, lines.parts(Outcome.OUTPUT), file_id, name, epoch=epoch
             )
         if file is not None:
             files.append(file.model_copy(update={"holds_responses": True}))
@@ -182,7 +182,7 @@ async def _write_file(
 ) -> NewFile | None:
     kind: Literal["output", "error"] = "output" if outcome is Outcome.OUTPUT else "error"
     file_id = result_file_id(batch.id, kind)
-    return await _write_lines(services, batch, lines.parts(outcome), file_id, kind, epoch)
+    return await _write_lines(services, batch, lines.parts(outcome), file_id, kind, epoch=epoch)
 
 
 async def _write_lines(
@@ -191,6 +191,7 @@ async def _write_lines(
     parts: AsyncGenerator[bytes],
     file_id: str,
     kind: str,
+    *,
     epoch: int,
 ) -> NewFile | None:
     first = await anext(parts, b"")

@@ -153,7 +153,9 @@ async def estimate_file(
                     None if named is None else assumptions.offer.model_of(named)
                 )
             stopping = threading.Event()
-            reading = partial(_read, settings, path, folder, assumptions, counter, stopping)
+            reading = partial(
+                _read, settings, path, folder, assumptions, counter, stopping=stopping
+            )
             read = await in_executor(None, reading, interrupt=stopping.set)
             known = await find_lengths(read.model) if read.model else (LengthHistory(), b"")
             return await in_thread(_estimate, read, folder, known, assumptions)
@@ -268,22 +270,11 @@ def _read(
     folder: Path,
     assumptions: Assumptions,
     counter: CounterProgram | NoCounter | None,
+    *,
     stopping: threading.Event,
 ) -> _Read:
     """Raises :class:`InterruptedError` once it is ``stopping``, in a deep validation."""
-    limits = settings.limits.to_limits(of_client=assumptions.of_client)
-    limits = replace(limits, max_reported_errors=_REPORTED_ERRORS)
-    models = frozenset({assumptions.model}) if assumptions.model else None
-    policy = None if assumptions.any_body else settings.bodies.to_policy()
-    validator = Validator(
-        Rules(
-            endpoint=assumptions.endpoint,
-            models=models,
-            offer=assumptions.offer,
-            limits=limits,
-            policy=policy,
-        )
-    )
+    validator = Validator(_rules(settings, assumptions))
     planner = Planner(
         order="prefix",
         spool=folder,
@@ -310,6 +301,17 @@ def _read(
             errors = refused.entries
     findings = None if deep is None else deep.findings
     return _Read(planner, validator.model, errors, validator.bad_lines, findings)
+
+
+def _rules(settings: Settings, assumptions: Assumptions) -> Rules:
+    limits = settings.limits.to_limits(of_client=assumptions.of_client)
+    return Rules(
+        endpoint=assumptions.endpoint,
+        models=frozenset({assumptions.model}) if assumptions.model else None,
+        offer=assumptions.offer,
+        limits=replace(limits, max_reported_errors=_REPORTED_ERRORS),
+        policy=None if assumptions.any_body else settings.bodies.to_policy(),
+    )
 
 
 def _estimate(read: _Read, folder: Path, known: KnownLengths, assumptions: Assumptions) -> Estimate:
@@ -339,9 +341,9 @@ def _estimate_plan(
             prompt_tokens,
             shared_tokens,
             by_prefix["output_tokens"],
-            np.searchsorted(by_prefix["rank"], runs["rank"]),
-            np.argsort(by_prefix["ordinal"]),
-            assumptions.shape,
+            ours=np.searchsorted(by_prefix["rank"], runs["rank"]),
+            as_written=np.argsort(by_prefix["ordinal"]),
+            shape=assumptions.shape,
         )
     return Estimate(
         deep=read.deep,
@@ -374,6 +376,7 @@ def _estimate_order(
     prompt_tokens: npt.NDArray[np.int64],
     shared_tokens: npt.NDArray[np.int64],
     output_tokens: npt.NDArray[np.uint32],
+    *,
     ours: npt.NDArray[Any],
     as_written: npt.NDArray[Any],
     shape: CacheShape,

@@ -80,7 +80,7 @@ async def submit_new_files(
     suffixes = (_SUFFIX,) if request.template is None else (_SUFFIX, TABLE_SUFFIX)
     async with aclosing(_in_groups(services, source, suffixes, done)) as groups:
         async for group in groups:
-            await _submit_group(services, group, target, request, limit, done)
+            await _submit_group(services, group, target, request, done, limit=limit)
             if done.held_back is not None:
                 break
     return done
@@ -111,8 +111,9 @@ async def _submit_group(
     group: list[FoundFile],
     target: Folder | None,
     request: BatchRequest,
-    limit: int,
     done: NewFiles,
+    *,
+    limit: int,
 ) -> None:
     """Stop at the first file that has to wait, as those after it would."""
     keys = [_key(file) for file in group]
@@ -126,7 +127,7 @@ async def _submit_group(
             return
         try:
             _check_name(file)
-            await _submit(services, file, key, target, request, done)
+            await _submit(services, file, target, request, done, key=key)
         except (QuotaExceeded, WindowUnattainable) as error:
             done.held_back = str(error)
             return
@@ -150,10 +151,11 @@ def _check_name(file: FoundFile) -> None:
 async def _submit(
     services: Services,
     file: FoundFile,
-    key: str,
     target: Folder | None,
     request: BatchRequest,
     done: NewFiles,
+    *,
+    key: str,
 ) -> None:
     stem = file.name.removesuffix(_SUFFIX)
     results = f"{stem}.results{_SUFFIX}"

@@ -84,7 +84,7 @@ async def _publish_files(
             # Nobody can be asked for another place, and the results are there.
             failures[kind] = Failure(f"The {kind} file could not be written: {error}")
             continue
-        failure = await publish_file(services, batch, kind, keys, place, access)
+        failure = await publish_file(services, batch, kind, keys, place, access=access)
         if failure is not None:
             # The outbox takes every URL for a client's: it would refuse an operator's private one.
             failures[kind] = (
@@ -105,6 +105,7 @@ async def publish_file(
     kind: str,
     keys: ResultKeys,
     location: Location | None,
+    *,
     access: Access,
 ) -> Failure | None:
     """Write one result file to the user's location; what went wrong, if anything did.

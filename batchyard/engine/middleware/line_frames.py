@@ -62,6 +62,7 @@ def request_frame(
     body: bytes,
     request_id: str,
     content_type: str = JSON,
+    *,
     cache_salt: str | None = None,
     traceparent: str | None = None,
 ) -> bytes:
