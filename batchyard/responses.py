@@ -79,7 +79,7 @@ class ResponseEnd(msgspec.Struct, frozen=True):
     error: ResponseError | None = None
 
 
-class _Answer(msgspec.Struct):
+class _ResponseBody(msgspec.Struct):
     status: str | None = None
     error: Any = None
 
@@ -101,7 +101,7 @@ class _Line(msgspec.Struct):
 
 
 _parse_line = msgspec.json.Decoder(_Line).decode
-_parse_answer = msgspec.json.Decoder(_Answer).decode
+_parse_answer = msgspec.json.Decoder(_ResponseBody).decode
 _parse = msgspec.json.Decoder().decode
 
 

@@ -30,7 +30,7 @@ def unpause(
     batch_id: Annotated[str, options.BATCH], as_json: Annotated[bool, OBJECT] = False
 ) -> None:
     """Continue a paused batch."""
-    asyncio.run(_steer(lambda schedule: schedule.resume(batch_id), as_json))
+    asyncio.run(_steer(lambda schedule: schedule.unpause(batch_id), as_json))
 
 
 def priority(

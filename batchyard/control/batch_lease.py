@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from contextlib import asynccontextmanager, nullcontext
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from batchyard.control.chain_relay import relayed, settle_chain
 from batchyard.control.error_watch import stopped_by_errors
+from batchyard.control.stopping_runners import wait_for_stopping_runners
 from batchyard.errors import (
     AccessDenied,
     BatchyardError,
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from batchyard.services.services import Services
 
 log = event_logger(__name__)
-
-_SETTLE_SECONDS = 10.0
-_SETTLE_POLL_SECONDS = 0.1
 
 
 class Step(StrEnum):
@@ -145,7 +142,8 @@ class LeasedBatch:
         elif step is Step.RUN:
             around = self._running()
         elif step is Step.FINISH:
-            await _settle(self._services, self.id)
+            is_leased = partial(is_any_leased, self._services, self.id)
+            await wait_for_stopping_runners(is_leased)
             await settle_chain(self._services, self.id, self.epoch)
         async with around:
             yield
@@ -208,13 +206,6 @@ async def _is_passing(services: Services, batch_id: str, error: BatchyardError) 
     return True
 
 
-async def _settle(services: Services, batch_id: str) -> None:
-    """Wait until runners that are stopping have made durable what they have finished.
-
-    A crashed runner keeps its lease for longer than is worth waiting for.
-    """
-    until = time.monotonic() + _SETTLE_SECONDS
-    while time.monotonic() < until:
-        if not (await services.store.chunks.summary(batch_id)).leased:
-            return
-        await asyncio.sleep(_SETTLE_POLL_SECONDS)
+async def is_any_leased(services: Services, batch_id: str) -> bool:
+    """Whether a runner still has a chunk of the batch."""
+    return bool((await services.store.chunks.summary(batch_id)).leased)

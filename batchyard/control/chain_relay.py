@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-import time
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,6 +22,7 @@ from batchyard import intervals
 from batchyard.chains import line_or_refusal, of_stage, variables_of
 from batchyard.control.chain_lines import Source, StageSegments
 from batchyard.control.chain_parts import WaitingLines, make_part
+from batchyard.control.stopping_runners import wait_for_stopping_runners
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.framing import custom_id_of
 from batchyard.lifecycle import TERMINAL, BatchStatus
@@ -54,8 +55,6 @@ _ENDED: Final = 255
 _LINES_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 4 * 1024**2
 """To be rendered: requests and answers of so many bytes, which are in memory a few times."""
-_SETTLE_SECONDS: Final = 10.0
-_SETTLE_POLL_SECONDS: Final = 0.1
 
 
 class ChainRelay:
@@ -380,10 +379,6 @@ async def settle_chain(services: Services, batch_id: str, epoch: int) -> None:
     if not (await services.store.chains.get(batch_id)).is_open:
         return
     await services.store.chains.cancel_parts(batch_id)
-    until = time.monotonic() + _SETTLE_SECONDS
-    while time.monotonic() < until:
-        if not await services.store.chains.is_any_leased(batch_id):
-            break
-        await asyncio.sleep(_SETTLE_POLL_SECONDS)
+    await wait_for_stopping_runners(partial(services.store.chains.is_any_leased, batch_id))
     async with ChainRelay.opened(services, batch_id, epoch) as relay:
         await relay.close()

@@ -29,14 +29,14 @@ _SEE_OTHER: Final = 303
 
 @router.post("/batches/{batch_id}/pause")
 async def pause(batch_id: str, request: Request, caller: PageCaller) -> Response:
-    """Start no more of its requests until it is resumed."""
+    """Start no more of its requests until it is unpaused."""
     return await _steer(request, caller, batch_id, caller.services.store.batch_schedule.pause)
 
 
 @router.post("/batches/{batch_id}/resume")
 async def resume(batch_id: str, request: Request, caller: PageCaller) -> Response:
     """Go on with it."""
-    return await _steer(request, caller, batch_id, caller.services.store.batch_schedule.resume)
+    return await _steer(request, caller, batch_id, caller.services.store.batch_schedule.unpause)
 
 
 @router.post("/batches/{batch_id}/priority")

@@ -21,7 +21,7 @@ _MOST_ANSWERS: Final = 256
 
 
 @dataclass(slots=True)
-class _Answer:
+class _Shared:
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     value: Any = None
     until: float = 0.0
@@ -32,11 +32,11 @@ class SharedAnswers:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+        self._answers: OrderedDict[Hashable, _Shared] = OrderedDict()
 
     async def get(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer, at most some seconds old. An error is raised to its request, not kept."""
-        answer = self._answers.setdefault(question, _Answer())
+        answer = self._answers.setdefault(question, _Shared())
         self._answers.move_to_end(question)
         while len(self._answers) > _MOST_ANSWERS:
             self._answers.popitem(last=False)

@@ -10,7 +10,7 @@ from batchyard.store.batch.filters import Show
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
 
 if TYPE_CHECKING:
-    from batchyard.store.overview import Answered, Work
+    from batchyard.store.overview import AnswerTotals, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def _speed(work: Work) -> list[Tile]:
     ]
 
 
-def _hits(hour: Answered) -> list[Tile]:
+def _hits(hour: AnswerTotals) -> list[Tile]:
     if not hour.input_tokens:
         return []
     return [
@@ -132,10 +132,10 @@ def _done(work: Work, now: float) -> list[Tile]:
     ]
 
 
-def _share(hour: Answered) -> str:
+def _share(hour: AnswerTotals) -> str:
     answered = hour.completed + hour.failed
     return f"{percent(hour.failed, answered)}, last hour" if answered else "last hour"
 
 
-def _tokens(answered: Answered) -> int:
+def _tokens(answered: AnswerTotals) -> int:
     return answered.input_tokens + answered.output_tokens

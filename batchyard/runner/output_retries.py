@@ -88,7 +88,7 @@ class OutputRetries:
         if ENDPOINTS[request.url].writes_tokens and not takes_form(request.url):
             deliver = request.deliver
             request.again = partial(self._is_sent_again, request, deliver)
-            request.deliver = partial(self._settle, deliver)
+            request.deliver = partial(self._deliver_last, deliver)
 
     def deliver_kept(self) -> None:
         """Nothing is sent again any more: the answers that the batch keeps are the last ones."""
@@ -153,7 +153,7 @@ class OutputRetries:
             return False  # half a patch is not what was asked for
         return True
 
-    def _settle(self, deliver: _Deliver, ordinal: int, result: ResultLine) -> None:
+    def _deliver_last(self, deliver: _Deliver, ordinal: int, result: ResultLine) -> None:
         earlier = self._earlier.pop(ordinal, None)
         deliver(ordinal, result if earlier is None else self._result(earlier, result))
 

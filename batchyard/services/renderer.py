@@ -23,12 +23,12 @@ _MOST_SLOW: Final = 10
 _HEAD_BYTES: Final = 4
 
 
-class _Answer(msgspec.Struct):
+class _Rendered(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw()
     error: str | None = None
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
+_decode = msgspec.json.Decoder(_Rendered).decode
 
 
 class Renderer:
@@ -77,7 +77,7 @@ class Renderer:
             await self._end()
         return bodies
 
-    def _body_in(self, answer: _Answer) -> bytes | BodyNotMade:
+    def _body_in(self, answer: _Rendered) -> bytes | BodyNotMade:
         if answer.error is None:
             return bytes(answer.body)
         self._slow += "too long" in answer.error

@@ -79,7 +79,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class AnswerTotals:
     """What was answered in a time."""
 
     completed: int
@@ -104,8 +104,8 @@ class Work:
     oldest_waiting_at: int | None
     done_at: int | None
     """The latest forecast end; None: one of the batches has none."""
-    minute: Answered
-    hour: Answered
+    minute: AnswerTotals
+    hour: AnswerTotals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,10 +288,12 @@ async def _queues(connection: AsyncConnection, tenant: str | None) -> dict[str, 
     }
 
 
-async def _answered(connection: AsyncConnection, seconds: float, tenant: str | None) -> Answered:
+async def _answered(
+    connection: AsyncConnection, seconds: float, tenant: str | None
+) -> AnswerTotals:
     row = (await connection.execute(answered_within(seconds, tenant))).one()
     values = (max(0, int(value)) for value in row)
-    return Answered(**dict(zip(SUMS, values, strict=True)))
+    return AnswerTotals(**dict(zip(SUMS, values, strict=True)))
 
 
 async def _listed(

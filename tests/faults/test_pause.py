@@ -39,7 +39,7 @@ async def test_a_paused_batch_leaves_the_engine_and_goes_on_where_it_stopped(
         assert {chunk.status for chunk in chunks} <= {ChunkStatus.PENDING, ChunkStatus.DONE}
         await asyncio.sleep(0.5)
         assert engine.executed == executed
-        await store.batch_schedule.resume(asked.id)
+        await store.batch_schedule.unpause(asked.id)
         assert (await site.ended(asked)).status is BatchStatus.COMPLETED
     await site.check(asked)
     assert site.executions(asked) == Counter(asked.digests)
@@ -56,7 +56,7 @@ async def test_pausing_and_resuming_in_a_row_loses_and_doubles_nothing(site: Sit
         for _ in range(12):
             await store.batch_schedule.pause(asked.id)
             await asyncio.sleep(0.12)
-            await store.batch_schedule.resume(asked.id)
+            await store.batch_schedule.unpause(asked.id)
             await asyncio.sleep(0.12)
         assert (await site.ended(asked)).status is BatchStatus.COMPLETED
     await site.check(asked)

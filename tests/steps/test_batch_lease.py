@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from batchyard.control import batch_lease
-from batchyard.control.batch_lease import Step, next_step
+from batchyard.control import stopping_runners
+from batchyard.control.batch_lease import Step, batch_lease, is_any_leased, next_step
+from batchyard.control.stopping_runners import wait_for_stopping_runners
 from batchyard.errors import AccessDenied, ObjectNotFound, OtherTables, StorageFull
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services import patience
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from batchyard.storage.base import StoredObject
 
 
+async def stopped(yard: Yard, batch_id: str) -> None:
+    await wait_for_stopping_runners(lambda: is_any_leased(yard.services, batch_id))
+
+
 @pytest.mark.parametrize("status", BatchStatus)
 @pytest.mark.parametrize("is_open", [False, True])
 def test_the_next_step_follows_from_status_and_open_chunks(
@@ -46,22 +51,22 @@ async def test_files_are_made_when_runners_have_stored_what_they_finished(yard: 
     batch_id = await yard.prepared([chat_line("a")])
     chunks = yard.services.store.chunks
     (lease,) = await chunks.claim(model="stub-model", owner="runner", lease_seconds=60)
-    settling = asyncio.create_task(batch_lease._settle(yard.services, batch_id))
-    await asyncio.sleep(3 * batch_lease._SETTLE_POLL_SECONDS)
+    settling = asyncio.create_task(stopped(yard, batch_id))
+    await asyncio.sleep(3 * stopping_runners.POLL_SECONDS)
     assert not settling.done()
     await chunks.release(lease)
-    async with asyncio.timeout(batch_lease._SETTLE_SECONDS):
+    async with asyncio.timeout(stopping_runners.MOST_SECONDS):
         await settling
 
 
 async def test_a_runner_that_crashed_is_not_waited_for_until_its_lease_ends(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_lease, "_SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(stopping_runners, "MOST_SECONDS", 0.3)
     batch_id = await yard.prepared([chat_line("a")])
     await yard.services.store.chunks.claim(model="stub-model", owner="gone", lease_seconds=3600)
     async with asyncio.timeout(10):
-        await batch_lease._settle(yard.services, batch_id)
+        await stopped(yard, batch_id)
 
 
 async def test_a_disk_that_is_full_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +110,7 @@ async def test_tables_that_were_changed_in_the_middle_of_a_step_end_no_batch(
         await yard.services.store.database.write(work)
 
     async def work_on_the_batch() -> None:
-        async with batch_lease.batch_lease(yard.services, batch_id) as lease:
+        async with batch_lease(yard.services, batch_id) as lease:
             assert await lease.next_step() is step
             async with lease.doing(step):
                 await rename("sha256", "digest")

@@ -60,7 +60,7 @@ class Asked:
 
 
 def is_paused() -> ColumnElement[bool]:
-    """It has not begun to end, and starts no more requests until it is resumed."""
+    """It has not begun to end, and starts no more requests until it is unpaused."""
     return and_(BATCHES.c.status.in_(STOPPABLE), BATCHES.c.paused_at.is_not(None))
 
 

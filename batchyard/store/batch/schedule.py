@@ -60,7 +60,7 @@ class BatchSchedule(Aggregate):
     """
 
     async def pause(self, batch_id: str) -> BatchRecord:
-        """Start none of its requests until :meth:`resume`; its window continues.
+        """Start none of its requests until :meth:`unpause`; its window continues.
 
         A second time changes nothing.
         """
@@ -68,7 +68,7 @@ class BatchSchedule(Aggregate):
             "batch.paused", batch_id, paused_at=func.coalesce(BATCHES.c.paused_at, clock_seconds())
         )
 
-    async def resume(self, batch_id: str) -> BatchRecord:
+    async def unpause(self, batch_id: str) -> BatchRecord:
         """Undo :meth:`pause`; a second time changes nothing."""
         return await self._steer("batch.resumed", batch_id, paused_at=None)
 

@@ -32,7 +32,7 @@ async def test_what_an_operator_does_is_recorded_and_what_others_do_is_not(store
         await store.tenants.set_quota("a", Quota(max_active_batches=5))
         await store.tenants.set_notify_email("a", "ada@example.org")
         await store.batch_schedule.pause(batch.id)
-        await store.batch_schedule.resume(batch.id)
+        await store.batch_schedule.unpause(batch.id)
         await store.batch_schedule.set_priority(batch.id, 7)
         await store.batches.cancel(batch.id)
     await store.api_keys.create("a", "another")

@@ -39,8 +39,8 @@ async def test_a_batch_that_waits_or_runs_can_be_paused(store: Store, status: S)
     assert paused.paused_at == pytest.approx(await store.database.now(), abs=10)
     assert paused == batch.model_copy(update={"paused_at": paused.paused_at})
     assert await store.batch_schedule.pause(batch.id) == paused
-    assert await store.batch_schedule.resume(batch.id) == batch
-    assert await store.batch_schedule.resume(batch.id) == batch
+    assert await store.batch_schedule.unpause(batch.id) == batch
+    assert await store.batch_schedule.unpause(batch.id) == batch
 
 
 @pytest.mark.parametrize("status", MAY_RUN)
@@ -57,7 +57,7 @@ async def test_nothing_is_set_where_nothing_is_left_to_run(store: Store, status:
     batch = await batch_in(store, status)
     for attempt in (
         store.batch_schedule.pause(batch.id),
-        store.batch_schedule.resume(batch.id),
+        store.batch_schedule.unpause(batch.id),
         store.batch_schedule.set_priority(batch.id, 1),
     ):
         with pytest.raises(TransitionConflict, match=f"is {status}: nothing is left to run"):
@@ -69,7 +69,7 @@ async def test_an_unknown_batch_is_not_found(store: Store) -> None:
     missing = new_batch_id()
     for attempt in (
         store.batch_schedule.pause(missing),
-        store.batch_schedule.resume(missing),
+        store.batch_schedule.unpause(missing),
         store.batch_schedule.set_priority(missing, 1),
     ):
         with pytest.raises(RecordNotFound, match=missing):

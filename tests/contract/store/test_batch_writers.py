@@ -54,7 +54,7 @@ async def test_the_schedule_writes_its_own_columns_only(store: Store, updated: s
     updated.clear()
     schedule = store.batch_schedule
     await schedule.pause(batch.id)
-    await schedule.resume(batch.id)
+    await schedule.unpause(batch.id)
     await schedule.set_priority(batch.id, 5)
     await schedule.record_forecast({batch.id: batch.expires_at + 1}, hold_seconds=0)
     await schedule.record_tail(batch.id, 5.0)

@@ -143,7 +143,7 @@ async def test_a_paused_batch_gives_no_chunks_until_it_goes_on(store: Store) -> 
     await store.batch_schedule.pause(batch.id)
     assert await claim(store) == []
     assert await claim(store, batch_id=batch.id) == []
-    await store.batch_schedule.resume(batch.id)
+    await store.batch_schedule.unpause(batch.id)
     assert [lease.index for lease in await claim(store)] == [1]
 
 
