@@ -25,7 +25,7 @@ from batchyard.api.pages import (
     to_list_page,
 )
 from batchyard.api.route import HEADERS, Route, form, may_refuse
-from batchyard.errors import RecordNotFound
+from batchyard.errors import RecordNotFound, StorageError
 from batchyard.files import delete
 from batchyard.files.upload import (
     PURPOSES,
