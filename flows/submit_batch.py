@@ -17,10 +17,10 @@ from batchyard.files.upload import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
 from batchyard.steps.create import (
     DEFAULT_TENANT,
     BatchRequest,
-    check_paths,
     create_batch,
     parse_duration,
 )
+from batchyard.steps.destinations import check_paths
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.location import parse_location
 from flows.cancel import cancel_its_batch

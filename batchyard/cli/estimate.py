@@ -24,7 +24,8 @@ from batchyard.time_words import duration, relative
 
 if TYPE_CHECKING:
     from batchyard.settings import Settings
-    from batchyard.steps.estimate import Assumptions, Estimate, FindCounter, Known
+    from batchyard.steps.estimate import Assumptions, Estimate, FindCounter
+    from batchyard.steps.known_model import Known
     from batchyard.storage.access import Location
 
 _WIDTH = 16
@@ -120,9 +121,9 @@ async def _estimate(
     find_counter: FindCounter | None,
 ) -> tuple[Estimate, Known, str | None]:
     """The estimate, what is known of its model, and why no rate is."""
-    from batchyard.steps.estimate import (  # noqa: PLC0415 - see above
+    from batchyard.steps.estimate import estimate_file  # noqa: PLC0415 - see above
+    from batchyard.steps.known_model import (  # noqa: PLC0415 - see above
         Known,
-        estimate_file,
         known_of,
         learned_lengths,
     )

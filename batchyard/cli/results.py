@@ -16,7 +16,7 @@ from batchyard.delivery.redeliver import KINDS, deliver_to, kept_file, kept_for,
 from batchyard.files.cursor import Order  # noqa: TC001 - Typer reads it at run time
 from batchyard.lifecycle import STOPPABLE
 from batchyard.services.places import places_of
-from batchyard.steps.create import check_destinations, check_paths
+from batchyard.steps.destinations import check_destinations, check_paths
 from batchyard.storage.location import parse_location
 from batchyard.threads import in_thread
 

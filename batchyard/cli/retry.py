@@ -15,7 +15,7 @@ from batchyard.cli.offline import offline_services
 from batchyard.cli.show import show
 from batchyard.dispatch import PrefectApi
 from batchyard.services.shared_database import check_shared_database
-from batchyard.steps.create import check_paths
+from batchyard.steps.destinations import check_paths
 from batchyard.steps.retry import retry_batch
 from batchyard.steps.retry_lines import LineChoice
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time

@@ -18,7 +18,8 @@ from batchyard.cli.show import show
 from batchyard.cli.watch import watch
 from batchyard.dispatch import PrefectApi
 from batchyard.services.shared_database import check_shared_database
-from batchyard.steps.create import BatchRequest, check_paths, create_batch
+from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.destinations import check_paths
 from batchyard.steps.forecast import late_hours
 from batchyard.storage.access import Location  # noqa: TC001 - Typer reads it at run time
 from batchyard.storage.location import parse_location

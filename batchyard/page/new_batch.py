@@ -44,7 +44,8 @@ from batchyard.turns import BACKGROUND_WINDOW
 if TYPE_CHECKING:
     from batchyard.api.auth import Caller
     from batchyard.services.services import Services
-    from batchyard.steps.estimate import Estimate, Known
+    from batchyard.steps.estimate import Estimate
+    from batchyard.steps.known_model import Known
     from batchyard.store import FileRecord
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -179,12 +180,8 @@ async def _file(caller: Caller, file_id: str) -> FileRecord:
 
 async def _estimate(services: Services, file: FileRecord) -> EstimatePage:
     # NumPy is needed here and nowhere else in this process.
-    from batchyard.steps.estimate import (  # noqa: PLC0415
-        Assumptions,
-        Known,
-        estimate_file,
-        known_in,
-    )
+    from batchyard.steps.estimate import Assumptions, estimate_file  # noqa: PLC0415 - see above
+    from batchyard.steps.known_model import Known, known_in  # noqa: PLC0415 - see above
 
     with tempfile.TemporaryDirectory(dir=services.spool, prefix="estimate-") as folder:
         try:

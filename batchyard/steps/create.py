@@ -18,11 +18,11 @@ from batchyard.notify.email import check_address
 from batchyard.output_rules import OnInvalidOutput
 from batchyard.services.places import Places
 from batchyard.services.webhook_checks import check_webhook_url
+from batchyard.steps.destinations import absolute, check_destinations, url_facts
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered, endpoints_not_served
-from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
-from batchyard.store import BatchOptions, NewBatch, Quota, UrlFacts
+from batchyard.store import BatchOptions, NewBatch, Quota
 from batchyard.templates import TemplateRefused, check_template
 from batchyard.threads import in_thread
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
@@ -184,6 +184,9 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     output, error = await check_destinations(
         request.output, request.error, taken={"input": request.input}
     )
+    places = Places(
+        input=absolute(request.input), output=output, error=error, template=request.template
+    )
     batch = NewBatch(
         input_file_id=request.input_file_id or new_file_id(),
         endpoint=request.endpoint or MIXED_ENDPOINTS,
@@ -192,25 +195,8 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
         metadata=dict(request.metadata) if request.metadata is not None else None,
         priority=request.priority,
         tenant=request.tenant,
-        options=BatchOptions(
-            mixed_endpoints=request.endpoint is None,
-            mixed_models=request.mixed_models,
-            models=request.models,
-            public_urls=request.public_urls,
-            deduplicate=request.deduplicate,
-            on_invalid=OnInvalid(request.on_invalid),
-            validation=Validation(request.validation),
-            any_body=request.any_body,
-            error_threshold=request.error_threshold,
-            on_invalid_output=_output_rule(services.settings, request),
-            traceparent=traceparent,
-            urls=url_facts(output, error),
-            parts=tuple(InputPart(file_id) for file_id in request.input_file_ids),
-            is_rendered=request.template is not None,
-        ),
-        locations=Places(
-            input=_absolute(request.input), output=output, error=error, template=request.template
-        ).to_text(request.receivers),
+        options=_options(services.settings, request, places, traceparent),
+        locations=places.to_text(request.receivers),
         output_lifetime_seconds=request.output_lifetime_seconds,
         notify_email=request.notify_email,
         message_requests=request.message_requests,
@@ -227,6 +213,27 @@ async def _checked(services: Services, request: BatchRequest, traceparent: str |
     if model is not None:
         await _check_backlog(services, batch, model)
     return batch
+
+
+def _options(
+    settings: Settings, request: BatchRequest, places: Places, traceparent: str | None
+) -> BatchOptions:
+    return BatchOptions(
+        mixed_endpoints=request.endpoint is None,
+        mixed_models=request.mixed_models,
+        models=request.models,
+        public_urls=request.public_urls,
+        deduplicate=request.deduplicate,
+        on_invalid=OnInvalid(request.on_invalid),
+        validation=Validation(request.validation),
+        any_body=request.any_body,
+        error_threshold=request.error_threshold,
+        on_invalid_output=_output_rule(settings, request),
+        traceparent=traceparent,
+        urls=url_facts(places.output, places.error),
+        parts=tuple(InputPart(file_id) for file_id in request.input_file_ids),
+        is_rendered=request.template is not None,
+    )
 
 
 def _check_dataset(request: BatchRequest) -> None:
@@ -359,94 +366,6 @@ def parse_duration(text: str, *, param: str, other: str | None = None) -> int:
             code="invalid_value",
         )
     return int(match.group(1)) * WINDOW_SECONDS[match.group(2)]
-
-
-async def check_destinations(
-    output: Location | None, error: Location | None, *, taken: Mapping[str, Location | None]
-) -> tuple[Location | None, Location | None]:
-    """Where results go, each as a location that means the same to whichever process uses it.
-
-    ``taken`` are the places of what must not be replaced, each under its name in a refusal.
-    Raises :class:`~batchyard.errors.RequestRefused`, and
-    :class:`~batchyard.errors.StorageError` for a location that can never work.
-    """
-    wanted = {"output": output, "error": error}
-    if error is not None and is_table(error):
-        raise RequestRefused(
-            f"{error}: failed lines are JSON lines, and rows of the output where that is Parquet. "
-            "Give a place that does not end in .parquet.",
-            param="error",
-            code="invalid_value",
-        )
-    for destination in wanted.values():
-        if destination is not None:
-            await destination.check_output()
-    await in_thread(_check_distinct, wanted, taken)
-    return _absolute(output), _absolute(error)
-
-
-def url_facts(output: Location | None, error: Location | None) -> dict[str, UrlFacts]:
-    """What the destinations say of themselves, for those who see the batch."""
-    return {
-        kind: UrlFacts(expires_at=place.expires_at)
-        for kind, place in (("output", output), ("error", error))
-        if place is not None and place.expires_at is not None
-    }
-
-
-def check_paths(settings: Settings, *, output: Location | None, errors: Location | None) -> None:
-    """Whether a batch that is handed over may write to these places.
-
-    To be asked by those who do not run it themselves. Raises
-    :class:`~batchyard.errors.RequestRefused` for a path where it may be run on another machine.
-    """
-    if settings.knows_its_machine:
-        return
-    for name, location in (("output", output), ("errors", errors)):
-        if isinstance(location, LocalFile):
-            raise RequestRefused(
-                f"{name} is the path {location}, and the batch may be run on another machine than "
-                f"{settings.this_machine}: give s3://bucket/key or a URL, or leave it out and "
-                "fetch the results with `batchyard results`. Where a path means the same on every "
-                "machine, set BATCHYARD_SHARED_PATHS=true.",
-                param=name,
-                code="invalid_value",
-            )
-
-
-def _check_distinct(
-    wanted: Mapping[str, Location | None], taken: Mapping[str, Location | None]
-) -> None:
-    """Results must replace nothing that counts, nor the error file the results."""
-    names = {
-        _resolved(place): name
-        for name, places in taken.items()
-        if places is not None
-        for place in (places.places if isinstance(places, Several) else [places])
-    }
-    for name, location in wanted.items():
-        if location is None:
-            continue
-        place = _resolved(location)
-        if place in names:
-            raise RequestRefused(
-                f"{names[place]} and {name} are the same place, {location}: give another one.",
-                param=name,
-                code="invalid_value",
-            )
-        names[place] = name
-
-
-def _resolved(location: Location) -> Location:
-    """The same for every path that leads to one file."""
-    return LocalFile(location.path.resolve()) if isinstance(location, LocalFile) else location
-
-
-def _absolute(location: Location | None) -> Location | None:
-    """A path that means the same to whichever process comes to use it."""
-    if isinstance(location, Several):
-        return Several(tuple(filter(None, map(_absolute, location.places))))
-    return location.absolute() if isinstance(location, LocalFile) else location
 
 
 def _output_rule(settings: Settings, request: BatchRequest) -> OnInvalidOutput | None:

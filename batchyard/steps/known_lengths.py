@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
+KnownLengths = tuple[LengthHistory, bytes]
+"""Lengths of answers, and the key by which templates are known."""
 
-async def known_lengths(services: Services, tenant: str, model: str) -> tuple[LengthHistory, bytes]:
+
+async def known_lengths(services: Services, tenant: str, model: str) -> KnownLengths:
     """The lengths, and the tenant's key of the hashes that stand for templates.
 
     Both are empty if the database refuses: then nothing is learned of the batch's templates.
@@ -29,13 +32,18 @@ async def known_lengths(services: Services, tenant: str, model: str) -> tuple[Le
         return LengthHistory(), b""
 
 
-async def read_lengths(store: Store, tenant: str, model: str) -> tuple[LengthHistory, bytes]:
+async def read_lengths(store: Store, tenant: str, model: str) -> KnownLengths:
     """The same, without making a key for a tenant that has none.
 
     Raises :class:`~batchyard.errors.StoreError`.
     """
     secret = await store.cache_salts.find(scope_of_templates(tenant)) or ""
     return await store.lengths.of(tenant, model), secret.encode()
+
+
+async def nothing_learned(model: str) -> KnownLengths:  # noqa: ARG001 - the signature of others
+    """No lengths of answers, and no key to know templates by."""
+    return LengthHistory(), b""
 
 
 def scope_of_templates(tenant: str) -> str:

@@ -24,12 +24,11 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.keys import file_key
 from batchyard.services.places import Places, places_of
 from batchyard.steps.create import (
-    check_destinations,
     check_model,
     default_quota,
     parse_window,
-    url_facts,
 )
+from batchyard.steps.destinations import check_destinations, url_facts
 from batchyard.steps.retry_lines import ALL_FAILED, chosen_lines, lines_of
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewBatch, NewFile

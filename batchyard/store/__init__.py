@@ -11,13 +11,8 @@ from batchyard.store.batch.batches import Batches
 from batchyard.store.batch.completions import CompletionRecord, Completions, NewCompletion
 from batchyard.store.batch.history import BatchHistory, BatchPoint
 from batchyard.store.batch.leases import BatchLease, BatchLeases, BatchSnapshot
-from batchyard.store.batch.rows import (
-    BatchLocations,
-    BatchOptions,
-    BatchRecord,
-    NewBatch,
-    UrlFacts,
-)
+from batchyard.store.batch.options import BatchOptions, UrlFacts
+from batchyard.store.batch.rows import BatchLocations, BatchRecord, NewBatch
 from batchyard.store.batch.schedule import BatchSchedule
 from batchyard.store.batch.status_changes import StatusChange, StatusChanges
 from batchyard.store.chain.chains import Chains, PartSummary

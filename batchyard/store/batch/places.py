@@ -11,6 +11,7 @@ from batchyard.errors import TransitionConflict
 from batchyard.lifecycle import STOPPABLE
 from batchyard.prices import NO_PRICES
 from batchyard.store.aggregate import Aggregate, reads, writes
+from batchyard.store.batch.options import UrlFacts
 from batchyard.store.batch.pages import batch_not_found, load_batch
 from batchyard.store.batch.receivers import RECEIVERS
 from batchyard.store.batch.rows import (
@@ -18,7 +19,6 @@ from batchyard.store.batch.rows import (
     LOCATION_COLUMNS,
     BatchLocations,
     BatchRecord,
-    UrlFacts,
 )
 from batchyard.store.sealed import OpenedOrNone
 

@@ -23,17 +23,13 @@ from sqlalchemy import (
 )
 from sqlmodel import Field, SQLModel
 
-from batchyard.batch_error import BatchError, InputPart
-from batchyard.batch_options import (
-    DeliveryKind,
-    OnInvalid,
-    Validation,
-)
+from batchyard.batch_error import BatchError
+from batchyard.batch_options import DeliveryKind  # noqa: TC001 - in a dataclass
 from batchyard.chains import Stage  # noqa: TC001 - SQLModel reads it at run time
 from batchyard.lengths import LengthClass
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
-from batchyard.output_rules import OnInvalidOutput
 from batchyard.prices import BILLION
+from batchyard.store.batch.options import BatchOptions
 from batchyard.store.columns import EnumText, JsonText, Record, Row, UsageColumns, usage_from
 from batchyard.store.leasing import LeaseColumns
 from batchyard.store.sealed import Sealed
@@ -51,48 +47,6 @@ from batchyard.wire import (
 )
 
 COMPLETION_WINDOW_SECONDS = DAY_SECONDS
-
-
-class UrlFacts(msgspec.Struct, frozen=True):
-    """What is known of a URL that a result file goes to. Nothing of it is a secret."""
-
-    expires_at: int | None = None
-    """Unix seconds; None: it does not say."""
-    doubt: str | None = None
-    """Why it could not be asked whether it takes the file."""
-
-
-class BatchOptions(msgspec.Struct, frozen=True):
-    """What a batch may contain beyond OpenAI's rules."""
-
-    mixed_endpoints: bool = False
-    mixed_models: bool = False
-    models: tuple[str, ...] = ()
-    """The only names that lines may carry; empty: any."""
-    public_urls: bool = False
-    """A client of the API created it: its URLs must lead to public addresses, and the limits of
-    one input file apply to it."""
-    deduplicate: bool = False
-    """Identical deterministic requests run once."""
-    any_body: bool = False
-    """Its bodies are the operator's own: no field and no URL in them are refused."""
-    error_threshold: str | None = None
-    """When it is stopped because too many requests fail, for :class:`.ErrorThreshold`."""
-    traceparent: str | None = None
-    """The span that created it; see :mod:`batchyard.tracing`."""
-    urls: dict[str, UrlFacts] = {}
-    """Of its destinations, by ``output`` and ``error``."""
-    on_invalid: OnInvalid = OnInvalid.FAIL
-    validation: Validation = Validation.BASIC
-    on_invalid_output: OnInvalidOutput | None = None
-    """What runners do with answers that are not what was asked for; None: nothing."""
-    parts: tuple[InputPart, ...] = ()
-    """The files that are joined to its input, in this order; empty: it is not joined. Those of
-    places are known when they are joined."""
-    is_rendered: bool = False
-    """Its input is made of a dataset by a template."""
-    adapters: tuple[str, ...] = ()
-    """Adapters of its model that its lines name, known once it is planned."""
 
 
 @dataclass(frozen=True, slots=True)

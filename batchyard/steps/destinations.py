@@ -1,0 +1,106 @@
+"""Where the results of a batch go: places that can work, and that replace nothing that counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchyard.datasets.files import is_table
+from batchyard.errors import RequestRefused
+from batchyard.storage.local_file import LocalFile
+from batchyard.storage.several import Several
+from batchyard.store import UrlFacts
+from batchyard.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from batchyard.settings import Settings
+    from batchyard.storage.access import Location
+
+
+async def check_destinations(
+    output: Location | None, error: Location | None, *, taken: Mapping[str, Location | None]
+) -> tuple[Location | None, Location | None]:
+    """Where results go, each as a location that means the same to whichever process uses it.
+
+    ``taken`` are the places of what must not be replaced, each under its name in a refusal.
+    Raises :class:`~batchyard.errors.RequestRefused`, and
+    :class:`~batchyard.errors.StorageError` for a location that can never work.
+    """
+    wanted = {"output": output, "error": error}
+    if error is not None and is_table(error):
+        raise RequestRefused(
+            f"{error}: failed lines are JSON lines, and rows of the output where that is Parquet. "
+            "Give a place that does not end in .parquet.",
+            param="error",
+            code="invalid_value",
+        )
+    for destination in wanted.values():
+        if destination is not None:
+            await destination.check_output()
+    await in_thread(_check_distinct, wanted, taken)
+    return absolute(output), absolute(error)
+
+
+def url_facts(output: Location | None, error: Location | None) -> dict[str, UrlFacts]:
+    """What the destinations say of themselves, for those who see the batch."""
+    return {
+        kind: UrlFacts(expires_at=place.expires_at)
+        for kind, place in (("output", output), ("error", error))
+        if place is not None and place.expires_at is not None
+    }
+
+
+def check_paths(settings: Settings, *, output: Location | None, errors: Location | None) -> None:
+    """Whether a batch that is handed over may write to these places.
+
+    To be asked by those who do not run it themselves. Raises
+    :class:`~batchyard.errors.RequestRefused` for a path where it may be run on another machine.
+    """
+    if settings.knows_its_machine:
+        return
+    for name, location in (("output", output), ("errors", errors)):
+        if isinstance(location, LocalFile):
+            raise RequestRefused(
+                f"{name} is the path {location}, and the batch may be run on another machine than "
+                f"{settings.this_machine}: give s3://bucket/key or a URL, or leave it out and "
+                "fetch the results with `batchyard results`. Where a path means the same on every "
+                "machine, set BATCHYARD_SHARED_PATHS=true.",
+                param=name,
+                code="invalid_value",
+            )
+
+
+def _check_distinct(
+    wanted: Mapping[str, Location | None], taken: Mapping[str, Location | None]
+) -> None:
+    """Results must replace nothing that counts, nor the error file the results."""
+    names = {
+        _resolved(place): name
+        for name, places in taken.items()
+        if places is not None
+        for place in (places.places if isinstance(places, Several) else [places])
+    }
+    for name, location in wanted.items():
+        if location is None:
+            continue
+        place = _resolved(location)
+        if place in names:
+            raise RequestRefused(
+                f"{names[place]} and {name} are the same place, {location}: give another one.",
+                param=name,
+                code="invalid_value",
+            )
+        names[place] = name
+
+
+def _resolved(location: Location) -> Location:
+    """The same for every path that leads to one file."""
+    return LocalFile(location.path.resolve()) if isinstance(location, LocalFile) else location
+
+
+def absolute(location: Location | None) -> Location | None:
+    """A path that means the same to whichever process comes to use it."""
+    if isinstance(location, Several):
+        return Several(tuple(filter(None, map(absolute, location.places))))
+    return location.absolute() if isinstance(location, LocalFile) else location
