@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batchyard.steps.create import BatchRequest
     from batchyard.store import BatchRecord, IdempotencyKey
 
-FILENAME: Final = "requests.jsonl"
+_FILENAME: Final = "requests.jsonl"
 
 
 async def accept_batch_of(
@@ -25,7 +25,6 @@ async def accept_batch_of(
     lines: AsyncIterable[bytes],
     request: BatchRequest,
     *,
-    filename: str = FILENAME,
     batches_per_hour: int | None = None,
     idempotency: IdempotencyKey | None = None,
 ) -> BatchRecord:
@@ -37,7 +36,7 @@ async def accept_batch_of(
     :func:`~batchyard.files.upload.store_content` and
     :func:`~batchyard.steps.create.accept_batch` raise.
     """
-    use = FileUse(filename, "batch")
+    use = FileUse(_FILENAME, "batch")
     file = await store_content(services, request.tenant, lines, lambda: use)
     try:
         batch = await accept_batch(

@@ -19,7 +19,7 @@ from batchyard.api.batch_watch import TooManyWatch
 from batchyard.api.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from starlette.types import Receive, Scope, Send
 
@@ -63,7 +63,7 @@ def event_id(data: bytes) -> str:
 
 
 class EventStream(Response):
-    """The events of one batch, as ``to_events`` makes them of each new state.
+    """The events of one batch, as :func:`batch_events` makes them of each new state.
 
     An event is sent if its data are other than those that were sent under its name before;
     ``last_event_id``: what the client saw last, before it connected again.
@@ -78,7 +78,6 @@ class EventStream(Response):
         tenant: str,
         *,
         last_event_id: str | None = None,
-        to_events: Callable[[Seen], Iterable[Event]] = batch_events,
     ) -> None:
         super().__init__(
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
@@ -88,7 +87,6 @@ class EventStream(Response):
         self._batch_id = batch_id
         self._tenant = tenant
         self._last_event_id = last_event_id
-        self._to_events = to_events
         self._sent: dict[str, bytes] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +135,7 @@ class EventStream(Response):
 
     def _news(self, seen: Seen) -> bytes:
         new = []
-        for event in self._to_events(seen):
+        for event in batch_events(seen):
             known = self._sent.get(event.name) == event.data
             # Only at the beginning: afterwards the client has seen what we sent.
             if event.id and event.id == self._last_event_id:

@@ -94,12 +94,9 @@ class AuditLog(Aggregate):
         *,
         limit: int,
         action: str | None = None,
-        since: int | None = None,
     ) -> Sequence[AuditRecord]:
         """The newest first. ``action``: only those whose name begins with this."""
         statement = select(_LOG).order_by(_LOG.c.at.desc(), _LOG.c.id.desc()).limit(limit)
         if action is not None:
             statement = statement.where(_LOG.c.action.startswith(action, autoescape=True))
-        if since is not None:
-            statement = statement.where(_LOG.c.at >= since)
         return [AuditRecord.read(row) for row in (await connection.execute(statement)).mappings()]

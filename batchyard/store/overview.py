@@ -15,7 +15,6 @@ from batchyard.prices import NO_PRICES
 from batchyard.store.aggregate import Aggregate, reads
 from batchyard.store.batch.filters import (
     Asked,
-    Show,
     is_late,
     is_paused,
     is_running,
@@ -97,8 +96,6 @@ class Work:
     waiting: int
     paused: int
     late: int
-    recent_failures: int
-    """Batches that :attr:`Show.FAILED` lists."""
     backlog_requests: int
     backlog_tokens: int
     oldest_waiting_at: int | None
@@ -159,7 +156,6 @@ class Overview(Aggregate):
         ).where(BATCHES.c.status.in_(UNFINISHED))
         found = (await connection.execute(_of(statement, tenant))).one()
         running, waiting, paused, late, oldest, eta, without = found
-        failures = _of(_joined([func.count()], chunks), tenant).where(shows(Show.FAILED, chunks))
         backlog = _of(
             select(
                 func.sum(CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed),
@@ -175,7 +171,6 @@ class Overview(Aggregate):
             waiting=int(waiting),
             paused=int(paused),
             late=int(late),
-            recent_failures=int((await connection.execute(failures)).scalar_one()),
             backlog_requests=int(requests or 0),
             backlog_tokens=round(tokens or 0),
             oldest_waiting_at=oldest,

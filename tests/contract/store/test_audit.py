@@ -85,16 +85,13 @@ async def test_each_task_acts_as_its_own_operator(store: Store) -> None:
         assert each.details["tenant"] == each.actor
 
 
-async def test_the_log_is_read_by_action_time_and_number(store: Store) -> None:
+async def test_the_log_is_read_by_action_and_number(store: Store) -> None:
     with acting_as("ada"):
         for action in ("key.created", "key.revoked", "key_created", "login"):
             await store.audit.note(action, "x")
-    now = int(await store.database.now())
     assert len(await store.audit.newest(limit=2)) == 2
     found = await store.audit.newest(limit=9, action="key.")
     assert {each.action for each in found} == {"key.created", "key.revoked"}
     assert {each.action for each in await store.audit.newest(limit=9, action="key_")} == {
         "key_created"
     }
-    assert await store.audit.newest(limit=9, since=now + 60) == []
-    assert len(await store.audit.newest(limit=9, since=now - 60)) == 4
