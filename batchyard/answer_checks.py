@@ -249,8 +249,8 @@ def _fits(validator: Any, value: Any) -> bool:
 
 def _validator_class(take: Callable[[int], None]) -> Any:
     # Few commands need it, and it takes a tenth of a second to import.
-    from jsonschema import Draft202012Validator  # noqa: PLC0415
-    from jsonschema.validators import create  # noqa: PLC0415
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 - see above
+    from jsonschema.validators import create  # noqa: PLC0415 - see above
 
     known = Draft202012Validator.VALIDATORS
 

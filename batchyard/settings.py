@@ -343,8 +343,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class calls by name
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - see above
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - see above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments come before the environment, and that before ``batchyard.toml``."""
         path = config_file()

@@ -51,7 +51,7 @@ def deploy(
     """
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second
 
-    from commands.deploy_file import DeployFile, read_deploy_file  # noqa: PLC0415
+    from commands.deploy_file import DeployFile, read_deploy_file  # noqa: PLC0415 - see above
 
     if file is not None and not file.is_file():
         raise SettingsError(f"There is no file {file}.")
@@ -72,8 +72,8 @@ async def _deploy(
     """Blocks before deployments: as soon as there are deployments, batches are run."""
     from prefect import get_client  # noqa: PLC0415 - a second
 
-    from commands.deployments import deploy_unmet, wanted_deployments  # noqa: PLC0415
-    from commands.prefect_objects import (  # noqa: PLC0415
+    from commands.deployments import deploy_unmet, wanted_deployments  # noqa: PLC0415 - see above
+    from commands.prefect_objects import (  # noqa: PLC0415 - see above
         delete_block,
         make_blocks,
         make_pools,

@@ -147,11 +147,11 @@ class EngineChoice:
     def make(self, settings: Settings, model: str) -> Engine:
         """The engine, not started. Raises :class:`~batchyard.errors.SettingsError`."""
         from batchyard.dispatch import block_name  # noqa: PLC0415 - `--help` stays quick
-        from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415
-        from batchyard.engine.sharing.objective import Objective  # noqa: PLC0415
-        from batchyard.engine.vllm import VllmEngine  # noqa: PLC0415
-        from batchyard.services.engine_python import engine_python  # noqa: PLC0415
-        from flows.worker import engine_log  # noqa: PLC0415
+        from batchyard.engine.remote import RemoteEngine  # noqa: PLC0415 - see above
+        from batchyard.engine.sharing.objective import Objective  # noqa: PLC0415 - see above
+        from batchyard.engine.vllm import VllmEngine  # noqa: PLC0415 - see above
+        from batchyard.services.engine_python import engine_python  # noqa: PLC0415 - see above
+        from flows.worker import engine_log  # noqa: PLC0415 - see above
 
         name = self.models[0] if self.models else model
         if self.url is not None:

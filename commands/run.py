@@ -233,7 +233,7 @@ async def _run(
     The last text is printed when the display has ended, which would draw over it.
     """
     from flows.control import control_services  # noqa: PLC0415 - it imports Prefect
-    from flows.worker import credentials_from_block  # noqa: PLC0415
+    from flows.worker import credentials_from_block  # noqa: PLC0415 - see above
 
     async def engine_for(model: str) -> Engine:
         return choice.make(settings, model)

@@ -119,6 +119,20 @@ def test_no_file_is_a_bucket() -> None:
     assert [from_root(path) for path in paths if path.stem in BUCKET_NAMES] == []
 
 
+@pytest.mark.parametrize("folder", ["batchyard", "blocks", "tasks", "flows", "commands"])
+def test_what_silences_a_checker_says_why(folder: str) -> None:
+    """Behind its rule, or in a line above to which it points."""
+    silences = re.compile(r"# (?:ruff: )?noqa|# type: ignore")
+    explained = re.compile(r"(?:noqa: [A-Z0-9, ]+ [-—]|type: ignore\[[\w, -]+\] +#) \S")
+    bare = [
+        f"{from_root(path)}:{number}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if silences.search(line) and not explained.search(line)
+    ]
+    assert bare == []
+
+
 def test_lifecycle_diagram_is_drawn_from_the_table() -> None:
     """docs/architecture.md shows what `batchyard.lifecycle.mermaid()` returns, to the letter."""
     text = (ROOT / "docs/architecture.md").read_text()

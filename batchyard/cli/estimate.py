@@ -81,8 +81,8 @@ def estimate(
     Bad lines are listed, and then the exit status is 1.
     """
     # NumPy takes a tenth of the time in which any command starts; this is the only one to need it.
-    from batchyard.cache import CacheShape  # noqa: PLC0415
-    from batchyard.steps.estimate import Assumptions  # noqa: PLC0415
+    from batchyard.cache import CacheShape  # noqa: PLC0415 - see above
+    from batchyard.steps.estimate import Assumptions  # noqa: PLC0415 - see above
 
     settings = read_settings()
     window_seconds = parse_window(completion_window, settings)

@@ -56,8 +56,8 @@ def follow_results(batch_id: str, places: Mapping[Kind, str], order: Order | Non
 
 async def _follow(batch_id: str, files: list[_Lines], order: Order | None) -> BatchStatus:
     # NumPy takes a tenth of the time in which any command starts.
-    from batchyard.files.found_lines import id_of  # noqa: PLC0415
-    from batchyard.files.read_results import ResultsReader  # noqa: PLC0415
+    from batchyard.files.found_lines import id_of  # noqa: PLC0415 - see above
+    from batchyard.files.read_results import ResultsReader  # noqa: PLC0415 - see above
 
     written = {id_of(name) for file in files for name in file.had}
     outcomes = {file.outcome for file in files}

@@ -153,7 +153,7 @@ async def _redirect(
 
 async def _print_one(batch_id: str, custom_id: str) -> None:
     # NumPy takes a tenth of the time in which any command starts.
-    from batchyard.files.read_results import ResultsReader  # noqa: PLC0415
+    from batchyard.files.read_results import ResultsReader  # noqa: PLC0415 - see above
 
     async with offline_services() as services:
         batch = await services.store.batches.get(batch_id)

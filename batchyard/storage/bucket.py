@@ -60,8 +60,8 @@ class S3Credentials:
     def client(self) -> Any:
         """A boto3 client. Takes a few 100 ms, and seconds where the chain asks the network."""
         # A tenth of what a command imports, and many have no S3 store.
-        import boto3  # noqa: PLC0415
-        from botocore.config import Config  # noqa: PLC0415
+        import boto3  # noqa: PLC0415 - see above
+        from botocore.config import Config  # noqa: PLC0415 - see above
 
         session = boto3.session.Session(
             aws_access_key_id=self.access_key_id or None,

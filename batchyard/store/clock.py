@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 # Functions, for SQLAlchemy keeps no compiled statement that holds an element of another kind.
-class clock(FunctionElement[float]):  # noqa: N801  (it reads as an SQL function)
+class clock(FunctionElement[float]):  # noqa: N801 - it reads as an SQL function
     """Unix time in seconds with a fraction of at least a millisecond."""
 
     inherit_cache = True
     type = Double()
 
 
-class clock_seconds(FunctionElement[int]):  # noqa: N801  (it reads as an SQL function)
+class clock_seconds(FunctionElement[int]):  # noqa: N801 - it reads as an SQL function
     """Unix time in whole seconds, rounded down: what clients see as ``created_at``."""
 
     inherit_cache = True

@@ -84,7 +84,7 @@ async def _upgrade(connection: AsyncConnection, unused_for_seconds: float | None
     else:
         await connection.execute(text("SELECT 1"))
     # Alembic takes a quarter of the time of a short command to import, and is needed once.
-    from batchyard.store.migrate import oldest_code, run_migrations  # noqa: PLC0415
+    from batchyard.store.migrate import oldest_code, run_migrations  # noqa: PLC0415 - see above
 
     revision = await _revision(connection)
     if revision is not None and unused_for_seconds is not None and oldest_code() > revision:

@@ -22,10 +22,10 @@ def main() -> None:
     gc.enable()
     name = fork_server.start(flow_run.run_flow_run) if fork_server.is_possible() else None
     # From here on there are threads, so nothing more is forked from this process.
-    from prefect.cli import app  # noqa: PLC0415
+    from prefect.cli import app  # noqa: PLC0415 - see above
 
     # Its import is what lets Prefect take our class.
-    from commands.prefect_worker.worker import use_fork_server  # noqa: PLC0415
+    from commands.prefect_worker.worker import use_fork_server  # noqa: PLC0415 - see above
 
     if name is not None:
         use_fork_server(name)
