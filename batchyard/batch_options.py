@@ -26,6 +26,11 @@ class DeliveryKind(StrEnum):
     FILE = "file"
     """A result file that is PUT to a URL once more."""
 
+    @property
+    def word(self) -> str:
+        """What people call it."""
+        return "e-mail" if self is DeliveryKind.EMAIL else self.value
+
 
 class OnInvalid(StrEnum):
     """What becomes of a batch of which some lines are bad."""

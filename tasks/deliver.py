@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from batchyard.delivery.deliver import AttemptFailed
 from batchyard.errors import RecordNotFound, StoreError
 from batchyard.services import story
-from batchyard.store import DeliveryKind
 from tasks.task_run import RecordedTask
 
 if TYPE_CHECKING:
@@ -16,12 +15,6 @@ if TYPE_CHECKING:
 
     from batchyard.services.services import Services
     from batchyard.store import DeliveryRecord
-
-_WHAT: Final = {
-    DeliveryKind.WEBHOOK: "webhook",
-    DeliveryKind.EMAIL: "e-mail",
-    DeliveryKind.FILE: "file",
-}
 
 
 async def deliver(
@@ -31,7 +24,7 @@ async def deliver(
 
     One that is not accepted is a failed task run, no more.
     """
-    what, number = _WHAT[delivery.kind], delivery.attempts + 1
+    what, number = delivery.kind.word, delivery.attempts + 1
     flow_run_id = await _flow_run_of(services, delivery)
     name = f"{what} {delivery.event_type} (attempt {number})"
     if flow_run_id is None:
