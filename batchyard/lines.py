@@ -353,6 +353,11 @@ class Validator:
             message = "body.model is required and must be a string."
             self._refuse("invalid_request", message, "body.model", number)
             return
+        if "\0" in model:
+            # It becomes the batch's model, and PostgreSQL cannot keep a NUL.
+            message = "body.model must not hold a NUL."
+            self._refuse("invalid_request", message, "body.model", number)
+            return
         offered, served = self.rules.models, self.rules.offer.model_of(model)
         if offered is not None and not offered & {model, served}:
             message = (

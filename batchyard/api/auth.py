@@ -98,7 +98,9 @@ def allowed(request: Request, holder: Holder) -> Caller:
 
 def refuse_nul(request: Request) -> None:
     """Raise a 400 for a NUL in the URL, which PostgreSQL would not even compare."""
-    if "\0" in request.url.path or any("\0" in value for value in request.query_params.values()):
+    # Of a parameter that is repeated, ``values()`` has only the last value.
+    values = (value for _, value in request.query_params.multi_items())
+    if "\0" in request.url.path or any("\0" in value for value in values):
         raise ApiError(400, "A URL must not hold a NUL.")
 
 

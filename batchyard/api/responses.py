@@ -128,9 +128,12 @@ async def delete_response(
 
 
 async def _check_model(request: Request, model: Any) -> None:
-    """Raise 404 for a model that nothing serves or ever served, as far as Prefect says."""
+    """Raise 404 for a model that nothing serves or ever served, as far as Prefect says.
+
+    What cannot be the name of one is refused with the rest of the body.
+    """
     catalogue = request.app.state.catalogue
-    if not isinstance(model, str) or model in await catalogue.models():
+    if not isinstance(model, str) or "\0" in model or model in await catalogue.models():
         return
     services: Services = request.app.state.services
     if await catalogue.prefect_answers() and not await services.store.rates.knows(model):

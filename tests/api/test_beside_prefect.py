@@ -119,6 +119,15 @@ def test_a_model_that_is_not_on_offer_is_not_found(prefect: SmallPrefect, api: A
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
 
+@pytest.mark.usefixtures("prefect")
+def test_the_database_is_not_asked_for_a_model_whose_name_it_cannot_hold(api: Api) -> None:
+    """PostgreSQL answers with an error to a NUL."""
+    with api.http() as client:
+        body = {"model": "a\0b", "input": "x", "background": True}
+        answer = client.post("/responses", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+
+
 def test_more_models_than_prefect_tells_at_once_are_all_listed(
     prefect: SmallPrefect, api: Api
 ) -> None:

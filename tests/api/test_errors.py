@@ -40,6 +40,7 @@ KEYS = ["message", "type", "param", "code"]
         ("GET", "/files/file-x", 404),
         ("GET", "/files/%00", 400),
         ("GET", "/files?after=%00", 400),
+        ("GET", "/organization/usage/completions?start_time=1&models=%00&models=m", 400),
         ("GET", "/files?limit=x", 400),
         ("POST", "/files", 415),
         ("POST", "/uploads", 400),

@@ -219,6 +219,7 @@ def test_another_tenants_response_does_not_exist(api: Api) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
         ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"input": None, "model": 1}, "model", "invalid_request"),
+        ({"model": "a\0b"}, "model", "invalid_request"),
         ({"chat_template": "x"}, "chat_template", "unsupported_parameter"),
         ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
         ({"background_options": 1}, "background_options", "invalid_type"),

@@ -79,6 +79,7 @@ def test_a_good_line_comes_out_parsed_with_its_place_in_the_file() -> None:
         (request(body=[]), ("invalid_request", "body", 1)),
         (request(body=body(model=...)), ("invalid_request", "body.model", 1)),
         (request(body=body(model=3)), ("invalid_request", "body.model", 1)),
+        (request(body=body(model="a\0b")), ("invalid_request", "body.model", 1)),
         (request(body=body(messages=...)), ("invalid_request", "body.messages", 1)),
         (request(body=body(stream=True)), ("streaming_unsupported", "body.stream", 1)),
     ],
