@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
@@ -151,7 +152,7 @@ def asked_from(query: Mapping[str, str], tenant: str | None) -> Asked:
         search=query.get("q", "").strip()[:_MOST_SEARCH_CHARS],
         sort=Sort(sort) if sort in set(Sort) else Sort.CREATED,
         is_descending=query.get("order") != "up",
-        page=min(int(page), _MOST_PAGES) if page.isascii() and page.isdecimal() else 0,
+        page=min(int(page), _MOST_PAGES) if re.fullmatch("[0-9]{1,18}", page) else 0,
         limit=PAGE_SIZE,
     )
 

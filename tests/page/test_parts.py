@@ -109,6 +109,10 @@ def test_a_url_of_nonsense_is_the_default() -> None:
     assert asked_from(query, None) == Asked()
 
 
+def test_a_page_with_more_digits_than_python_reads_is_the_first_one() -> None:
+    assert asked_from({"page": "9" * 5000}, None) == Asked()
+
+
 def test_numbers_are_short_and_do_not_lie() -> None:
     assert [compact(each) for each in (0, 950, 999.6, 1_234, 34_400_000)] == [
         "0",
