@@ -10,7 +10,7 @@ import pytest
 
 from batchyard.api.auth import Caller
 from batchyard.api.errors import ApiError
-from batchyard.api.files import download_file
+from batchyard.api.files import download_file, file_response
 from batchyard.errors import StorageError
 from batchyard.files.delete import delete_file
 from batchyard.store import NewBatch, NewFile
@@ -169,6 +169,20 @@ async def test_a_file_whose_bytes_cannot_be_read_is_not_called_unknown(
 
     with pytest.raises(StorageError, match="The disk is away"):
         await download_file(file.id, reader(services, lose))
+
+
+async def test_an_operator_is_told_why_another_tenants_file_cannot_be_read(
+    api: Api, services: Services
+) -> None:
+    file = api.openai().files.create(file=LINE, purpose="batch")
+    record = await services.store.files.get(file.id)
+
+    async def lose() -> None:
+        raise StorageError("The disk is away.")
+
+    operator = replace(reader(services, lose), tenant="another", is_operator=True)
+    with pytest.raises(StorageError, match="The disk is away"):
+        await file_response(operator, record)
 
 
 async def test_a_file_past_its_expiry_is_gone(api: Api, services: Services) -> None:
