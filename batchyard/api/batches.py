@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
@@ -36,6 +35,7 @@ from batchyard.lifecycle import STOPPABLE
 from batchyard.steps.create import accept_batch
 from batchyard.steps.retry import RetryCaller, accept_retry
 from batchyard.store import IdempotencyKey
+from batchyard.tenant_turns import TenantTurns
 from batchyard.wire import Batch, BatchStages
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ router = APIRouter(prefix="/batches", lifespan=starting_runners, route_class=Rou
 MAX_KEY_CHARS: Final = 255
 
 _ROUTE = "POST /v1/batches"
-_ONE_AT_A_TIME: Final = asyncio.Semaphore(1)
+RETRY_TURNS: Final = TenantTurns(1)
 """Retries that this process prepares: each reads whole files."""
 _PARAMS = {"input": "input_url", "output": "output_url", "error": "error_url", "file": KEY}
 
@@ -163,7 +163,7 @@ async def retry_batch(
     with as_batches_say(), _as_retries_say():
         batch = await _accepted_before(caller, key)
         if batch is None:
-            async with _ONE_AT_A_TIME:
+            async with RETRY_TURNS.turn(caller.tenant):
                 batch = await accept_retry(
                     services,
                     batch_id,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
+from batchyard.api.batches import RETRY_TURNS
 from batchyard.api.errors import ApiError
 from batchyard.api.files import file_response
 from batchyard.api.session import PageCaller, read_form
@@ -67,7 +68,8 @@ async def cancel(batch_id: str, request: Request, caller: PageCaller) -> Respons
 async def retry(batch_id: str, request: Request, caller: PageCaller) -> Response:
     """Make a new batch of its lines that failed, and go there."""
     await caller.services.store.batches.get(batch_id, caller.sees_tenant)
-    new_id = await retry_batch(caller.services, batch_id)
+    async with RETRY_TURNS.turn(caller.tenant):
+        new_id = await retry_batch(caller.services, batch_id)
     request.app.state.request_runner()
     return _back(request, new_id)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,7 @@ from batchyard.page.words import compact, count, percent, short_duration, size
 from batchyard.steps.create import MIXED_ENDPOINTS, BatchRequest, accept_batch
 from batchyard.steps.known_lengths import read_lengths
 from batchyard.storage.local_file import LocalFile
+from batchyard.tenant_turns import TenantTurns
 from batchyard.threads import in_thread
 from batchyard.turns import BACKGROUND_WINDOW
 
@@ -53,7 +53,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 _SEE_OTHER: Final = 303
 _WINDOWS: Final = ("1h", "6h", "24h", "72h", "7d", BACKGROUND_WINDOW)
 _LONGEST_FIRST_LINE: Final = 1024**2
-_ONE_AT_A_TIME = asyncio.Semaphore(1)
+_TURNS: Final = TenantTurns(1)
 """An estimate takes a core for up to a minute, and the API has other requests to answer."""
 
 
@@ -151,7 +151,7 @@ async def _estimate_page(
     file = await _file(caller, file_id)
 
     async def ask() -> EstimatePage:
-        async with _ONE_AT_A_TIME:
+        async with _TURNS.turn(caller.tenant):
             return await _estimate(caller.services, file)
 
     # A file never changes, but rates do: the answer is kept for as long as others are.
