@@ -28,7 +28,20 @@ class Event:
 
     def __str__(self) -> str:
         fields = [f"{key}={value}" for key, value in self.fields.items()]
-        return " ".join(filter(None, (self.name, *fields, self.text)))
+        return _in_one_line(" ".join(filter(None, (self.name, *fields, self.text))))
+
+
+def _in_one_line(text: str) -> str:
+    r"""``text`` with ``\n``, ``\x1b`` and the like in place of line ends and control characters.
+
+    A client's URL may have them: a line of its own would look like one of ours, and a terminal that
+    shows the log would obey the others.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 class EventLogger:

@@ -50,6 +50,12 @@ def test_an_event_as_text_has_its_name_its_fields_and_its_sentence() -> None:
     assert record_of(event).getMessage() == "chunk.failed batch=b chunk=3 100 % of it"
 
 
+def test_an_event_as_text_is_one_line_whatever_a_client_has_written() -> None:
+    event = Event("api.client_left", {"path": "/v1/x\nERROR login.failed"}, "\x1b[2J caf\xe9\u2028")
+    message = record_of(event).getMessage()
+    assert message == r"api.client_left path=/v1/x\nERROR login.failed \x1b[2J café\u2028"
+
+
 def test_an_event_as_json_has_its_fields_as_values() -> None:
     entry = as_json(Event("chunk.failed", {"batch": "b", "chunk": 3}, "why"))
     del entry["time"]
