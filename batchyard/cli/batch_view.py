@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.printable import printable
 
 if TYPE_CHECKING:
     from batchyard.batch_error import BatchError
@@ -25,9 +26,12 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
 
 
 def error_words(error: BatchError) -> str:
-    """``line 3: invalid_json_line: …``; without the line, where the error has none."""
+    """``line 3: invalid_json_line: …``; without the line, where the error has none.
+
+    A message may repeat what a client's template or file says, so it is made printable.
+    """
     where = f"line {error.line}: " if error.line is not None else ""
-    return f"{where}{error.code}: {error.message}"
+    return f"{where}{error.code}: {printable(error.message)}"
 
 
 def status_words(batch: BatchRecord) -> str:

@@ -13,9 +13,11 @@ import typer
 from batchyard.batch_options import Validation
 from batchyard.cli import options
 from batchyard.cli.as_json import OBJECT, print_object
+from batchyard.cli.batch_view import error_words
 from batchyard.cli.prompt_counter import counter_of
 from batchyard.dispatch import OfferedModels
 from batchyard.errors import StoreError
+from batchyard.printable import printable
 from batchyard.settings import read_settings
 from batchyard.steps.create import parse_window
 from batchyard.steps.deep_validation import findings_words
@@ -225,7 +227,7 @@ def _hours_lines(found: Estimate, known: Known, window: str, window_seconds: int
 
 
 def _line(name: str, words: str) -> str:
-    return f"{name:<{_WIDTH}}{words}"
+    return f"{name:<{_WIDTH}}{printable(words)}"
 
 
 def _errors(found: Estimate) -> list[str]:
@@ -235,10 +237,7 @@ def _errors(found: Estimate) -> list[str]:
     if found.bad_lines:
         noun = "line is" if found.bad_lines == 1 else "lines are"
         lines.append(f"{found.bad_lines:,} {noun} bad. To run the others: --on-invalid error_file")
-    for error in found.errors:
-        where = f"line {error.line}: " if error.line is not None else ""
-        lines.append(f"  {where}{error.code}: {error.message}")
-    return lines
+    return lines + [f"  {error_words(error)}" for error in found.errors]
 
 
 def _object(found: Estimate, known: Known) -> dict[str, Any]:

@@ -46,6 +46,14 @@ def no_home(alone: Run, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "home")
 
 
+def test_a_file_cannot_write_to_the_terminal(alone: Run, tmp_path: Path) -> None:
+    line = chat_line("a", "x")
+    line["body"]["model"] = "m\x1b[2J"
+    write(tmp_path / "in.jsonl", [line])
+    ended = alone("estimate", "in.jsonl")
+    assert (ended.status, "no batch of model m�[2J has run yet" in ended.stdout) == (0, True)
+
+
 @pytest.fixture
 def documents(tmp_path: Path) -> bytes:
     """``in.jsonl`` and its content."""

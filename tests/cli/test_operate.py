@@ -308,6 +308,19 @@ def test_what_clients_write_cannot_write_to_the_terminal(alone: Run) -> None:
     assert "\x1b" not in alone("show", batch_id).stdout
 
 
+def test_what_a_clients_template_has_raised_cannot_write_to_the_terminal(alone: Run) -> None:
+    """A template may name a field of any characters, and the message names the field."""
+
+    async def work(store: Store) -> str:
+        batch = await store.batches.create(new_batch())
+        message = "UndefinedError: 'dict object' has no attribute '\x1b[2J'"
+        await store.batches.fail(batch.id, [BatchError("invalid_template", message, line=1)])
+        return batch.id
+
+    shown = alone("show", with_store(work)).stdout
+    assert "has no attribute '�[2J'" in shown
+
+
 # -- watch ---------------------------------------------------------------------------------------
 
 
