@@ -17,6 +17,7 @@ from batchyard.cli.say import say
 from batchyard.engine.vllm_version import vllm_version
 from batchyard.errors import SettingsError
 from batchyard.services.engine_python import engine_python, record_engine_python
+from batchyard.services.home import in_home
 from batchyard.settings import read_settings
 from commands import shipped
 
@@ -61,15 +62,17 @@ def install(
     """
     if python is not None and device is not None:
         raise typer.BadParameter("Give --device or --python, not both.", param_hint="--python")
-    home = read_settings().home_folder
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings = read_settings()
+    with in_home(settings) as home:
+        pass  # before anything is installed
     if python is None:
         python = _installed(home / "engine", device or _device())
     python = python.expanduser().absolute()
     if not python.is_file():
         raise SettingsError(f"There is no Python at {python}.")
     version = vllm_version(python, os.environ)
-    record_engine_python(home, python)
+    with in_home(settings):
+        record_engine_python(home, python)
     say(f"Engines of {home} run on vLLM {version or 'of an unknown version'}: {python}")
 
 

@@ -19,6 +19,7 @@ from batchyard.datasets.files import has_local_files, is_table
 from batchyard.datasets.process import check_installed
 from batchyard.engine.presets import Speculation  # noqa: TC001 - Typer reads it at run time
 from batchyard.errors import ObjectNotFound, RequestRefused
+from batchyard.services.home import in_home
 from batchyard.services.services import Services, open_services
 from batchyard.settings import read_settings
 from batchyard.steps.create import BatchRequest, create_batch
@@ -203,7 +204,8 @@ def run(
         )
     # One operator's own file: nothing is hidden from anybody in the engine's cache.
     settings = read_settings(runners="inline", cache_shared_by="all")
-    choice.make(settings, "")  # what is wrong with it shows before anything is read
+    with in_home(settings):  # the engine's log is there
+        choice.make(settings, "")  # what is wrong with it shows before anything is read
     sys.exit(run_stoppable(lambda: _run(settings, choice, own_prefect, what)))
 
 

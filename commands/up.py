@@ -32,6 +32,7 @@ from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
 from batchyard.errors import SettingsError
 from batchyard.logs.rotation import rotate
 from batchyard.services.connections import connections
+from batchyard.services.home import in_home
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file, read_config
 from batchyard.store.tenant.sessions import CODE_SECONDS
@@ -156,8 +157,9 @@ class Everything:
 
     def start(self) -> None:
         """Start the server, the API and the workers, in this order; return when they answer."""
-        for name in ("logs", "prefect"):
-            (self._home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with in_home(read_settings()) as home:
+            for name in ("logs", "prefect"):
+                (home / name).mkdir(mode=0o700, exist_ok=True)
         # The first to use the database, so that no other process has to create its tables.
         self._key_file = asyncio.run(_key_file())
         login = read_login(login_file(self._home))

@@ -12,6 +12,7 @@ from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.cli.say import say
 from batchyard.errors import StoreUnavailable, TablesInUse
 from batchyard.services.connections import connections
+from batchyard.services.home import in_home
 from batchyard.settings import read_settings
 from batchyard.store import PATIENCE_SECONDS, upgrade
 
@@ -41,7 +42,8 @@ def migrate(
     database = connections(settings)["Database"]
     if not as_json:
         say(f"Database: {database}")
-    settings.home_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with in_home(settings):
+        pass  # SQLite would say only that it cannot open a file
     unused_for = None if although_used else settings.lease_seconds
     revision = asyncio.run(_migrate(settings.database, wait, unused_for))
     if as_json:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from batchyard.cli.offline import offline_services
 from batchyard.errors import SettingsError
+from batchyard.services.home import in_home
 from batchyard.services.secret_key import Rotation, RotationStep
 from batchyard.settings import read_settings
 from batchyard.store import reseal
+
+if TYPE_CHECKING:
+    from batchyard.settings import Settings
 
 _RESTART = "Restart every process that uses this home (batchyard up or serve, workers)"
 _GO_ON = "then run: batchyard secrets rotate --restarted"
@@ -73,6 +77,11 @@ async def _rotate(restarted: bool) -> str:
     settings = read_settings()
     if settings.secret_key is not None:
         return await _reseal()
+    with in_home(settings):
+        return await _next_step(settings, restarted)
+
+
+async def _next_step(settings: Settings, restarted: bool) -> str:
     rotation = Rotation(settings)
     if restarted and rotation.step is RotationStep.ANNOUNCE:
         raise SettingsError("No rotation has begun: begin one without --restarted.")

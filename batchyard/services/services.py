@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
 from batchyard.offer import ANYTHING
+from batchyard.services.home import in_home
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.storage.access import Access, credentials_of_environment
 from batchyard.storage.bucket import S3Credentials
@@ -203,9 +204,7 @@ def as_current(services: Services) -> Iterator[None]:
 
 def _open_home(settings: Settings) -> tuple[Path, list[str]]:
     """A scratch folder in the home, and the keys that seal locations."""
-    home = settings.home_folder
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with in_home(settings) as home:
         (home / "spool").mkdir(mode=0o700, exist_ok=True)
         if shutil.disk_usage(home).free < _LEAST_ROOM_BYTES:
             # SQLite would call it an I/O error.
@@ -213,11 +212,6 @@ def _open_home(settings: Settings) -> tuple[Path, list[str]]:
                 f"BATCHYARD_HOME, {home}, has no room: free some space, or name another folder."
             )
         return Path(tempfile.mkdtemp(dir=home / "spool")), read_secret_keys(settings)
-    except OSError as error:
-        raise SettingsError(
-            f"BATCHYARD_HOME, {home}, cannot be used ({error.strerror}): "
-            "name a folder that you may write to and that has room."
-        ) from error
 
 
 def _wrong_key(settings: Settings) -> WrongSealingKey:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import sys
 import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from batchyard.errors import SettingsError
+from batchyard.settings import read_settings
+from commands.up import Everything
 from tests.cli.conftest import Background, Ended, Terminal, chat_line
 from tests.unit.storage.web_server import running_web_server, says
 
@@ -306,6 +311,45 @@ def test_a_setting_of_no_use(
     assert ended.status == 1
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+UNUSABLE = "BATCHYARD_HOME, /dev/null/home, cannot be used (Not a directory): name a folder"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["migrate"],
+        ["secrets", "rotate"],
+        ["engine", "install", "--python", sys.executable],
+    ],
+)
+def test_a_home_of_no_use_is_named_by_each_command(
+    alone: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("BATCHYARD_HOME", "/dev/null/home")
+    ended = alone(*words)
+    assert ended.status == 1
+    assert ended.stderr.startswith(f"batchyard: {UNUSABLE}")
+
+
+def test_a_home_of_no_use_is_named_before_an_engine_is_started(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_HOME", "/dev/null/home")
+    monkeypatch.setenv("BATCHYARD_ENGINE_PYTHON", sys.executable)
+    ended = run("-i", "in.jsonl", "--model", "stub-model", engine=None)
+    assert (ended.status, ended.stderr.startswith(f"batchyard: {UNUSABLE}")) == (1, True)
+
+
+def test_a_home_of_no_use_is_named_before_everything_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BATCHYARD_HOME", "/dev/null/home")
+    everything = Everything(read_settings().home_folder, 1, 2)
+    with pytest.raises(SettingsError, match=re.escape(UNUSABLE)):
+        everything.start()
 
 
 @pytest.mark.parametrize(
