@@ -16,6 +16,7 @@ from batchyard.logs import event_logger
 from batchyard.run_states import UNPUBLISHED
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
+from batchyard.web.url import shown
 from commands.own_prefect import OwnPrefect
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ async def _check_prefect(url: str) -> None:
             await client.raise_for_api_version_mismatch()
     except Exception as error:  # RuntimeError, httpx's and Prefect's own
         raise DispatchFailed(
-            f"Prefect's API at {url} does not answer ({type(error).__name__}): check that the "
-            "server runs, or unset PREFECT_API_URL to use one that lives as long as this command."
+            f"Prefect's API at {shown(url)} does not answer ({type(error).__name__}): check that "
+            "the server runs, or unset PREFECT_API_URL to use one that lives as long as this "
+            "command."
         ) from error
 
 

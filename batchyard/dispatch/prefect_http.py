@@ -11,6 +11,7 @@ import stamina
 
 from batchyard.dispatch.csrf import CsrfToken
 from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.web.url import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +53,8 @@ class PrefectHttp:
         import aiohttp  # noqa: PLC0415 - many commands make no call, and it takes a sixth of theirs
 
         self._url = url.rstrip("/")
+        self._shown = shown(self._url)
+        """For messages: the URL may have a password or a query."""
         self._failure = aiohttp.ClientError
         self._session = aiohttp.ClientSession(
             headers=headers,
@@ -101,12 +104,12 @@ class PrefectHttp:
                     return await self._call_once(method, path, body, is_repeated=True)
                 if response.status in {401, 403}:
                     raise SettingsError(
-                        f"The Prefect server at {self._url} refuses the login "
+                        f"The Prefect server at {self._shown} refuses the login "
                         f"(HTTP {response.status}): set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
                     )
                 if response.status == 404:
                     raise Missing(
-                        f"The Prefect server at {self._url} has no {path}: run "
+                        f"The Prefect server at {self._shown} has no {path}: run "
                         "`batchyard deploy`, and check that PREFECT_API_URL ends in /api."
                     )
                 if response.status in {429, 503}:
@@ -116,9 +119,12 @@ class PrefectHttp:
                 found = None if response.status == 204 else await response.json()
                 return Reply(found, _date(response.headers))
         except (self._failure, TimeoutError, OSError, ValueError) as error:
-            reason = str(error) or type(error).__name__
+            reason = type(error).__name__
+            if self._shown == self._url:
+                # Some of aiohttp's errors repeat the URL.
+                reason = str(error) or reason
             raise DispatchFailed(
-                f"The Prefect server at {self._url} did not answer: {reason}."
+                f"The Prefect server at {self._shown} did not answer: {reason}."
             ) from error
 
 

@@ -376,6 +376,13 @@ def test_a_prefect_api_that_does_not_answer(run: Run, assert_failed: Check) -> N
     assert_failed(ended, "dispatch_failed", "Prefect's API at http://127.0.0.1:9/api")
 
 
+def test_the_password_of_a_prefect_api_is_in_no_message(run: Run, assert_failed: Check) -> None:
+    """``run`` looks for the canary in all that is printed."""
+    with temporary_settings({PREFECT_API_URL: "http://user:canary@127.0.0.1:9/api"}):
+        ended = run("-i", "in.jsonl")
+    assert_failed(ended, "dispatch_failed", "Prefect's API at http://127.0.0.1:9/api")
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one and a half mebibytes."""

@@ -347,6 +347,36 @@ async def test_a_server_that_is_not_there_is_named(unused_tcp_port: int) -> None
             await api.latest(RUN_CHUNKS, tag=MODEL)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:canary@127.0.0.1:{port}/api",
+        "http://127.0.0.1:{port}/api?token=canary",
+        "http://user:canary@[",
+    ],
+)
+async def test_a_password_or_a_query_in_the_servers_url_is_in_no_message(
+    unused_tcp_port: int, url: str
+) -> None:
+    async with PrefectApi(url.format(port=unused_tcp_port)) as api:
+        with pytest.raises(DispatchFailed, match="did not answer") as raised:
+            await api.latest(RUN_CHUNKS, tag=MODEL)
+    assert "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [401, 404])
+async def test_what_a_server_refuses_does_not_show_its_password(status: int) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    served = SmallPrefect()
+    served.answer = refuse  # type: ignore[method-assign]
+    async with serving(served), PrefectApi(served.url.replace("//", "//user:canary@")) as api:
+        with pytest.raises(SettingsError) as raised:
+            await api.latest(RUN_CHUNKS, tag=MODEL)
+    assert "canary" not in str(raised.value)
+
+
 async def test_a_page_that_is_not_the_api_is_no_traceback(tmp_path: Path) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text="<html>", content_type="text/html")
