@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, Self
 
+import msgspec
 import typer
 
 from batchyard.cli.exit_status import ExitStatus
@@ -174,11 +175,15 @@ def write_to(stream: BinaryIO, data: bytes, name: str = "standard output") -> No
 
 
 def _had(stream: BinaryIO, path: Path) -> tuple[str, ...]:
-    """The names of a file's whole lines. What a killed process has left of a line is cut off."""
+    """The names of a file's whole lines. What a killed process has left of a line is cut off.
+
+    Raises :class:`~batchyard.errors.LocationRefused` for a file of something else, which is left
+    as it is.
+    """
     names, end = [], 0
     stream.seek(0)
     for line in stream:
-        if not line.endswith(b"\n"):
+        if _is_cut_off(line):
             break
         try:
             names.append(head_of(line).name)
@@ -189,3 +194,21 @@ def _had(stream: BinaryIO, path: Path) -> tuple[str, ...]:
         end += len(line)
     stream.truncate(end)
     return tuple(names)
+
+
+def _is_cut_off(line: bytes) -> bool:
+    """Whether this may be a result line without its end, if only without its line end.
+
+    After a crash of the machine it may be zeros. Anything else may be a user's own text.
+    """
+    if line.endswith(b"\n") or not line.startswith((b"{", b"\0")):
+        return False
+    try:
+        msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return True
+    try:
+        head_of(line)
+    except ValueError:
+        return False
+    return True

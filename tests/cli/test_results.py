@@ -256,13 +256,14 @@ def test_lines_are_followed_until_the_batch_has_ended(
     assert ids(out.read_text()) == ["id-1", "id-0", "id-2"]
 
 
+@pytest.mark.parametrize("rest", [b'{"custom_id": "id', b'{"id": "x", "custom_id": "id-1"}', b"\0"])
 def test_a_file_is_continued_after_its_last_whole_line(
-    alone: Run, running: str, tmp_path: Path
+    alone: Run, running: str, tmp_path: Path, rest: bytes
 ) -> None:
     """As it is after a crash of the command, or of its machine."""
     finish(running, tmp_path)
     out = tmp_path / "out.jsonl"
-    out.write_bytes(b'{"custom_id": "id-2"}\n{"custom_id": "id')
+    out.write_bytes(b'{"custom_id": "id-2"}\n' + rest)
     assert alone("results", running, "--follow", "-o", "out.jsonl").status == 0
     assert ids(out.read_text()) == ["id-2", "id-0", "id-1"]
     assert alone("results", running, "--follow", "-o", "out.jsonl").status == 0
@@ -321,6 +322,18 @@ def test_a_file_with_other_lines_is_not_continued(alone: Run, running: str, tmp_
     ended = alone("results", running, "--follow", "-o", "notes.txt")
     assert (ended.status, out.read_text()) == (3, "buy milk\n")
     assert "name another file" in ended.stderr
+
+
+@pytest.mark.parametrize("content", ["buy milk", '{"milk": true}'])
+def test_a_file_of_something_else_whose_line_has_no_end_is_left_as_it_is(
+    alone: Run, running: str, tmp_path: Path, content: str
+) -> None:
+    """Only what a killed command has left of a result line is cut off."""
+    finish(running, tmp_path)
+    out = tmp_path / "notes.txt"
+    out.write_text(content)
+    ended = alone("results", running, "--follow", "-o", "notes.txt")
+    assert (ended.status, out.read_text()) == (3, content)
 
 
 def test_only_a_file_or_standard_output_can_be_followed_into(alone: Run, running: str) -> None:
