@@ -367,7 +367,8 @@ class Settings(BaseSettings):
             return None
         # People see it in links: a query or a password has no business there.
         if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url):
-            raise ValueError(f"{url!r} is no address such as https://batches.example.org")
+            # Nor in the message.
+            raise ValueError("it is no address such as https://batches.example.org")
         return url.rstrip("/")
 
     @field_validator("ca_file")

@@ -120,6 +120,13 @@ def test_a_public_url_that_is_no_address_for_people_is_refused(url: str) -> None
         read_settings(public_url=url)
 
 
+@pytest.mark.parametrize("url", ["https://me:canary@host/", "https://host/?key=canary"])
+def test_the_password_or_query_of_a_public_url_is_not_in_its_refusal(url: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        read_settings(public_url=url)
+    assert "canary" not in str(raised.value)
+
+
 def test_the_page_of_a_batch_is_below_the_public_url() -> None:
     settings = read_settings(public_url="https://host.example/yard/")
     assert settings.page_of("batch_1") == "https://host.example/yard/batches/batch_1"
