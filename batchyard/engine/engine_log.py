@@ -68,10 +68,17 @@ class LogTail:
         self._partial = ""
 
     def new_lines(self) -> list[str]:
-        """The complete lines since the last call; a progress bar's redraws count as lines."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read(READ_BYTES)
+        """The complete lines since the last call; a progress bar's redraws count as lines.
+
+        There are none while the file cannot be read: an operator may remove it while the engine
+        starts.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(READ_BYTES)
+        except OSError:
+            return []
         self._offset += len(data)
         text = self._partial + data.decode(errors="replace")
         *lines, self._partial = re.split(r"[\r\n]", text)

@@ -318,6 +318,14 @@ class VllmEngine:
 
     def _launch(self) -> tuple[_Running, LogTail]:
         folder = private_folder()
+        try:
+            return self._launch_in(folder)
+        except BaseException:
+            # It has no process that would remove it.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _launch_in(self, folder: Path) -> tuple[_Running, LogTail]:
         log_path = self._log_path or folder / "engine.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):

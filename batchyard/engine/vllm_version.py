@@ -41,6 +41,8 @@ def vllm_version(python: Path, environment: Mapping[str, str]) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            # A warning on standard error may have any bytes.
+            errors="replace",
             timeout=_SECONDS,
             check=False,
         )

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,7 +24,7 @@ from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from batchyard.engine.base import EngineAnswer
     from batchyard.engine.vllm import VllmEngine
@@ -63,6 +63,10 @@ def taken(log_path: Path) -> str:
     log_path.unlink()
     log_path.parent.rmdir()
     return text
+
+
+def content_of(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 def own_engine(python: Path, log_path: Path, mode: str) -> subprocess.Popen[str]:
@@ -116,6 +120,35 @@ async def test_the_start_tells_how_far_it_has_come(make_engine: MakeEngine) -> N
     assert seen[0].message == "starting vLLM"
     assert StartProgress("loading weights 1/2", 0.5) in seen
     assert seen[-1] == StartProgress("ready", 1.0)
+
+
+async def test_a_log_that_is_removed_while_the_engine_starts_does_not_end_it(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """The log is for people; a model that has loaded for minutes is not given up for it."""
+    engine = make_engine()
+
+    def remove_log(progress: StartProgress) -> None:
+        if progress.message == "starting vLLM":
+            (tmp_path / "engine.log").unlink()
+
+    await engine.start(remove_log)
+    answers = await ask(engine, "/echo")
+    await engine.stop()
+
+    assert [answer.status for answer in answers] == [200]
+
+
+async def test_a_failed_start_without_a_log_is_a_failed_start(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """With its exit code, and the log's path."""
+
+    def remove_log(_: StartProgress) -> None:
+        (tmp_path / "engine.log").unlink(missing_ok=True)
+
+    with pytest.raises(EngineStartFailed, match=r"exit code 1; from its log .*engine\.log"):
+        await make_engine(mode="fail").start(remove_log)
 
 
 async def test_the_socket_and_the_log_are_ours_alone(make_engine: MakeEngine) -> None:
@@ -190,6 +223,28 @@ async def test_an_interpreter_that_does_not_exist_fails_the_start(
     """The path is in the message."""
     with pytest.raises(EngineStartFailed, match="/no/such/python"):
         await make_engine(python=Path("/no/such/python")).start()
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary folders are made: its path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"log_path": Path("/dev/null/engine.log")}, {"adapters": {"sql": "/no/such/adapter"}}],
+)
+async def test_an_engine_that_cannot_be_launched_leaves_no_folder(
+    make_engine: MakeEngine, temporary: Path, wrong: dict[str, Any]
+) -> None:
+    """Its runner is started again every few minutes, for as long as batches wait."""
+    with pytest.raises(EngineStartFailed):
+        await make_engine(**wrong).start()
+
+    assert content_of(temporary) == []
 
 
 async def test_an_engine_that_never_gets_ready_is_killed(make_engine: MakeEngine) -> None:

@@ -55,6 +55,14 @@ def test_an_interpreter_that_does_not_say_is_left_to_the_start(tmp_path: Path) -
     assert vllm_version(tmp_path / "none", {}) is None
 
 
+def test_what_an_interpreter_prints_besides_need_not_be_utf_8(tmp_path: Path) -> None:
+    """A warning may name a path in any encoding."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nprintf 'caf\\351\\n' >&2\necho vllm-version 0.32.0\n")
+    python.chmod(0o755)
+    assert vllm_version(python, {}) == "0.32.0"
+
+
 async def test_an_engine_asks_with_the_environment_of_its_block(having) -> None:
     """Nothing is launched for a version that does not work."""
     engine = VllmEngine("m", python=PYTHON, environment=having("0.10.0"))
