@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard.engine.base import BatchTraits
 from batchyard.services.cache_salt import cache_salt_of
@@ -12,6 +12,9 @@ from batchyard.services.patience import patiently
 if TYPE_CHECKING:
     from batchyard.output_rules import OnInvalidOutput
     from batchyard.services.services import Services
+
+_MOST_BATCHES: Final = 512
+"""That are remembered: a runner may live for months."""
 
 
 class TraitsOfBatches:
@@ -33,5 +36,7 @@ class TraitsOfBatches:
             salt = await patiently(salting, "a cache salt")
             is_chained = batch.stages > 0 or batch.part_of is not None
             traits = BatchTraits(cache_salt=salt, is_chained=is_chained)
+            while len(self._traits) >= _MOST_BATCHES:
+                del self._traits[next(iter(self._traits))]
             self._traits[batch_id] = traits, batch.options.on_invalid_output
         return self._traits[batch_id]

@@ -388,11 +388,17 @@ class Runner:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
         while True:
             await asyncio.sleep(intervals.LOOK_SECONDS)
-            for part in (self._held.look, self._report, self._returns.catch_up):
+            for part in (self._held.look, self._report, self._returns.catch_up, self._tidy):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better
                     log.warning("runner.not_seen", describe(error), runner=self._held.owner)
+
+    async def _tidy(self) -> None:
+        """Remove inputs that are not needed any more. Other runners end with their batch."""
+        if self._registration is not None:
+            in_use = {lease.batch_id for lease in self._held.leases.values()}
+            await self._inputs.remove_unused(in_use)
 
     async def _report(self) -> None:
         """Send the heartbeat and report the throughput."""
