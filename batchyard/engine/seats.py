@@ -10,6 +10,9 @@ UNKNOWN: Final = 32
 """For a server that others use and that does not tell: fewer than vLLM has by default."""
 UNKNOWN_EXCLUSIVE: Final = 256
 """For a server that no one else uses and that does not tell: a queue there keeps no one waiting."""
+_MOST: Final = 100_000
+"""Of all ranks. A server that says more need not mean well: a window has twice as many requests in
+memory."""
 
 
 def seats_of(server_info: bytes) -> int | None:
@@ -19,7 +22,7 @@ def seats_of(server_info: bytes) -> int | None:
     except (ValueError, RecursionError):
         return None
     seats = config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size
-    return seats if seats > 0 else None
+    return seats if 0 < seats <= _MOST else None
 
 
 class _SchedulerConfig(msgspec.Struct):

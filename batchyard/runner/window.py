@@ -143,6 +143,9 @@ class Window:
         does not have gets its result without the engine.
         """
         await self._slots.acquire()
+        if self.has_ended:
+            # For the next one that waits: it is told as well.
+            self._slots.release()
         self.check()
         if request.owner in self._departures:
             self._slots.release()
@@ -286,9 +289,9 @@ class Window:
                 self._changed.set()
                 self.send_postponed()
         except Exception:
-            # Submitters wait for slots that would never become free.
-            for _ in range(self.size):
-                self._slots.release()
+            # Submitters wait for slots that would never become free. Each passes this one on: there
+            # may be a billion slots, if an operator has said so.
+            self._slots.release()
             raise
 
     async def _stream_until_lost(self) -> bool:

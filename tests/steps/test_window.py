@@ -866,6 +866,30 @@ async def test_who_waits_for_a_slot_is_told_that_the_engine_was_given_up(
     assert [type(end) for end in ends] == [EngineLost] * 3
 
 
+async def test_the_end_of_an_engine_with_a_million_seats_is_no_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator may say so of a server that takes whatever comes. Leases are to be renewed."""
+    monkeypatch.setattr(crashes, "_CRASHES_WITHOUT_ANSWER", 1)
+    engine = stub(max_num_seqs=1_000_000)
+    releases = 0
+    async with opened(engine) as window:
+        a = Owner(window, "a")
+        await a.submit("slow")
+        release = window._slots.release
+
+        def counted() -> None:
+            nonlocal releases
+            releases += 1
+            release()
+
+        monkeypatch.setattr(window._slots, "release", counted)
+        await until(lambda: engine.running == 1)
+        engine.kill()
+        await window.ended()
+    assert releases < 10
+
+
 async def test_a_request_that_was_alone_at_two_deaths_is_not_tried_a_third_time() -> None:
     """Each of them costs a start, and a large model loads for minutes."""
     engine = stub(faults=[Fault(FaultKind.DEATH, lambda body: b"bad" in body)])

@@ -145,7 +145,11 @@ async def test_a_server_that_does_not_tell_is_taken_to_be_small_and_that_is_said
 
 @pytest.mark.parametrize(
     "page",
-    [b"", b"[]", b"{}", b'{"vllm_config": "text"}', json.dumps(INFO).replace("32", "0").encode()],
+    [
+        *(b"", b"[]", b"{}", b'{"vllm_config": "text"}'),
+        json.dumps(INFO).replace("32", "0").encode(),
+        json.dumps(INFO).replace("32", "1000000000000").encode(),
+    ],
 )
 def test_what_is_no_server_info_tells_nothing(page: bytes) -> None:
     assert seats_of(page) is None
