@@ -14,6 +14,7 @@ import math
 import secrets
 import shutil
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import unquote
 
@@ -33,6 +34,7 @@ from batchyard.logs import event_logger
 from batchyard.runner.live_counts import LiveCounts, Outcome
 from batchyard.runner.live_share import LiveShare
 from batchyard.services.log_words import describe
+from batchyard.services.patience import patiently
 from batchyard.store import LiveEngine
 
 if TYPE_CHECKING:
@@ -111,15 +113,15 @@ class LiveRequests:
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             address = await self._listen(stack)
-            live_engines = self._services.store.live_engines
-            await live_engines.register(
-                LiveEngine(
-                    runner_id=self._runner_id,
-                    model=self._engine.model,
-                    address=address,
-                    secret=self._secret,
-                )
+            engine = LiveEngine(
+                runner_id=self._runner_id,
+                model=self._engine.model,
+                address=address,
+                secret=self._secret,
             )
+            register = partial(self._services.store.live_engines.register, engine)
+            # Its model may have loaded for minutes, which a short outage must not cost.
+            await patiently(register, "a live engine")
             stack.push_async_callback(self._withdraw)
             counting = asyncio.create_task(self._keep_counting(), name="live usage")
             stack.push_async_callback(self._stop_counting, counting)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from batchyard.errors import RecordNotFound, StoreError
 from batchyard.lengths import PROMPT_WORK
 from batchyard.logs import event_logger
+from batchyard.services.patience import patiently
 from batchyard.store import RunnerKind, RunnerStatus
 
 if TYPE_CHECKING:
@@ -42,11 +44,13 @@ class Registration:
     async def loaded(self, load_seconds: float) -> None:
         """Record that the engine is ready, and how long it took to load.
 
-        Raises :class:`~batchyard.errors.StoreError`.
+        Waits while the database cannot be reached: what was loaded for minutes is kept. Raises
+        :class:`~batchyard.errors.StoreError` if the database refuses.
         """
         store, pool = self.services.store, self.services.settings.pool
-        await store.runners.ready(self.id)
-        await store.rates.record(self.model, pool, load_seconds=load_seconds)
+        record = partial(store.rates.record, self.model, pool, load_seconds=load_seconds)
+        await patiently(partial(store.runners.ready, self.id), "a runner's start")
+        await patiently(record, "a model's load time")
 
     async def must_drain(self, answered: int, load: EngineLoad | None = None) -> bool:
         """Send the heartbeat; whether another runner has or gets this one's place.

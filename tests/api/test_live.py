@@ -21,9 +21,11 @@ from batchyard import metric_families as families
 from batchyard.api import live_exchange
 from batchyard.engine.base import LivePromise
 from batchyard.engine.sharing.objective import Objective
+from batchyard.errors import StoreUnavailable
 from batchyard.hours import ALWAYS, Hours, HoursWindow
 from batchyard.runner import hours_watch
 from batchyard.runner.run import Runner
+from batchyard.services import patience
 from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.location import parse_location
 from batchyard.store import Quota
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from batchyard.metric_families import Family
     from batchyard.services.services import Services
     from batchyard.settings import Settings
-    from batchyard.store import UsageTotal
+    from batchyard.store import LiveEngine, UsageTotal
     from tests.api.conftest import Api
     from tests.api.small_prefect import SmallPrefect
 
@@ -453,6 +455,28 @@ async def test_an_engine_whose_port_is_taken_runs_batches(
             assert batch.counts.completed == 1
             assert await services.store.live_engines.open(60) == []
     assert "No port of BATCHYARD_LIVE_PORT is free" in caplog.text
+
+
+async def test_an_engine_that_is_ready_while_the_database_is_away_is_announced_later(
+    api: Api, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model may have loaded for minutes."""
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
+    live_engines = services.store.live_engines
+    register, tried = live_engines.register, 0
+
+    async def away_at_first(engine: LiveEngine) -> None:
+        nonlocal tried
+        tried += 1
+        if tried <= 3:
+            raise StoreUnavailable("The database is away.")
+        await register(engine)
+
+    monkeypatch.setattr(live_engines, "register", away_at_first)
+    async with serving(services, tmp_path / "engine"):
+        client = api.async_openai(max_retries=0)
+        answer = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4)
+    assert answer.choices[0].message.content
 
 
 async def test_metrics_tell_of_outcomes_tokens_and_first_events(

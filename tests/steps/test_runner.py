@@ -180,6 +180,34 @@ async def test_one_renewal_that_fails_is_not_the_last(
     await until(lambda: tried >= 3)
 
 
+async def test_an_engine_that_is_ready_while_the_database_is_away_serves_when_it_is_back(
+    yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model may have loaded for minutes."""
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.01)
+    runners, rates = yard.services.store.runners, yard.services.store.rates
+    monkeypatch.setattr(runners, "ready", away_at_first(runners.ready))
+    monkeypatch.setattr(rates, "record", away_at_first(rates.record))
+    batch_id = await yard.prepared(lines(5))
+    engine = pool.start()
+    await done(yard, batch_id, 1)
+    assert engine.starts == 1
+
+
+def away_at_first(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, which fails the first three times."""
+    tried = 0
+
+    async def tried_again(*args: Any, **values: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        if tried <= 3:
+            raise StoreUnavailable("The database is away.")
+        return await call(*args, **values)
+
+    return tried_again
+
+
 async def test_a_chunk_whose_claim_got_no_answer_is_run_when_its_lease_has_run_out(
     yard: Yard, pool: PoolRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
