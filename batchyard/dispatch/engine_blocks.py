@@ -37,7 +37,8 @@ class EngineBlocks:
 
         Raises :class:`~batchyard.errors.StoreError`.
         """
-        if now - self._asked_at < _ASK_SECONDS:
+        # A clock that was set back must not keep blocks unread until it has caught up.
+        if 0 <= now - self._asked_at < _ASK_SECONDS:
             return
         self._asked_at = now
         trouble = ""

@@ -42,6 +42,8 @@ class ModelWatch:
     """Runners that failed since the model's last answer."""
     failing_since: float | None = None
     """When the first of them did."""
+    failed_at: float = 0.0
+    """When the last one did."""
     is_unknown: bool = False
     """The last runner found no engine block that offers the model."""
     reason: str = ""
@@ -81,14 +83,23 @@ class ModelWatch:
             self.failures += 1
             if self.failing_since is None:
                 self.failing_since = now
+            self.failed_at = now
 
-    def has_failed_for(self, seconds: float, now: float) -> bool:
-        """Whether runners have failed for this long without an answer in between."""
-        return self.failing_since is not None and now - self.failing_since >= seconds
+    def may_start(self, now: float) -> bool:
+        """Whether a runner may be started. A clock that was set back ends the pause."""
+        return not now < self.start_after <= now + _LONGEST_PAUSE_SECONDS
 
-    def verdict(self, model: str, now: float) -> str:
+    def has_failed_for(self, seconds: float) -> bool:
+        """Whether runners have failed for this long without an answer in between.
+
+        Time after the last failure does not count. Nothing was tried in it: another model had the
+        place, Prefect or the database was away, or the machine was suspended.
+        """
+        return self.failing_since is not None and self.failed_at - self.failing_since >= seconds
+
+    def verdict(self, model: str) -> str:
         """The message for the model's batches, which fail because no machine can serve it."""
-        minutes = (now - (self.failing_since or now)) / 60
+        minutes = (self.failed_at - (self.failing_since or self.failed_at)) / 60
         runners = "1 runner" if self.failures == 1 else f"{self.failures} runners"
         return (
             f"No machine could serve the model {model} for {minutes:.0f} min; {runners} failed. "

@@ -170,7 +170,9 @@ class RunnerScheduler:
     # -- what there is ----------------------------------------------------------------------
 
     async def _end_lost(self, now: float) -> None:
-        if now - self._lost_ended_at < _END_LOST_SECONDS:
+        # A clock that was set back must not keep this from happening until it has caught up; the
+        # same holds for all that is limited by time here.
+        if 0 <= now - self._lost_ended_at < _END_LOST_SECONDS:
             return
         self._lost_ended_at = now
         try:
@@ -203,7 +205,7 @@ class RunnerScheduler:
 
     async def _limit_of(self, pool: str, now: float) -> int | None:
         until, limit = self._pool_limits.get(pool, (now, None))
-        if until <= now:
+        if not now < until <= now + _LIMIT_SECONDS:
             limit = await self._api.pool_limit(pool)
             self._pool_limits[pool] = (now + _LIMIT_SECONDS, limit)
         return limit
@@ -296,7 +298,7 @@ class RunnerScheduler:
             for flow_run_id in sorted(watch.runs & ended.keys()):
                 watch.runs.discard(flow_run_id)
                 await self._count_end(entry.model, ended[flow_run_id], now)
-            if entry.model not in active and (reason := await self._verdict(entry.model, now)):
+            if entry.model not in active and (reason := await self._verdict(entry.model)):
                 given_up.append(reason)
         return given_up
 
@@ -314,15 +316,15 @@ class RunnerScheduler:
             state=run.state_name or run.state,
         )
 
-    async def _verdict(self, model: str, now: float) -> GivenUp | None:
+    async def _verdict(self, model: str) -> GivenUp | None:
         watch = self._watches[model]
         # A model that was served once may be again, though Prefect has forgotten its block.
         if watch.is_unknown and not await self._store.rates.knows(model):
             if await self._is_offered(model):
                 return None
             return GivenUp(model, ModelNotFound(watch.reason))
-        if watch.has_failed_for(self._settings.give_up_seconds, now):
-            return GivenUp(model, EngineStartFailed(watch.verdict(model, now)))
+        if watch.has_failed_for(self._settings.give_up_seconds):
+            return GivenUp(model, EngineStartFailed(watch.verdict(model)))
         return None
 
     async def _is_offered(self, model: str) -> bool:
@@ -377,7 +379,7 @@ class RunnerScheduler:
                 deadline=entry.deadline,
                 is_background=entry.is_background and entry.model not in live,
                 served_at=self._watches[entry.model].served_at,
-                may_start=now >= self._watches[entry.model].start_after,
+                may_start=self._watches[entry.model].may_start(now),
                 is_live=entry.model in live,
             )
             for entry in demand
@@ -393,7 +395,8 @@ class RunnerScheduler:
         active = Counter(runner.pool for runner in runners)
         for name, until in self._no_slot_until.items():
             limit = limits.get(name)
-            if name in limits and now < until and (limit is None or limit > active[name]):
+            is_taken = now < until <= now + _NO_SLOT_SECONDS
+            if name in limits and is_taken and (limit is None or limit > active[name]):
                 limits[name] = active[name]
         return limits
 

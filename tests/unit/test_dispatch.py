@@ -646,6 +646,16 @@ def scheduler_of(
     return RunnerScheduler(api, store, settings, owner)
 
 
+def pass_time(monkeypatch: pytest.MonkeyPatch, store: Store, seconds: float) -> None:
+    """Let the database's clock be so many seconds later; negative: it is set back."""
+    now = type(store.database).now
+
+    async def moved() -> float:
+        return await now(store.database) + seconds
+
+    monkeypatch.setattr(store.database, "now", moved)
+
+
 async def announce(prefect: SmallPrefect, store: Store, run: int = -1) -> RunnerRecord:
     """The flow run becomes a runner whose model is loaded."""
     flow_run_id = prefect.put("RUNNING", run=run)
@@ -1053,6 +1063,30 @@ async def test_a_model_that_fails_lets_another_have_the_place(
     assert [run["name"] for run in prefect.runs] == [MODEL, "llama"]
 
 
+async def test_a_model_that_waits_for_a_place_after_one_failure_is_not_given_up(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has tried it since: that another model has the place says nothing about it."""
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("FAILED", "CUDA out of memory: the engine before is still there")
+    looking._watches[MODEL].idle_ends = 9
+    await begun_batch(store, model="llama")
+    await looking.look()
+    llama = await announce(prefect, store)
+    pass_time(monkeypatch, store, 3600)
+    assert not await looking.look()
+    await store.runners.retire(llama.id)
+    prefect.put("COMPLETED")
+    assert not await looking.look()
+    assert MODEL in [run["name"] for run in prefect.runs[2:]]
+
+
 @pytest.mark.parametrize("name", [PUT_OFF, MACHINE_PAUSED])
 async def test_a_runner_that_could_not_begin_says_nothing_about_its_model(
     api: PrefectApi, prefect: SmallPrefect, store: Store, impatient: Settings, name: str
@@ -1235,6 +1269,59 @@ async def test_a_live_model_that_nobody_can_serve_is_tried_for_ever(
         assert len(prefect.runs) == number + 1
         prefect.put("FAILED", "no weights")
         await ours.look()
+
+
+async def test_a_clock_that_is_set_back_keeps_no_pool_closed(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would until the clock has caught up."""
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("COMPLETED", "No engine slot is free on this machine.", name=NO_SLOT)
+    await looking.look()
+    assert len(prefect.runs) == 1
+    pass_time(monkeypatch, store, -3600)
+    await looking.look()
+    assert len(prefect.runs) == 2
+
+
+async def test_a_clock_that_is_set_back_lets_blocks_and_limits_be_read(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefect.offered = {"llama"}
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.live, prefect.limits["gpu"] = {"llama"}, 2
+    pass_time(monkeypatch, store, -3600)
+    await looking.look()
+    assert [run["name"] for run in prefect.runs] == [MODEL, "llama"]
+
+
+async def test_a_clock_that_is_set_back_lets_lost_flow_runs_be_ended(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.put("RUNNING", ago=500)
+    for back in (1, 2):
+        pass_time(monkeypatch, store, -3600 * back)
+        await looking.look()
+    assert prefect.states()[0] == "CRASHED"
 
 
 async def test_that_every_engine_slot_is_taken_is_no_failure(
