@@ -76,14 +76,22 @@ class ModelWatch:
         self.reason = _reason(run, runner)
         self.is_unknown = run.state_name == NO_ENGINE
         # Paced for the machine's sake: the answers of other machines change nothing about it.
-        self.idle_ends += 1
-        doublings = min(self.idle_ends - 1, _MOST_DOUBLINGS)
-        self.start_after = now + min(2.0**doublings - 1.0, _LONGEST_PAUSE_SECONDS)
+        self._pause(now)
         if run.state_name not in _NEUTRAL and run.state != "CANCELLED":
             self.failures += 1
             if self.failing_since is None:
                 self.failing_since = now
             self.failed_at = now
+
+    def count_refusal(self, why: Exception, now: float) -> None:
+        """Count a runner that Prefect did not start. Meanwhile other models may have the place."""
+        self.reason = str(why)
+        self._pause(now)
+
+    def _pause(self, now: float) -> None:
+        self.idle_ends += 1
+        doublings = min(self.idle_ends - 1, _MOST_DOUBLINGS)
+        self.start_after = now + min(2.0**doublings - 1.0, _LONGEST_PAUSE_SECONDS)
 
     def may_start(self, now: float) -> bool:
         """Whether a runner may be started. A clock that was set back ends the pause."""

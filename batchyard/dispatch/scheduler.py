@@ -143,7 +143,7 @@ class RunnerScheduler:
         # The runner of a live model stays, and lets its batches wait.
         closed = {row.id for row in rows if row.model in self._closed.keys() - (live or set())}
         await self._drain([row for row in rows if row.id in closed.union(decision.drain)])
-        await self._start(decision.start, pools)
+        await self._start(decision.start, pools, now)
         self._behind = _behind(work, runners, decision)
         for entry in given_up:
             self._watches.pop(entry.model, None)
@@ -409,12 +409,16 @@ class RunnerScheduler:
                 for watch in self._watches.values():
                     watch.runs.discard(row.flow_run_id or "")
 
-    async def _start(self, wanted: Sequence[tuple[str, str]], pools: Mapping[str, _Pool]) -> None:
+    async def _start(
+        self, wanted: Sequence[tuple[str, str]], pools: Mapping[str, _Pool], now: float
+    ) -> None:
         for (model, pool), count in Counter(wanted).items():
             try:
                 await self._start_runners(model, pool, count, pools[pool].active)
             except (DispatchFailed, SettingsError) as error:
                 self._say(f"start on {pool}", error)
+                # It may be the model's name that Prefect does not take: the others are next.
+                self._watches[model].count_refusal(error, now)
                 return
             self._troubles.pop(f"start on {pool}", None)
 

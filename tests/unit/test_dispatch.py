@@ -1036,6 +1036,31 @@ async def test_one_model_that_fails_leaves_the_others_running(
     assert len(prefect.runs) == 2
 
 
+async def test_a_model_that_prefect_does_not_start_leaves_its_place_to_others(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its name may have a character that Prefect's database does not take."""
+    create = prefect.create
+
+    def refuse_odd(deployment_id: str, body: dict[str, Any]) -> dict[str, Any]:
+        if body["name"] == "odd\0name":
+            raise web.HTTPInternalServerError
+        return create(deployment_id, body)
+
+    monkeypatch.setattr(prefect, "create", refuse_odd)
+    await begun_batch(store, model="odd\0name", window_seconds=60)
+    await begun_batch(store, window_seconds=90_000)
+    looking = scheduler_of(api, store, settings)
+    for _ in range(3):
+        assert not await looking.look()
+    assert [run["name"] for run in prefect.runs] == [MODEL]
+    assert "Prefect answered 500" in looking.waits["odd\0name"]
+
+
 async def test_runners_that_get_nowhere_are_not_started_at_every_look(
     api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
 ) -> None:
