@@ -202,7 +202,8 @@ class LiveRequests:
         )
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        given = request.headers.get("authorization", "").encode()
+        # As it came: whoever finds the address may send any bytes.
+        given = request.headers.get("authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, f"Bearer {self._secret}".encode()):
             return web.Response(status=401)
         if request.path not in ENDPOINTS:

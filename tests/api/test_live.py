@@ -343,11 +343,11 @@ async def test_nobody_without_the_secret_is_let_in(live: Live, services: Service
     path = engine.address.removeprefix("unix://")
     async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path)) as client:
         body = json.dumps({"model": MODEL, "messages": HELLO})
-        for key in ("none", "wrong"):
+        for key in (b"none", b"wrong", b"caf\xe9"):
             answer = await client.post(
                 "http://x/v1/chat/completions",
                 content=body,
-                headers={"authorization": f"Bearer {key}"},
+                headers={"authorization": b"Bearer " + key},
             )
             assert answer.status_code == 401
     assert witness(live.folder) == []
