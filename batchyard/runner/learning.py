@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from batchyard import intervals
-from batchyard.errors import StoreError
 from batchyard.lengths import Expected, LengthClass, LengthHistory, Lengths
 from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
@@ -250,14 +249,14 @@ class Learning:
         """What has failed the last time, which is logged once."""
 
     async def of(self, batch_id: str) -> BatchLengths:
-        """The batch's lengths; without any class if the database refuses. Raises nothing else."""
+        """The batch's lengths; without any class if they cannot be read. Raises nothing."""
         found = self._batches.get(batch_id)
         if found is None:
             try:
                 async with asyncio.timeout(_PATIENCE_SECONDS):
                     found = self._batches[batch_id] = await self._read(batch_id)
                 self._forget_the_oldest()
-            except (StoreError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, no batch needs them
                 log.warning("lengths.not_read", describe(error), batch=batch_id)
                 found = BatchLengths(TenantLengths(LengthHistory()))
         return found

@@ -154,6 +154,22 @@ async def test_lengths_that_cannot_be_read_or_written_cost_no_batch_anything(
     assert batch.counts.completed == 50
 
 
+@pytest.mark.parametrize("failing", ["of", "classes_of"])
+async def test_lengths_that_cannot_be_read_in_an_unknown_way_cost_a_runner_nothing(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """A later version may have written what this one does not understand."""
+    batch_id = await yard.prepared(lines("short", 50))
+
+    async def broken(*_: object) -> None:
+        raise ValueError("of a defect")
+
+    monkeypatch.setattr(yard.services.store.lengths, failing, broken, raising=False)
+    yard.use(Writer({"short": 4}))
+    batch = await yard.finish(batch_id)
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 50)
+
+
 async def test_an_estimate_that_fails_in_an_unknown_way_is_tried_again(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
