@@ -69,7 +69,7 @@ LINES: Final = (
     ),
     Code(
         "template_failed",
-        "The template of a further stage made no request of the line: it failed, took too long, or "
+        "The template of a further stage made no request from the line: it failed, took too long, or "
         "made no JSON object.",
         "The message says why. Correct the template and submit the batch again.",
     ),
@@ -134,7 +134,7 @@ INPUT: Final = (
     ),
     Code(
         "model_not_found",
-        "The line names another model than the batch, or a name of no model and no adapter.",
+        "The line names another model than the batch, or a name that no model or adapter has.",
         "Correct `body.model`, or create the batch without `model`.",
     ),
     Code(
@@ -183,13 +183,13 @@ INPUT: Final = (
     ),
     Code(
         "invalid_json_schema",
-        "Deep validation: the schema of the answer is no JSON schema, or the engine's structured "
+        "Deep validation: the schema of the answer is not a JSON schema, or the engine's structured "
         "outputs cannot use it.",
         "Correct the schema. The message has the place in it, or the engine's own reason.",
     ),
     Code(
         "invalid_function_parameters",
-        "Deep validation: the parameters of a tool are no JSON schema of an object.",
+        "Deep validation: the parameters of a tool are not the JSON schema of an object.",
         "Correct the schema. The message has the place in it.",
     ),
     Code(
@@ -221,7 +221,7 @@ INPUT: Final = (
     ),
     Code(
         "template_invalid_json",
-        "The template does not make a JSON object of this row.",
+        "The template does not make a JSON object from this row.",
         "Write values as `{{ column | tojson }}`, without quotes around them.",
     ),
     Code(
@@ -251,7 +251,7 @@ WARNINGS: Final = (
     ),
     Code(
         "not_delivered",
-        "The batch has ended, and a result file is not where it was wanted.",
+        "The batch has ended, and a result file is not at its destination.",
         "If its server did not answer, it is tried again: see `GET /v1/deliveries?batch_id=…`. "
         "Otherwise give a new URL, or download the file.",
     ),
@@ -260,7 +260,7 @@ WARNINGS: Final = (
 BATCH: Final = (
     Code(
         "invalid_dataset",
-        "The dataset is no Parquet, Arrow or JSON lines file, its files do not have the same "
+        "The dataset is not a Parquet, Arrow or JSON Lines file, its files do not have the same "
         "columns, or it has a type that cannot be kept.",
         "The message names the file. [What a dataset may be](../how-to/datasets.md#datasets).",
     ),
@@ -317,7 +317,7 @@ BATCH: Final = (
     ),
     Code(
         "error_threshold_reached",
-        "So many requests had failed that the batch was stopped, as its `error_threshold` asks.",
+        "The batch was stopped, because its failed requests reached its `error_threshold`.",
         "The error file says why they failed. Correct that, then `batchyard retry BATCH`, which "
         "also runs the lines that were not run.",
     ),
@@ -428,8 +428,8 @@ API: Final = (
     ),
     Code(
         "invalid_template",
-        "A template is no Jinja2, is too long, takes in other templates, or, in a further stage, "
-        "names a variable that there is not.",
+        "A template is not valid Jinja2, is too long, includes other templates, or, in a further "
+        "stage, uses an unknown variable.",
         "The message says what is wrong, and in which line of it; `param` names the stage.",
         "400",
     ),
@@ -595,7 +595,7 @@ API: Final = (
     Code(
         "storage_unavailable",
         "The object store does not answer.",
-        "The same.",
+        "The same as for `store_unavailable`.",
         "503",
     ),
     Code(
@@ -607,7 +607,7 @@ API: Final = (
     Code(
         "dispatch_failed",
         "Prefect's API does not answer.",
-        "The same as for the database.",
+        "The same as for `store_unavailable`.",
         "503",
     ),
 )
@@ -621,7 +621,7 @@ COMMANDS: Final = (
     Code(
         "invalid_setting",
         "A setting has no usable value, or there is no setting of that name.",
-        "The sentence names the variable, and a likely name.",
+        "The message names the variable, and a likely name.",
     ),
     Code(
         "batch_not_finished",
