@@ -111,31 +111,31 @@ OPTIONS: Final = (
     BatchOption(
         name="error_threshold",
         value=Value.TEXT,
-        command="Stop the batch when so many lines have failed: 200, or 5% of the finished ones.",
-        body="The batch is stopped when so many of its lines have failed: a number of lines, "
+        command="Stop the batch when this many lines have failed: 200, or 5% of the finished ones.",
+        body="The batch is stopped when this many of its lines have failed: a number of lines, "
         '`"200"`, or a share of the finished ones, `"5%"`, judged from the 100th on, or from a '
         "tenth of a smaller batch. It ends as `failed`, with what is finished.",
-        form="Stop the batch when so many lines have failed: 200, or 5% of the finished ones.",
+        form="Stop the batch when this many lines have failed: 200, or 5% of the finished ones.",
     ),
     BatchOption(
         name="on_invalid",
         value=Value.TEXT,
-        command="What bad lines do: `fail` (the default) refuses the whole file, `error_file` "
-        "reports them in the error file and runs the others.",
-        body="What bad lines do. `fail`: the batch fails at validation. `error_file`: they are in "
-        "the error file, and the others run.",
-        form="What bad lines do. `fail`: the batch fails at validation. `error_file`: they are in "
-        "the error file, and the others run.",
+        command="What happens to bad lines: `fail` (the default) refuses the whole file, "
+        "`error_file` reports them in the error file and runs the others.",
+        body="What happens to bad lines. `fail`: the batch fails at validation. `error_file`: they "
+        "are in the error file, and the others run.",
+        form="What happens to bad lines. `fail`: the batch fails at validation. `error_file`: they "
+        "are in the error file, and the others run.",
         choices=tuple(OnInvalid),
     ),
     BatchOption(
         name="on_invalid_output",
         value=Value.OBJECT,
-        command="Send requests whose answers are cut off or no valid JSON once more, with other "
+        command="Send requests again whose answers are cut off or not valid JSON, with other "
         "parameters: an object in JSON, or @FILE with it.",
-        body="What answers do that are not what was asked for: their requests are sent again, "
-        "with other parameters.",
-        form="What answers do that are cut off or no valid JSON, for example "
+        body="What happens to answers that are not what was asked for: their requests are sent "
+        "again, with other parameters.",
+        form="What happens to answers that are cut off or not valid JSON, for example "
         '{"finish_reasons": ["length"], "set": {"max_tokens": 4096}}.',
     ),
     BatchOption(

@@ -42,8 +42,8 @@ class BodyPatch:
                 if len(path) > _MOST_PATH_CHARS or not all(path.split(".")):
                     raise _refused(
                         param,
-                        f"{path[:_MOST_PATH_CHARS]!r} is no path: give the name of a field of the "
-                        "body, with dots for fields of objects, for example "
+                        f"{path[:_MOST_PATH_CHARS]!r} is not a path: give the name of a field of "
+                        "the body, with dots for fields of objects, for example "
                         "response_format.type.",
                     )
         return patch
@@ -96,7 +96,9 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 def _with(data: bytes, keys: Sequence[str], value: bytes, path: str) -> bytes:
     fields = _fields(data)
     if fields is None:
-        raise _refused("set", f"{path} leads through a value that is no object in some request.")
+        raise _refused(
+            "set", f"{path} leads through a value that is not an object in some request."
+        )
     key, *deeper = keys
     if deeper:
         inner = bytes(fields.get(key, b"{}"))

@@ -73,7 +73,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
     """Raise :class:`~batchyard.errors.RequestRefused` for what can never run."""
     if len(stages) > MAX_STAGES:
         raise RequestRefused(
-            f"A chain may have {MAX_STAGES} stages behind the first.",
+            f"A chain may have {MAX_STAGES} stages after the first.",
             param="then",
             code="invalid_value",
         )

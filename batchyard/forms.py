@@ -60,7 +60,7 @@ def read_data_url(url: str) -> AttachedFile:
     """The file within a data URL. Raises ``ValueError`` that does not quote it."""
     head, comma, text = url[len("data:") :].partition(",")
     if not comma:
-        raise ValueError("it is no data URL: there is no comma")
+        raise ValueError("it is not a data URL: there is no comma")
     media_type, *options = head.split(";")
     if not _MEDIA_TYPE.fullmatch(media_type):
         media_type = _ANY_BYTES

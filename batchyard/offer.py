@@ -86,7 +86,7 @@ def check_adapter_names(model: str, names: Iterable[str]) -> None:
             raise ValueError(
                 f"the adapter name {shown} must be like a model's: letters, digits and . _ - : @ "
                 "+, in parts with / between them, each of which begins with a letter or a digit. "
-                "It is no path."
+                "It is not a path."
             )
         if name == model:
             raise ValueError(f"the adapter {name} needs another name than its model")

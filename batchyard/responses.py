@@ -179,7 +179,7 @@ def end_of(line: bytes) -> ResponseEnd | None:
     try:
         said = _parse_answer(answer.body)
     except (ValueError, RecursionError):
-        return failed(parsed.custom_id, _SERVER_ERROR, "The engine's answer is no response.")
+        return failed(parsed.custom_id, _SERVER_ERROR, "The engine's answer is not a response.")
     if said.status in ANSWERED:
         return ResponseEnd(parsed.custom_id, ResponseStatus(said.status))
     if said.status == ResponseStatus.CANCELLED:

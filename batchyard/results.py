@@ -58,9 +58,9 @@ NO_ANSWER_MESSAGES: dict[NoAnswerCode, str] = {
     NoAnswerCode.TIMEOUT: "The engine did not answer this request within its time limit.",
     NoAnswerCode.ENGINE_CRASH: "The engine went down each time that it ran this request.",
     NoAnswerCode.SERVER_ERROR: "No connection to the engine lasted until this request's answer.",
-    NoAnswerCode.FILE_UNAVAILABLE: "The file that body.file_url names could not be had.",
+    NoAnswerCode.FILE_UNAVAILABLE: "The file that body.file_url names could not be fetched.",
     NoAnswerCode.INVALID_OUTPUT: "No answer to this request passed the tests of on_invalid_output.",
-    NoAnswerCode.TEMPLATE: "The template of this stage made no request of the line:",
+    NoAnswerCode.TEMPLATE: "The template of this stage made no request from the line:",
 }
 
 

@@ -368,7 +368,7 @@ class Settings(BaseSettings):
         # People see it in links: a query or a password has no business there.
         if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url):
             # Nor in the message.
-            raise ValueError("it is no address such as https://batches.example.org")
+            raise ValueError("it is not an address such as https://batches.example.org")
         return url.rstrip("/")
 
     @field_validator("ca_file")

@@ -94,7 +94,7 @@ def check_template(source: str, variables: Collection[str] | None = None) -> Non
     unknown = sorted({each.name for each in names} - known)
     if unknown:
         offered = ", ".join(sorted(variables))
-        raise TemplateRefused(f"'{unknown[0]}' is none of its variables, which are: {offered}")
+        raise TemplateRefused(f"'{unknown[0]}' is not one of its variables, which are: {offered}")
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

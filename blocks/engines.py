@@ -36,14 +36,14 @@ _Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Quantile = Annotated[float, Field(ge=0.5, lt=1)]
 _Seats = Annotated[int, Field(ge=0)]
 _TTFT = (
-    "Objective for users beside batches: time to first token in milliseconds. Batches then use as "
-    "much of the engine as keeps it."
+    "Objective for users while batches run: time to first token in milliseconds. Batches then use "
+    "as much of the engine as this allows."
 )
 _ITL = (
-    "Objective for users beside batches: time between two tokens of an answer (inter-token "
+    "Objective for users while batches run: time between two tokens of an answer (inter-token "
     "latency) in milliseconds."
 )
-_QUANTILE = "The quantile for which ttft_ms and itl_ms shall hold: 0.99 is p99."
+_QUANTILE = "The quantile for which ttft_ms and itl_ms must hold: 0.99 is p99."
 
 
 class VllmEngineBlock(Block):
@@ -96,17 +96,17 @@ class VllmEngineBlock(Block):
 
     live: bool = Field(
         default=False,
-        description="The engine also answers live requests: POST /v1/chat/completions and its like "
-        "on the API, for tenants who may. It then runs all the time, and batches step back for "
-        "live requests.",
+        description="The engine also answers live requests: POST /v1/chat/completions and similar "
+        "ones on the API, for tenants that may send them. It then runs all the time, and live "
+        "requests go before batches.",
     )
     ttft_ms: _Milliseconds | None = Field(default=None, description=f"With live. {_TTFT}")
     itl_ms: _Milliseconds | None = Field(default=None, description=f"With live. {_ITL}")
     latency_quantile: _Quantile = Field(default=0.99, description=_QUANTILE)
     reserve_seats: _Seats | None = Field(
         default=None,
-        description="With live. How many of the places are always left free for live requests. "
-        "Empty: a quarter, or one of 16 with an objective.",
+        description="With live. How many of the seats are always left free for live requests. "
+        "Empty: a quarter, or one in 16 with an objective.",
     )
 
     @field_validator("options")
@@ -181,7 +181,7 @@ class RemoteEngineBlock(Block):
     exclusive: bool = Field(
         default=False,
         description="The server has no other users, so batches may use all of it. Otherwise they "
-        "use half of its places, fewer where others need more than a quarter, more while nobody "
+        "use half of its seats, fewer if others need more than a quarter, more while no one "
         "else uses it, and wait while its queue is not empty.",
     )
     ttft_ms: _Milliseconds | None = Field(
@@ -191,7 +191,7 @@ class RemoteEngineBlock(Block):
     latency_quantile: _Quantile = Field(default=0.99, description=_QUANTILE)
     reserve_seats: _Seats | None = Field(
         default=None,
-        description="How many of the places are always left free for users. Empty: one of 16.",
+        description="How many of the seats are always left free for users. Empty: one in 16.",
     )
     priority: int | None = Field(
         default=None,

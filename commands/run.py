@@ -55,7 +55,7 @@ def run(
             *("--errors", "-e"),
             parser=parse_location,
             metavar="PLACE",
-            help="Where failed lines go. Default: beside a local -o.",
+            help="Where failed lines go. Default: next to a local -o.",
         ),
     ] = None,
     model: Annotated[
@@ -73,8 +73,8 @@ def run(
         typer.Option(
             min=1,
             help="How many requests the server at --engine-url runs at once, its max_num_seqs. "
-            "The batch uses half of them, fewer where others need more than a quarter, and more "
-            "while nobody else uses the server. Default: Batchyard asks the server.",
+            "The batch uses half of them, fewer if others need more than a quarter, and more "
+            "while no one else uses the server. Default: Batchyard asks the server.",
         ),
     ] = None,
     engine_ttft_ms: Annotated[
@@ -82,7 +82,7 @@ def run(
         typer.Option(
             min=0.001,
             help="Objective for the other users of the server at --engine-url: p99 of the time to "
-            "first token in milliseconds. The batch uses as much of the server as keeps it.",
+            "first token in milliseconds. The batch uses as much of the server as this allows.",
         ),
     ] = None,
     engine_itl_ms: Annotated[
@@ -96,14 +96,14 @@ def run(
     engine_latency_quantile: Annotated[
         float | None,
         typer.Option(
-            min=0.5, max=0.9999, help="Another quantile than 0.99 (p99) for these objectives."
+            min=0.5, max=0.9999, help="The quantile of these objectives. Default: 0.99 (p99)."
         ),
     ] = None,
     engine_reserve_seats: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="How many places of that server are always left free. Default: one of 16.",
+            help="How many seats of that server are always left free. Default: one in 16.",
         ),
     ] = None,
     engine_priority: Annotated[
@@ -125,14 +125,14 @@ def run(
         typer.Option(
             min=0,
             metavar="GIB",
-            help="Keep in so much main memory what vLLM's KV cache on the GPU has no room for.",
+            help="Main memory for what vLLM's KV cache on the GPU has no room for.",
         ),
     ] = 0.0,
     speculation: Annotated[
         Speculation,
         typer.Option(
             help="Guess the next tokens of an answer from the prompt (ngram), or from it and "
-            "earlier answers (suffix, which needs arctic-inference beside vLLM)."
+            "earlier answers (suffix, which needs arctic-inference next to vLLM)."
         ),
     ] = "none",
     tune: Annotated[

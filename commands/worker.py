@@ -61,7 +61,7 @@ def register(app: typer.Typer) -> None:
 
 def worker(
     pool: Annotated[
-        str, typer.Argument(help="The work pool: control, gpu, or another one of engines.")
+        str, typer.Argument(help="The work pool: control, gpu, or another pool for engines.")
     ],
     limit: Annotated[
         int | None,
@@ -70,7 +70,9 @@ def worker(
     health_port: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65535, help="Answer GET /health on this port while the worker gets work."
+            min=1,
+            max=65535,
+            help="Answer GET /health on this port while the worker can ask Prefect for work.",
         ),
     ] = None,
     metrics_port: _MetricsPort = None,
@@ -112,7 +114,7 @@ def _exporter(settings: Settings, pool: str, host: str, port: int) -> Exporter:
 
 
 def execute(metrics_port: _MetricsPort = None, metrics_host: _MetricsHost = _METRICS_HOST) -> None:
-    """Run one flow run in this process: what containers of a Prefect work pool have as command.
+    """Run one flow run in this process, as the command of a Prefect work pool's container.
 
     Its id is in PREFECT__FLOW_RUN_ID, which a worker of the type kubernetes, docker or ecs sets.
     """

@@ -94,7 +94,7 @@ class Reconciler:
         if is_refused:
             return Completed(message="Another flow run reconciles.")
         await self._hand_over()
-        return Completed(message="The next flow run goes on.")
+        return Completed(message="The next flow run continues.")
 
     async def _make_passes(self) -> bool:
         """Whether another process has the lease."""

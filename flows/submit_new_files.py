@@ -122,7 +122,7 @@ def _check_machine(settings: Settings, **folders: S3Prefix | LocalFolder | None)
         if isinstance(folder, LocalFolder):
             raise RequestRefused(
                 f"{name} is the path {folder}, and the batches may be run on another machine than "
-                f"{settings.this_machine}: give s3://bucket/prefix/. Where a path means the same "
+                f"{settings.this_machine}: give s3://bucket/prefix/. If a path means the same "
                 "on every machine, set BATCHYARD_SHARED_PATHS=true.",
                 param=name,
                 code="invalid_value",

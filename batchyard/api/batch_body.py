@@ -147,26 +147,27 @@ class InvalidOutput(RequestBody):
     """When an answer is a bad one, and what is sent instead. One of the tests must be there."""
 
     finish_reasons: Texts | None = Field(
-        default=None, description="Answers that ended so are bad; `length`: they were cut off."
+        default=None,
+        description="Answers that ended with one of these are bad; `length`: they were cut off.",
     )
     invalid_json: Boolean | None = Field(
         default=None,
-        description="Answers that are not JSON, or not of the JSON schema that their request has, "
+        description="Answers that are not JSON, or do not fit the JSON schema in their request, "
         "are bad.",
     )
     set: dict[str, Any] | None = Field(
         default=None,
         max_length=MOST_PATHS,
         description="Fields of the body and their values for the next attempt, for example "
-        '`{"max_tokens": 4096}`. Dots lead into objects.',
+        '`{"max_tokens": 4096}`. Dots lead into nested objects.',
     )
-    unset: Texts | None = Field(default=None, description="Fields that the next attempt lacks.")
+    unset: Texts | None = Field(default=None, description="Fields to remove for the next attempt.")
     attempts: Annotated[Integer, described(minimum=1, maximum=MOST_ATTEMPTS)] | None = Field(
-        default=None, description="How often a request is sent again at most; without it once."
+        default=None, description="How often a request is sent again at most; 1 by default."
     )
     then: Annotated[Text, described(enum=["keep", "error_file"])] | None = Field(
         default=None,
-        description="Where the line goes if its last answer is bad, too. `keep`, as without it: to "
+        description="Where the line goes if its last answer is bad, too. `keep`, the default: to "
         "the output file with this answer. `error_file`: to the error file, with the code "
         "`invalid_output`.",
     )
@@ -231,7 +232,7 @@ class CreateBatch(RequestBody):
     template: Annotated[Text, described(maxLength=MOST_TEMPLATE_CHARS)] | None = Field(
         default=None,
         description="`input_url` is a dataset (Parquet, Arrow or JSON lines), and this Jinja2 "
-        "template makes the body of a request of each row.",
+        "template makes the body of a request from each row.",
     )
     endpoint: Annotated[Text, described(enum=list(ENDPOINTS))]
     completion_window: Annotated[

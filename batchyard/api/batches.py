@@ -179,7 +179,7 @@ async def retry_batch(
 # A deliverer sends it, and not this process: a file may have gigabytes.
 @router.post(
     "/{batch_id}/results",
-    summary="Deliver the results to other URLs",
+    summary="Write the results to other URLs",
     responses=may_refuse(409),
 )
 async def deliver_results(

@@ -121,10 +121,10 @@ async def list_message_batches(
     caller: Authenticated,
     limit: Annotated[str | None, limit_schema(_MOST_LISTED, _LISTED)] = None,
     after_id: Annotated[
-        str | None, Query(description="The id that the page begins behind.")
+        str | None, Query(description="The id after which the page begins.")
     ] = None,
     before_id: Annotated[
-        str | None, Query(description="Instead: the id that the page ends before.")
+        str | None, Query(description="Instead of `after_id`: the id before which the page ends.")
     ] = None,
 ) -> JsonResponse[MessageBatchList]:
     """One page of your Message Batches. Other batches are not among them."""

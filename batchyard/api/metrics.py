@@ -124,7 +124,7 @@ def _open_batches(
     )
     waits = GaugeMetricFamily(
         "batchyard_queue_wait_seconds",
-        "How long the oldest batch has waited of which no request has begun, paused ones left out.",
+        "How long the oldest batch without a started request has waited, without paused ones.",
         labels=("model",),
     )
     least: dict[tuple[str], float] = {}

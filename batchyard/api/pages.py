@@ -69,7 +69,7 @@ def limit_schema(most: int, default: int) -> WithJsonSchema:
     )
 
 
-After = Annotated[str | None, Query(description="The id that the page begins behind.")]
+After = Annotated[str | None, Query(description="The id after which the page begins.")]
 
 
 async def asked_page(

@@ -100,7 +100,9 @@ async def list_results(
     ] = None,
     custom_id: Annotated[
         str | None,
-        Query(description="Only the line of this request, or 404; for ids that no path can hold."),
+        Query(
+            description="Only the line of this request, or 404; for ids that do not work in a path."
+        ),
     ] = None,
     last_event_id: Annotated[
         str | None,

@@ -25,7 +25,7 @@ class RetryBatch(RequestBody):
         default=None,
         max_length=MOST_PATHS,
         description="Fields of each body and their new values, for example "
-        '`{"max_tokens": 4096}`. Dots lead into objects.',
+        '`{"max_tokens": 4096}`. Dots lead into nested objects.',
     )
     unset: Texts | None = Field(default=None, description="Fields to remove from each body.")
     failed: Boolean | None = Field(default=None, description="All lines of the error file.")
@@ -36,12 +36,12 @@ class RetryBatch(RequestBody):
     )
     finish_reasons: Texts | None = Field(
         default=None,
-        description="Lines whose answers ended so; `length`: they were cut off.",
+        description="Lines whose answers ended with one of these; `length`: they were cut off.",
     )
     invalid_json: Boolean | None = Field(
         default=None,
-        description="Lines whose answers are not JSON, or not of the JSON schema that their "
-        "request has.",
+        description="Lines whose answers are not JSON, or do not fit the JSON schema in their "
+        "request.",
     )
     completion_window: Text | None = Field(
         default=None, description="Instead of the window of the first batch."

@@ -33,18 +33,19 @@ _ALWAYS = {400, 401, 500, 503}
 _WITH_BODY = {408, 413, 415}
 _WITH_ID = {404}
 ERRORS: Final = {
-    400: "What was asked is not possible as it is; `param` and `code` say why.",
+    400: "The request is not possible; `param` and `code` say why.",
     401: "No API key, or one that is unknown, revoked or expired.",
     403: "The API key is read-only.",
-    404: "Nothing of this id, or it is another tenant's.",
+    404: "No object has this id, or it belongs to another tenant.",
     408: "The body arrived too slowly.",
-    409: "The state of things does not allow it; trying again does not help.",
+    409: "The object's status does not allow it; trying again does not help.",
     413: "The body is too large.",
     415: "The body is compressed.",
-    416: "The range begins behind the end of the file.",
+    416: "The range begins after the end of the file.",
     429: "Too much at a time; `Retry-After` says how many seconds to wait.",
     500: "A defect of the server.",
-    503: "The database or the storage is away; `Retry-After` says how many seconds to wait.",
+    503: "The database or the storage does not answer; `Retry-After` says how many seconds to "
+    "wait.",
 }
 
 

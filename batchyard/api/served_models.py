@@ -121,7 +121,7 @@ async def catalogue(app: FastAPI) -> AsyncIterator[None]:
 router = APIRouter(prefix="/models", lifespan=catalogue, route_class=Route)
 
 
-@router.get("", summary="List the models on offer")
+@router.get("", summary="List the models")
 async def list_models(request: Request, _: Authenticated) -> JsonResponse[ModelList]:
     """The models that batches may name, each followed by its adapters."""
     return JsonResponse(ModelList(data=list(_listed(await request.app.state.catalogue.models()))))

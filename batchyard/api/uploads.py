@@ -47,7 +47,7 @@ _MD5 = "[0-9a-fA-F]{32}"
 
 def _checked_mime_type(text: str) -> str:
     if not text.isprintable() or len(text) > _MAX_MIME_TYPE_CHARS:
-        raise PydanticCustomError("invalid_value", "'mime_type' is no media type.")
+        raise PydanticCustomError("invalid_value", "'mime_type' is not a media type.")
     return text
 
 

@@ -26,6 +26,6 @@ async def _deliver(as_json: bool) -> None:
         return
     typer.echo(
         f"delivered         {counts.delivered:,}\n"
-        f"put off           {counts.put_off:,}\n"
-        f"given up          {counts.failed:,}"
+        f"to try again      {counts.to_try_again:,}\n"
+        f"failed            {counts.failed:,}"
     )

@@ -66,7 +66,7 @@ def doctor(
     role: Annotated[Role, typer.Argument(help="What this machine is for.")] = Role.ALL,
     as_json: Annotated[bool, LINES] = False,
 ) -> None:
-    """Check from here what this machine needs, and say what to do about what does not work.
+    """Check what this machine needs, and say what to do about each thing that does not work.
 
     Settings, disk, database, key, object store, Prefect, engine and limits. The exit status is 1 if
     something does not work.

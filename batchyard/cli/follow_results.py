@@ -41,7 +41,9 @@ _OUTCOMES: Mapping[Kind, Outcome] = {"output": Outcome.OUTPUT, "error": Outcome.
 def follow_results(batch_id: str, places: Mapping[Kind, str], order: Order | None) -> NoReturn:
     """Write the lines of a batch until it has ended, and exit as `batchyard watch` does."""
     if len(set(places.values())) < len(places):
-        raise typer.BadParameter("The two kinds of lines need two places.", param_hint="--errors")
+        raise typer.BadParameter(
+            "Give each of the two kinds of lines its own place.", param_hint="--errors"
+        )
     try:
         with ExitStack() as stack:
             files = [
@@ -189,7 +191,7 @@ def _had(stream: BinaryIO, path: Path) -> tuple[str, ...]:
             names.append(head_of(line).name)
         except ValueError:
             raise LocationRefused(
-                f"{path} has a line that is no result line: name another file"
+                f"{path} has a line that is not a result line: name another file"
             ) from None
         end += len(line)
     stream.truncate(end)

@@ -99,7 +99,9 @@ def _at_the_end(batch: BatchRecord, at: float) -> Iterator[_Entry]:
         where = "" if error.line is None else f" in line {error.line}"
         yield _Entry(at, "batch", "ERROR", f"{error.code}{where}")
     for kind in batch.undelivered or {}:
-        yield _Entry(at, "batch", "ERROR", f"the {kind} file could not be written to its place")
+        yield _Entry(
+            at, "batch", "ERROR", f"the {kind} file could not be written to its destination"
+        )
 
 
 async def _of_deliveries(services: Services, batch_id: str) -> list[_Entry]:

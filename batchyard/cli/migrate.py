@@ -28,7 +28,7 @@ def migrate(
     ] = 60.0,
     although_used: Annotated[
         bool,
-        typer.Option(help="Do not look whether older processes are at work. They stop working."),
+        typer.Option(help="Do not check whether older processes are running. They stop working."),
     ] = False,
     as_json: Annotated[bool, OBJECT] = False,
 ) -> None:

@@ -16,7 +16,7 @@ from batchyard.notify.email import check_address
 def email(
     address: Annotated[
         str | None,
-        typer.Argument(metavar="ADDRESS", help="The new address. Default: show the present one."),
+        typer.Argument(metavar="ADDRESS", help="The new address. Default: show the current one."),
     ] = None,
     tenant: Annotated[str, options.TENANT] = "default",
     remove: Annotated[bool, typer.Option("--remove", help="Remove the address.")] = False,

@@ -52,13 +52,13 @@ ERRORS = typer.Option(
 TEMPLATE = typer.Option(
     parser=_read_text,
     metavar="FILE",
-    help="A Jinja2 template that makes a request's body of each row of a dataset. Their endpoint "
+    help="A Jinja2 template that makes a request's body from each row of a dataset. The endpoint "
     "is --endpoint, or /v1/chat/completions.",
 )
 ENDPOINT = typer.Option(help="Refuse lines for another endpoint. Default: any endpoint.")
 COMPLETION_WINDOW = typer.Option(
     help="Time limit: a number and m, h or d, at most 30d unless a setting says otherwise. "
-    "`background`: no promise; it runs only when nothing else wants its engine."
+    "`background`: run only when nothing else wants the engine, without a promise."
 )
 METADATA = typer.Option(help="key=value; you may repeat this option.")
 TENANT = typer.Option(help="The tenant's name.")
@@ -89,9 +89,9 @@ def _read_object(text: str) -> dict[str, Any]:
     except OSError as error:
         raise typer.BadParameter(f"{text[1:]} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"It is no JSON: {error}.") from None
+        raise typer.BadParameter(f"It is not JSON: {error}.") from None
     if not isinstance(found, dict):
-        raise typer.BadParameter('It is no object: give {"finish_reasons": ["length"], …}.')
+        raise typer.BadParameter('It is not an object: give {"finish_reasons": ["length"], …}.')
     return found
 
 

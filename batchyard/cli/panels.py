@@ -34,7 +34,7 @@ PANELS: Final = {
         "reconcile": "Stop overdue batches, clean up after crashed runners, and print what was "
         "found.",
         "expire-files": "Delete expired files and unreferenced objects, and print how many.",
-        "doctor": "Check from here what this machine needs, and say what to do about what "
+        "doctor": "Check what this machine needs, and say what to do about each thing that "
         "does not work.",
     },
     "Administer": {
@@ -42,8 +42,8 @@ PANELS: Final = {
         "each pool.",
         "serve": "Serve the API for OpenAI's SDKs until Ctrl-C.",
         "worker": "Run flows of a Prefect work pool on this machine until Ctrl-C or SIGTERM.",
-        "execute": "Run one flow run in this process: what containers of a Prefect work pool "
-        "have as command.",
+        "execute": "Run one flow run in this process, as the command of a Prefect work pool's "
+        "container.",
         "engine": "Install vLLM for the engines of this machine.",
         "deploy": "Make pools, block types, engine blocks and deployments on the Prefect server.",
         "migrate": "Bring the database's tables up to this version, and return when that is done.",

@@ -91,7 +91,7 @@ def results(
         output = STDOUT
     asked: dict[Kind, str | None] = {"output": output, "error": errors}
     if follow and output is not None and output.lower().endswith(TABLE_SUFFIX):
-        raise typer.BadParameter("It writes JSON lines: no table is made of some of the answers.")
+        raise typer.BadParameter("It writes JSON Lines: a table needs all answers.")
     if follow:
         follow_results(batch_id, {kind: place for kind, place in asked.items() if place}, order)
     places = {

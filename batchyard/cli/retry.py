@@ -37,7 +37,7 @@ def retry(
             "--set",
             metavar="FIELD=VALUE",
             help="Set this field of each body, for example max_tokens=4096; you may repeat this "
-            "option. Dots lead into objects. The value is JSON, or else a text.",
+            "option. Dots lead into nested objects. The value is JSON, or else a text.",
         ),
     ] = None,
     unset: Annotated[
@@ -58,15 +58,15 @@ def retry(
         list[str] | None,
         typer.Option(
             metavar="REASON,…",
-            help="Lines whose answers ended so; `length`: they were cut off.",
+            help="Lines whose answers ended with one of these; `length`: they were cut off.",
         ),
     ] = None,
     invalid_json: Annotated[
         bool,
         typer.Option(
             "--invalid-json",
-            help="Lines whose answers are not JSON, or not of the JSON schema that their request "
-            "has.",
+            help="Lines whose answers are not JSON, or do not fit the JSON schema in their "
+            "request.",
         ),
     ] = False,
     as_json: Annotated[bool, OBJECT] = False,

@@ -71,7 +71,10 @@ def submit(
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the Batch object, with --wait as it ends.")
+        bool,
+        typer.Option(
+            "--json", help="Print the Batch object; with --wait, the object at the batch's end."
+        ),
     ] = False,
     **of_batch: Any,
 ) -> None:

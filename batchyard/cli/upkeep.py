@@ -77,6 +77,6 @@ async def _expire_files(as_json: bool) -> None:
         return
     typer.echo(
         f"files expired     {files:,} ({decimal(size_bytes)})\n"
-        f"objects swept     {swept.objects:,} ({decimal(swept.bytes)})\n"
-        f"unfinished swept  {swept.unfinished:,}"
+        f"objects deleted   {swept.objects:,} ({decimal(swept.bytes)})\n"
+        f"uploads deleted   {swept.unfinished:,}"
     )

@@ -125,7 +125,7 @@ class BatchRunner:
             log.warning("batch.lost", error)
         except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
             log.warning("batch.postponed", describe(error), batch=batch_id)
-            await self._put_off(batch_id)
+            await self._postpone(batch_id)
 
     async def _count(self, batch_id: str) -> None:
         """Count the batch if it has ended. If its flow run failed, it is continued later."""
@@ -134,9 +134,9 @@ class BatchRunner:
             self.ended += 1
         else:
             log.warning("batch.not_ended", batch=batch_id, status=batch.status.value)
-            await self._put_off(batch_id)
+            await self._postpone(batch_id)
 
-    async def _put_off(self, batch_id: str) -> None:
+    async def _postpone(self, batch_id: str) -> None:
         """Release the batch, unless the run that held it has done so."""
         try:
             await self._held.release(batch_id, after_seconds=AGAIN_AFTER_SECONDS)

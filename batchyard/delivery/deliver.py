@@ -55,7 +55,7 @@ class Delivered:
     """What became of the attempts that a deliverer has made."""
 
     delivered: int = 0
-    put_off: int = 0
+    to_try_again: int = 0
     """They are tried again later."""
     failed: int = 0
     """They are given up."""

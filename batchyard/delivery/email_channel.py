@@ -36,7 +36,7 @@ class EmailChannel:
             return await self._message(claim.delivery)
         except ValueError:
             # Of an older version, or of somebody who wrote into the database.
-            return SendOutcome(error="the address is not one that can be written to", is_final=True)
+            return SendOutcome(error="no e-mail can be sent to this address", is_final=True)
 
     async def send(self, _: DeliveryClaim, message: EmailMessage, __: str | None) -> SendOutcome:
         assert self.mailer is not None  # noqa: S101 - composed

@@ -42,7 +42,7 @@ class FileChannel:
 
     async def compose(self, claim: DeliveryClaim) -> BatchRecord | SendOutcome:
         if claim.url is None:
-            return SendOutcome(error="no key opens its URL any more", is_final=True)
+            return SendOutcome(error="no key can decrypt its URL any more", is_final=True)
         return await self.services.store.batches.get(claim.delivery.batch_id)
 
     async def send(self, claim: DeliveryClaim, message: BatchRecord, _: str | None) -> SendOutcome:

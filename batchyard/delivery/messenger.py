@@ -68,7 +68,7 @@ class Messenger:
                     span.fail("not_accepted")
                 return outcome
         except TimeoutError:
-            return SendOutcome(error="the attempt came to no end")
+            return SendOutcome(error="the attempt did not end")
 
 
 def _mailer(settings: Settings) -> Mailer | None:

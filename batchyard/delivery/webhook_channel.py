@@ -26,7 +26,9 @@ class WebhookChannel:
     async def compose(self, claim: DeliveryClaim) -> bytes | SendOutcome:
         delivery = claim.delivery
         if claim.url is None:
-            return SendOutcome(error="its URL is gone, or no key opens it any more", is_final=True)
+            return SendOutcome(
+                error="its URL was removed, or no key can decrypt it any more", is_final=True
+            )
         return event_body(
             event_id=delivery.event_id,
             event_type=delivery.event_type,

@@ -53,7 +53,9 @@ class EngineBlocks:
             self.live = frozenset(model.name for model in offered if model.is_live)
             meaningless = [model.name for model in offered if model.hours is None]
             if meaningless:
-                trouble = f"The batch_hours of {', '.join(meaningless)} mean nothing: correct them."
+                trouble = (
+                    f"The batch_hours of {', '.join(meaningless)} are not valid: correct them."
+                )
             hours = {model.name: model.hours for model in offered if model.hours is not None}
             await self._store.engine_hours.record(hours)
         if trouble and trouble != self._trouble:

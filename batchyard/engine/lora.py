@@ -125,7 +125,8 @@ def are_here(adapters: Iterable[str]) -> bool:
 def _rank(name: str, folder: Path) -> int:
     if not folder.is_dir():
         raise SettingsError(
-            f"The adapter {name} has its weights at {folder}, which is no folder on this machine."
+            f"The adapter {name} has its weights at {folder}, which is not a folder on this "
+            "machine."
         )
     try:
         config = json.loads((folder / _CONFIG).read_bytes())

@@ -57,7 +57,7 @@ def parse_cursor(text: str | None, order: Order | None) -> Cursor:
         raise _refused("'after' must be what an earlier answer has in X-Next-After.")
     found, rest, requests = match.groups()
     if order is not None and (order == "input") != (requests is not None):
-        raise _refused("'after' is a place in the other order: leave 'order' as it was.")
+        raise _refused("'after' belongs to the other order: do not change 'order'.")
     if requests is not None:
         return InputCursor(int(requests))
     return CompletionCursor(int(found), int(rest))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 EVENTS: Final = {
-    "answer.not_judged": "An answer could not be held against the batch's on_invalid_output; it"
+    "answer.not_judged": "An answer could not be checked for the batch's on_invalid_output; it"
     " counts as a good one.",
     "answer.not_read": "An engine's answer could not be read; its line is an error line.",
     "api.client_left": "A client closed the connection before its request was complete.",
@@ -17,7 +17,7 @@ EVENTS: Final = {
     "attachment.failed": "A line names an uploaded file that could not be sent to the engine; it "
     "is an error line.",
     "batch.at_risk": "By its forecast, a batch will miss its deadline.",
-    "batch.began": "A flow run takes a batch on.",
+    "batch.began": "A flow run has begun to work on a batch.",
     "batch.collected": "The result files are in the object store.",
     "batch.counted": "A deep validation has counted the tokens of a batch's prompts.",
     "batch.fetched": "The input is in the object store.",
@@ -28,34 +28,33 @@ EVENTS: Final = {
     "batch.lost": "The lease on a batch expired and another process has the batch.",
     "batch.not_cancelled": "A flow run was cancelled, but its batch could not be.",
     "batch.not_counted": "A deep validation could not count the tokens of all prompts; the text "
-    "says why. The batch goes on.",
+    "says why. The batch continues.",
     "batch.not_ended": "A flow run of a batch has ended and the batch has not; it is tried again.",
     "batch.not_released": "The lease on a batch could not be released; it expires by itself.",
-    "batch.not_stopped": "A batch whose model nothing serves, or whose window has ended, could not "
-    "be stopped; it is tried again.",
+    "batch.not_stopped": "A batch whose model no engine serves, or whose window has ended, could "
+    "not be stopped; it is tried again.",
     "batch.notified": "A webhook or an e-mail of a batch was sent, or the attempt failed.",
     "batch.overdue": "The completion window of a batch has ended; it expires.",
     "batch.planned": "The requests are ordered and divided into chunks.",
-    "batch.postponed": "A step of a batch failed for a reason that may pass; the batch is tried "
-    "again.",
+    "batch.postponed": "A step of a batch failed for a temporary reason; the batch is tried again.",
     "batch.progress": "A further chunk is done.",
     "batch.read_again": "The process that reads the input of a batch was ended; another one reads "
     "it from its beginning.",
     "batch.running": "Runners have chunks of the batch.",
     "batch.status_changed": "The status of a batch changed in the middle of a step, for instance "
     "by a cancellation.",
-    "batch.stopped": "A batch cannot go on. Its finished lines are delivered.",
+    "batch.stopped": "A batch cannot continue. Its finished lines are in its files.",
     "batch.uploaded": "The result files are where they were asked for, or the text says why not.",
     "batch.validated": "Every line of the input is a request.",
-    "batch.warned": "Its result files may not get where they are wanted; the text says why.",
+    "batch.warned": "Its result files may not get to their destinations; the text says why.",
     "batch.waiting": "No runner has a chunk of the batch; the text says why.",
     "batches.not_claimed": "The database gave no batches; it is asked again.",
-    "batches.not_seen": "The database did not say what became of the batches of this process; it "
+    "batches.not_seen": "The database did not give the state of this process's batches; it "
     "is asked again.",
     "chain.not_seen": "The lines of a chain could not be handed to its next stage; it begins again "
     "from what is durable.",
     "chain.part_made": "Lines of a chain that have their answers are a batch of its next stage.",
-    "chunk.failed": "A chunk failed; it is tried again, in smaller company.",
+    "chunk.failed": "A chunk failed; it is tried again, with fewer other chunks.",
     "chunk.lines_failed": "The process that ran a chunk ended too often: the lines that may be the "
     "cause are error lines.",
     "chunk.lost": "The lease on a chunk expired and another runner has the chunk.",
@@ -63,7 +62,7 @@ EVENTS: Final = {
     "chunk.not_released": "A chunk could not be released; it is tried again.",
     "chunk.not_saved": "Finished lines of a chunk could not be saved yet; they are kept and tried "
     "again.",
-    "chunk.postponed": "A chunk failed for a reason that may pass; it was released.",
+    "chunk.postponed": "A chunk failed for a temporary reason; it was released.",
     "chunks.not_claimed": "The database gave no chunks; it is asked again.",
     "deliveries.not_claimed": "The database gave no notifications to send; it is asked again.",
     "deliveries.not_sent": "Notifications could not be sent by this process.",
@@ -73,8 +72,8 @@ EVENTS: Final = {
     "delivery.not_shown": "A notification could not be shown in Prefect.",
     "endpoint.not_disabled": "A webhook endpoint that failed too often could not be disabled.",
     "engine.busy": "A server that others use has no room; the batch waits.",
-    "engine.cache_shared": "A server cannot keep tenants' prompt caches apart.",
-    "engine.free": "A server that others use has room again; the batch goes on.",
+    "engine.cache_shared": "A server cannot separate tenants' prompt caches.",
+    "engine.free": "A server that others use has room again; the batch continues.",
     "engine.log": "A line of a lost engine's log that says why it ended.",
     "engine.lost": "An engine ended or stopped answering; it is started again.",
     "engine.model_not_listed": "A server does not list the model; requests are sent nevertheless.",
@@ -89,11 +88,13 @@ EVENTS: Final = {
     "flow_run.not_changed": "The name, the tags or the end of a flow run could not be set.",
     "flow_run.uses": "Which database, object store and Prefect a flow run uses.",
     "health.failed": "A check of /readyz failed.",
-    "hours.not_read": "Prefect did not say the hours of an engine, or they mean nothing: those "
+    "hours.not_read": "Prefect did not give the hours of an engine, or they are not valid: those "
     "that were read before apply.",
     "lease.not_renewed": "A lease could not be renewed; it is tried again until it expires.",
-    "lengths.not_read": "Lengths of earlier answers could not be read; a batch goes on without.",
-    "lengths.not_written": "Lengths of answers could not be written; they are with the next ones.",
+    "lengths.not_read": "Lengths of earlier answers could not be read; the batch continues "
+    "without them.",
+    "lengths.not_written": "Lengths of answers could not be written; they are written with the "
+    "next ones.",
     "line.not_read": "A line of the input could not be read; it is an error line.",
     "live.broken_off": "An engine or its runner was lost in the middle of a live answer.",
     "live.lost": "The engine did not answer a live request to its end.",
@@ -106,7 +107,7 @@ EVENTS: Final = {
     "metrics.not_published": "A process could not write its metrics for the exporter.",
     "metrics.not_read": "The figures for /metrics could not be read.",
     "model.not_offered": "No engine serves the model. The message says how an operator adds it.",
-    "model.not_offered_now": "Nothing serves the model at the moment, but something did before.",
+    "model.not_offered_now": "No engine serves the model at the moment, but one did before.",
     "models.not_known": "Prefect could not be asked which models are served.",
     "models.not_read": "Prefect could not be asked for the list of models.",
     "new_file.refused": "A file that was found in a folder could not become a batch; it is tried "
@@ -127,14 +128,15 @@ EVENTS: Final = {
     "result.not_accepted": "The chunk of a result could not accept it; the chunk fails.",
     "runner.adapters_missing": "Adapters were added to a block after its engine had started: the "
     "runner ends, and the next engine has them.",
-    "runner.draining": "A runner was asked to end: another model gets its place, or the hours of "
+    "runner.draining": "A runner was asked to end: another model gets its slot, or the hours of "
     "its engine are over.",
-    "runner.ended": "A runner ended otherwise than it should.",
+    "runner.ended": "A runner ended with an error.",
     "runner.hours_over": "The hours of an engine ended: its runner finishes what is in flight.",
     "runner.lost": "A runner stopped renewing its registration; its chunks are released.",
     "runner.rate_not_read": "What prompts cost in earlier runs could not be read; it is guessed.",
     "runner.not_retired": "A runner that ended could not be marked as ended.",
-    "runner.not_seen": "The database did not say whether a runner shall go on; it is asked again.",
+    "runner.not_seen": "The database did not say whether a runner should continue; it is asked "
+    "again.",
     "runner.not_started": "Prefect could not be asked for a process that runs batches.",
     "runner.started": "A flow run of `run-chunks` was created for a model.",
     "scheduler.failed": "A look at which runners are needed failed; the next one follows.",
@@ -144,14 +146,14 @@ EVENTS: Final = {
     "service.away": "A database, object store or Prefect does not answer; the call is repeated.",
     "status_changes.not_reported": "Status changes could not be sent to Prefect; they are sent "
     "later.",
-    "step.repeated": "A step of a batch failed for a reason that may pass; it is repeated.",
+    "step.repeated": "A step of a batch failed for a temporary reason; it is repeated.",
     "storage.ahead": "The object store is newer than the database: a backup was restored.",
     "storage.not_marked": "The object store's mark could not be written.",
     "task_run.not_recorded": "A step of a batch could not be shown in Prefect.",
     "tuning.chosen": "A runner has found which options are fastest for its engine's work; it has "
     "them from now on.",
-    "tuning.failed": "A runner could not tune its engine; the engine goes on with the options that "
-    "it has.",
+    "tuning.failed": "A runner could not tune its engine; the engine continues with the options "
+    "that it has.",
     "tuning.not_started": "An engine did not start with options that were to be tried or that were "
     "remembered; its own are used.",
     "tuning.not_stored": "What was tuned could not be read or written; it is tried again.",

@@ -105,7 +105,7 @@ def given_up_email(given_up: GivenUp, *, to: str, sender: str, delivery_id: str)
 
     ``delivery_id`` is the e-mail's own. Raises ``ValueError`` for an address that is not one.
     """
-    subject = f"Webhook given up: {given_up.batch_id}"
+    subject = f"Webhook failed: {given_up.batch_id}"
     content = _Content(
         f"The event {given_up.event_type} of batch {given_up.batch_id} could not be delivered, "
         "and is not tried again."
@@ -121,7 +121,7 @@ def given_up_email(given_up: GivenUp, *, to: str, sender: str, delivery_id: str)
         ]
     )
     content.heading("Send it again")
-    content.paragraph("When the receiver is well, with the same webhook-id:")
+    content.paragraph("To send it again with the same webhook-id, once the receiver works:")
     content.code([f"batchyard deliveries replay {given_up.delivery_id}"])
     content.heading("See each attempt")
     content.code([f"batchyard deliveries show {given_up.delivery_id}"])

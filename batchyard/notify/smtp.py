@@ -82,7 +82,7 @@ class Mailer:
             await client.ehlo()
         if self.username is not None:
             if not client.supported_auth_methods:
-                return SendOutcome(error="the mail server offers no login of a kind that we know")
+                return SendOutcome(error="the mail server offers no supported kind of login")
             await client.login(self.username.encode(), (self.password or "").encode())
         await client.send_message(
             message, sender=senders[0].addr_spec, recipients=[recipients[0].addr_spec]

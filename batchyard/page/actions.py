@@ -34,8 +34,8 @@ async def pause(batch_id: str, request: Request, caller: PageCaller) -> Response
     return await _steer(request, caller, batch_id, caller.services.store.batch_schedule.pause)
 
 
-@router.post("/batches/{batch_id}/resume")
-async def resume(batch_id: str, request: Request, caller: PageCaller) -> Response:
+@router.post("/batches/{batch_id}/unpause")
+async def unpause(batch_id: str, request: Request, caller: PageCaller) -> Response:
     """Go on with it."""
     return await _steer(request, caller, batch_id, caller.services.store.batch_schedule.unpause)
 

@@ -89,7 +89,7 @@ def _state(runner: RunnerRecord, queue: ModelQueue | None, now: float) -> tuple[
     load = runner.load
     is_busy = load is not None and load.running > 0
     if runner.status is RunnerStatus.DRAINING:
-        why = "another model gets its place" if is_busy else "it ends: another model gets its place"
+        why = "another model gets its slot" if is_busy else "it ends: another model gets its slot"
         return "waiting", "draining", why
     if runner.ready_at is None:
         return "waiting", "loading", f"loads the model, {short_duration(now - runner.started_at)}"

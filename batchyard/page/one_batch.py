@@ -147,7 +147,10 @@ def _facts(listed: ListedBatch) -> list[tuple[str, str]]:
         ("Cost", cost_words(batch)),
         ("Window", f"{batch.completion_window}, until {moment(batch.expires_at)}"),
         ("Retry of", batch.retry_of or ""),
-        ("Copies", f"{count(batch.deduplicated_requests)} lines with the answer of an equal one")
+        (
+            "Copies",
+            f"{count(batch.deduplicated_requests)} lines with the answer of an identical one",
+        )
         if batch.deduplicated_requests
         else ("Copies", ""),
         ("Flow run", batch.flow_run_id or ""),

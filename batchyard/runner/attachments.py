@@ -124,7 +124,7 @@ class Attachments:
             return named_by_url(url, await self._fetch(url, host))
         except ValueError:
             # Its text may quote the URL.
-            raise LocationRefused("it is no URL: check host and port") from None
+            raise LocationRefused("it is not a URL: check host and port") from None
 
     async def _fetch(self, url: str, host: str | None) -> bytes:
         blocks = bytearray()
@@ -138,7 +138,7 @@ class Attachments:
         except TimeoutError:
             self._failures[host] += 1
             raise StorageUnavailable(
-                f"it did not come within {_FETCH_SECONDS:.0f} seconds"
+                f"it was not fetched within {_FETCH_SECONDS:.0f} seconds"
             ) from None
         return bytes(blocks)
 

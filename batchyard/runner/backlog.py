@@ -42,7 +42,7 @@ class Backlog:
 
     def pause(self, request: WindowRequest, seconds: float) -> None:
         """Queue it after so long."""
-        timer = asyncio.get_running_loop().call_later(seconds, self._resume, request)
+        timer = asyncio.get_running_loop().call_later(seconds, self._requeue, request)
         self._pausing[request] = timer
 
     def postpone(self, request: WindowRequest) -> None:
@@ -73,7 +73,7 @@ class Backlog:
         for timer in self._pausing.values():
             timer.cancel()
 
-    def _resume(self, request: WindowRequest) -> None:
+    def _requeue(self, request: WindowRequest) -> None:
         del self._pausing[request]
         self.queue.append(request)
         self._on_queued()

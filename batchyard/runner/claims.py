@@ -168,7 +168,7 @@ class Claims:
     def _not_now(self) -> set[str]:
         """Batches of which nothing is claimed here."""
         slow = {key.batch_id for key in self._slow}
-        return self._returns.put_off() | slow | self._door.batches
+        return self._returns.postponed() | slow | self._door.batches
 
     async def _claim(self) -> ChunkLease | None:
         chunks, door = self._services.store.chunks, self._door

@@ -38,7 +38,7 @@ def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
         # An engine's connection carries any other URL as what it is not.
         if envelope.url in ENDPOINTS:
             return envelope
-        reason = "its url is no endpoint that a batch may name"
+        reason = "its url is not an endpoint that a batch may name"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is about this line only
         reason = type(error).__name__
     log.warning("line.not_read", reason, ordinal=record["ordinal"])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-PUT_OFF_SECONDS = 30.0
+POSTPONED_SECONDS = 30.0
 """How long a batch that this machine cannot run is left to other machines."""
 
 
@@ -51,14 +51,14 @@ class Returns:
         self._retry = retry
         self._counts = counts
         self._is_shared = is_shared
-        self._put_off: dict[str, float] = {}
+        self._postponed: dict[str, float] = {}
         self._owed: dict[LeaseKey, _Return] = {}
 
-    def put_off(self) -> set[str]:
+    def postponed(self) -> set[str]:
         """Batches that are not to be run on this machine for now."""
         now = time.monotonic()
-        self._put_off = {batch: until for batch, until in self._put_off.items() if until > now}
-        return set(self._put_off)
+        self._postponed = {batch: until for batch, until in self._postponed.items() if until > now}
+        return set(self._postponed)
 
     async def release(self, lease: ChunkLease) -> None:
         """Release the chunk, which another runner may then lease."""
@@ -69,7 +69,7 @@ class Returns:
         chunks = self._services.store.chunks
         if await self._is_passing(error, lease):
             log.warning("chunk.postponed", describe(error), batch=lease.batch_id, chunk=lease.index)
-            self._put_off[lease.batch_id] = time.monotonic() + PUT_OFF_SECONDS
+            self._postponed[lease.batch_id] = time.monotonic() + POSTPONED_SECONDS
             await self.release(lease)
             return
         strikes = lease.strikes + 1

@@ -262,7 +262,7 @@ class Window:
         error = None if task.cancelled() else task.exception()
         if error is None:
             raise EngineLost("The window is closed.")
-        raise EngineLost(f"The engine was given up: {describe(error)}") from error
+        raise EngineLost(f"The engine could not be kept running: {describe(error)}") from error
 
     async def ended(self) -> None:
         """Return when the window accepts no more requests, for any reason."""

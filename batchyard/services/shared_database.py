@@ -39,7 +39,7 @@ def check_shared_database(settings: Settings) -> None:
         return
     if (kind := file_system_of(path)) in _NETWORK:
         raise SettingsError(
-            f"The SQLite database {path} is on a file system of the network ({kind}), where SQLite "
+            f"The SQLite database {path} is on a network file system ({kind}), where SQLite "
             f"loses data. {_ADVICE}"
         )
     host = urlsplit(os.environ.get("PREFECT_API_URL", "")).hostname

@@ -242,14 +242,14 @@ def _check_dataset(request: BatchRequest) -> None:
         table = next((each for each in places if each is not None and is_table(each)), None)
         if table is not None:
             raise RequestRefused(
-                f"{table} is a dataset: give the template that makes a request of each row.",
+                f"{table} is a dataset: give the template that makes a request from each row.",
                 param="template",
                 code="missing_required_parameter",
             )
         return
     if request.input is None:
         raise RequestRefused(
-            "A template is for a dataset, and that is read from a URL or a path: upload none.",
+            "A template is for a dataset, which is read from a URL or a path: do not upload it.",
             param="template",
             code="invalid_value",
         )

@@ -52,7 +52,7 @@ _BYTES_AT_ONCE: Final = 1 << 20
 _MOST_SCHEMAS: Final = 10_000
 """Whose verdicts are remembered: most files have a handful."""
 _FIRST_LINES: Final = 1000
-NO_COUNTER: Final = "its engine is a server of its own, with its tokenizer"
+NO_COUNTER: Final = "its engine is a server that runs already, with its own tokenizer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def check_paths(settings: Settings, *, output: Location | None, errors: Location
             raise RequestRefused(
                 f"{name} is the path {location}, and the batch may be run on another machine than "
                 f"{settings.this_machine}: give s3://bucket/key or a URL, or leave it out and "
-                "fetch the results with `batchyard results`. Where a path means the same on every "
+                "fetch the results with `batchyard results`. If a path means the same on every "
                 "machine, set BATCHYARD_SHARED_PATHS=true.",
                 param=name,
                 code="invalid_value",

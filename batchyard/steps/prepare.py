@@ -116,7 +116,7 @@ class Preparation:
             if not newer.is_known:
                 # Without the names, which are the client's words: this goes to logs.
                 raise DispatchFailed(
-                    "Prefect does not say whether lines name adapters or models that there are not."
+                    "Prefect does not say whether lines name models or adapters that do not exist."
                 )
             if newer != offer:
                 self._validated = await self._check_lines(self._reader, newer, counter)

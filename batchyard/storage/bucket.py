@@ -113,7 +113,7 @@ class S3Bucket:
                 self._client = (credentials or S3Credentials()).client()
         except ValueError as error:
             raise LocationRefused(
-                f"s3://{name}: the endpoint is no URL, give one such as https://s3.example.org"
+                f"s3://{name}: the endpoint is not a URL, give one such as https://s3.example.org"
             ) from error
 
     def shown(self, key: str) -> str:

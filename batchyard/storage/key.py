@@ -19,6 +19,6 @@ def checked_key(key: str) -> str:
     """
     if not _KEY.fullmatch(key):
         raise LocationRefused(
-            f"{key!r} is no storage key: use letters, digits and _ . = @ + - between slashes"
+            f"{key!r} is not a storage key: use letters, digits and _ . = @ + - between slashes"
         )
     return key

@@ -143,7 +143,7 @@ def put_headers(url: str) -> dict[str, str]:
     if unknown:
         raise LocationRefused(
             f"the presigned URL {shown(url)} signs {', '.join(unknown)}, which we do not send: "
-            "sign host and content-type alone"
+            "sign only host and content-type"
         )
     headers = dict(signature.own_headers)
     if signature.content_type is not None:

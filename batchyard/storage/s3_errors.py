@@ -47,7 +47,7 @@ def s3_errors_as_ours(name: str) -> Iterator[None]:
             "or set up the credentials chain of boto3"
         ) from error
     except raised.ParamValidationError as error:
-        raise LocationRefused(f"{name} is no valid S3 bucket and key: check the name") from error
+        raise LocationRefused(f"{name} is not a valid S3 bucket and key: check the name") from error
     except (raised.BotoCoreError, TransportError, OSError) as error:
         raise StorageUnavailable(f"S3 failed on {name} ({type(error).__name__})") from error
 

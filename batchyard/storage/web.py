@@ -80,7 +80,7 @@ def web_errors_as_ours(name: str) -> Iterator[None]:
         ) from None
     except (aiohttp.InvalidURL, UnicodeError):
         # The latter: a name with a label that DNS cannot hold.
-        raise LocationRefused(f"{name} is no URL: check host and port") from None
+        raise LocationRefused(f"{name} is not a URL: check host and port") from None
     except TimeoutError:
         raise StorageUnavailable(f"{name}: the server is too slow or does not answer") from None
     except aiohttp.ClientConnectorDNSError as error:

@@ -79,7 +79,7 @@ def _ours(error: Exception) -> BatchyardError:
         )
     if _is_of_other_tables(cause):
         return OtherTables(
-            "The database's tables were changed while this process was at work "
+            "The database's tables were changed while this process was running "
             f"({_first_line(cause)}): restart it with the version that made them."
         )
     if getattr(cause, "sqlstate", None) in _POOLER_SQLSTATES:

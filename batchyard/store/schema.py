@@ -100,7 +100,7 @@ async def _refuse_if_used(connection: AsyncConnection, seconds: float) -> None:
             else ("processes of an older version are")
         )
         raise TablesInUse(
-            f"{count} {processes} at work that cannot use the new tables: stop all workers and "
+            f"{count} {processes} running that cannot use the new tables: stop all workers and "
             "API processes, and run this again. Batches continue afterwards where they were."
         )
 

@@ -61,7 +61,7 @@ class Sealed(TypeDecorator[str]):
             return _keyring(dialect).decrypt(value).decode()
         except InvalidToken:
             raise StoreError(
-                "None of the sealing keys opens a stored location or secret; "
+                "None of the sealing keys can decrypt a stored location or secret; "
                 "list the older key after the current one."
             ) from None
 

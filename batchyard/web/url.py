@@ -39,7 +39,7 @@ def checked_url(url: str) -> URL:
         parsed = URL(url, encoded=True)
         host, port = parsed.host, parsed.port
     except ValueError:
-        raise LocationRefused(f"{shown(url)} is no URL: check host and port") from None
+        raise LocationRefused(f"{shown(url)} is not a URL: check host and port") from None
     if parsed.scheme not in {"http", "https"}:
         raise LocationRefused(f"{shown(url)} is neither http nor https")
     if not host or not port:

@@ -84,7 +84,7 @@ class Announcements:
                 try:
                     await self._hear(pool_id, is_new)
                 except Exception as error:  # noqa: BLE001 - the worker asks each time meanwhile
-                    note(f"Prefect's events cannot be heard ({type(error).__name__}).")
+                    note(f"Prefect's events cannot be received ({type(error).__name__}).")
                 await asyncio.sleep(_RECONNECT_SECONDS)
         finally:
             asking.cancel()

@@ -56,7 +56,7 @@ async def test_a_client_has_one_batch_one_event_and_the_answers_of_each_stage(
     ("stage", "param", "words"),
     [
         ({"endpoint": "/v1/nothing"}, "then[0].endpoint", "must be one of"),
-        ({"template": "{{ contnt }}"}, "then[0].template", "'contnt' is none of its variables"),
+        ({"template": "{{ contnt }}"}, "then[0].template", "'contnt' is not one of its variables"),
         ({"template": "{% if %}"}, "then[0].template", "cannot be used"),
         ({"template": '{% include "x" %}'}, "then[0].template", "may not include"),
     ],

@@ -68,7 +68,7 @@ def test_clean_ups_stop_until_the_restored_database_is_accepted(home: Path) -> N
     with pytest.raises(OtherState):
         batchyard("expire-files")
     assert batchyard("storage", "accept", "--yes").endswith("Accepted.\n")
-    assert "objects swept     0" in batchyard("expire-files")  # it is younger than a day
+    assert "objects deleted   0" in batchyard("expire-files")  # it is younger than a day
     batchyard("doctor", "cli")
 
 

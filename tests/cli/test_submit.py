@@ -400,8 +400,8 @@ def test_a_batch_is_submitted_with_what_bad_answers_do(
     ("rule", "message"),
     [
         ("@none.json", "none.json cannot be read: No such file or directory."),
-        ("{", "It is no JSON"),
-        ("[]", "It is no object"),
+        ("{", "It is not JSON"),
+        ("[]", "It is not an object"),
         ("{}", "on_invalid_output needs a test"),
     ],
 )

@@ -213,7 +213,7 @@ async def test_a_receiver_that_was_down_gets_it_in_the_next_slot(
         delivery, elapsed, attempts = await the_delivery(site), 0.0, 0
         while elapsed < down_hours * HOUR:
             async with Deliverer(site.services) as deliverer:
-                assert await deliverer.deliver_due(30) == Delivered(put_off=1)
+                assert await deliverer.deliver_due(30) == Delivered(to_try_again=1)
             attempts += 1
             pause = await deliveries.seconds_to_next()
             assert pause is not None

@@ -195,7 +195,7 @@ async def test_after_an_hour_the_next_one_goes_on_at_once(
 ) -> None:
     monkeypatch.setattr(reconcile, "_RUN_SECONDS", 0.2)
     ended = await Reconciler(services, api, "first").run()
-    assert ended.message == "The next flow run goes on."
+    assert ended.message == "The next flow run continues."
     assert await owner(services) is None
     next_one, after_it = (run["state"] for run in prefect.runs)
     assert (next_one["type"], next_one["state_details"]) == ("SCHEDULED", {})

@@ -82,7 +82,7 @@ async def test_a_process_at_work_says_that_its_tables_were_changed(
     async with open_store(empty_url, migrate=True) as store:
         batch = await store.batches.create(new_batch())
         await _change(empty_url, statement)
-        with pytest.raises(OtherTables, match="were changed while this process was at work"):
+        with pytest.raises(OtherTables, match="were changed while this process was running"):
             await store.batches.get(batch.id)
 
 
@@ -109,7 +109,7 @@ async def test_a_migration_waits_for_processes_that_could_not_use_its_tables(
             empty_url, patience_seconds=PATIENCE_SECONDS, unused_for_seconds=unused_for_seconds
         )
 
-    with pytest.raises(TablesInUse, match=r"^1 process of an older version is at work"):
+    with pytest.raises(TablesInUse, match=r"^1 process of an older version is running"):
         await migrate(60)
     assert await migrate(2) == _our_revisions()[0]  # its heartbeat is older
 

@@ -68,8 +68,8 @@ async def test_everything_can_be_done_with_the_keyboard(
     tab.wait(f"location.pathname === '/batches/{batch.id}' && document.readyState === 'complete'")
     tab_to(tab, "do-pause")
     tab.press("Enter")
-    tab.wait("document.getElementById('do-resume') !== null")
-    tab_to(tab, "do-resume")
+    tab.wait("document.getElementById('do-unpause') !== null")
+    tab_to(tab, "do-unpause")
     tab.press("Enter")
     tab.wait("document.getElementById('do-pause') !== null")
     tab_to(tab, "priority")
@@ -293,7 +293,7 @@ async def test_links_and_forms_do_all_of_it_without_scripts(
         page = await client.get(f"/batches/{batch.id}")
         assert "<noscript><p" in page.text
         fields = {"csrf": token_in(page.text)}
-        assert "Resume" in (await client.post(f"/batches/{batch.id}/pause", data=fields)).text
+        assert "Unpause" in (await client.post(f"/batches/{batch.id}/pause", data=fields)).text
         assert (await client.post(f"/batches/{batch.id}/cancel", data={})).status_code == 403
         others = {"file": ("a.jsonl", line("a"))}
         assert (await client.post("/new", files=others)).status_code == 403
@@ -316,7 +316,7 @@ async def test_a_tenant_sees_and_changes_its_own_batches_only(
         assert mine.id in page.text
         assert other.id not in page.text
         token = {"csrf": token_in(page.text), "priority": "1"}
-        for what in ("pause", "resume", "cancel", "retry", "priority"):
+        for what in ("pause", "unpause", "cancel", "retry", "priority"):
             answer = await client.post(f"/batches/{other.id}/{what}", data=token)
             assert answer.status_code == 404
         for path in ("", "/now", "/files/input"):

@@ -210,7 +210,7 @@ async def test_a_file_that_takes_too_long_is_given_up(
     async with Attachments(window, WEB) as one:
         await one.submit(results.request(1, server.url()))
 
-    assert "did not come within" in str(results.lines[1]["error"])
+    assert "was not fetched within" in str(results.lines[1]["error"])
 
 
 async def test_there_is_room_for_so_much_and_first_come_is_first_served() -> None:

@@ -213,7 +213,7 @@ async def test_a_server_of_its_own_has_no_counter(
     yard: Yard, caplog: pytest.LogCaptureFixture
 ) -> None:
     await yard.prepared([chat_line("a", LONG)], validation="deep")
-    assert "its engine is a server of its own" in caplog.text
+    assert "its engine is a server that runs already" in caplog.text
 
 
 @pytest.mark.parametrize(

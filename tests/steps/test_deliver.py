@@ -140,7 +140,7 @@ async def test_each_endpoint_gets_its_own_copy_of_one_event(yard: Yard, receiver
 async def test_a_second_attempt_has_the_same_id(yard: Yard, receiver: Receiver) -> None:
     receiver.answers.append(Reply(500))
     await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
-    assert await deliver_due(yard, receiver) == Delivered(put_off=1)
+    assert await deliver_due(yard, receiver) == Delivered(to_try_again=1)
     assert await deliver_due(yard, receiver) == Delivered()
     await make_due(yard)
     assert await deliver_due(yard, receiver) == Delivered(delivered=1)
@@ -152,7 +152,7 @@ async def test_a_second_attempt_has_the_same_id(yard: Yard, receiver: Receiver) 
 async def test_a_redirect_is_not_followed(yard: Yard, receiver: Receiver) -> None:
     receiver.answers.append(Reply(301, {"Location": receiver.url("/elsewhere")}))
     await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
-    assert await deliver_due(yard, receiver) == Delivered(put_off=1)
+    assert await deliver_due(yard, receiver) == Delivered(to_try_again=1)
     assert len(receiver.requests) == 1
 
 
@@ -176,7 +176,7 @@ async def test_a_receiver_that_nobody_vouches_for_gets_nothing(
 ) -> None:
     """Its certificate is of an authority that the system does not trust."""
     await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
-    assert await deliver_due(yard) == Delivered(put_off=1)
+    assert await deliver_due(yard) == Delivered(to_try_again=1)
     assert receiver.requests == []
     assert "certificate" in str(await last_error(yard, (await only(yard)).id))
 
@@ -187,7 +187,7 @@ async def test_a_receiver_that_takes_too_long_is_tried_again(
     monkeypatch.setattr(messenger, "TIMEOUT_SECONDS", 0.3)
     receiver.reply = Reply(delay_seconds=2)
     await ended(yard, locations=BatchLocations(receivers={DeliveryKind.WEBHOOK: receiver.url()}))
-    assert await deliver_due(yard, receiver) == Delivered(put_off=1)
+    assert await deliver_due(yard, receiver) == Delivered(to_try_again=1)
     assert "within 0.3 seconds" in str(await last_error(yard, (await only(yard)).id))
 
 
@@ -228,7 +228,7 @@ async def test_after_the_last_attempt_the_owner_gets_an_email(
 
 async def test_an_email_waits_for_a_mail_server(yard: Yard) -> None:
     await ended(yard, notify_email="author@example.com")
-    assert await deliver_due(yard) == Delivered(put_off=1)
+    assert await deliver_due(yard) == Delivered(to_try_again=1)
     assert "BATCHYARD_SMTP__HOST" in str(await last_error(yard, (await only(yard)).id))
     with running_mail_server("none") as server:
         yard.set(smtp=SmtpSettings(host="127.0.0.1", port=server.port, security="none"))
@@ -438,7 +438,7 @@ async def test_a_store_that_is_away_gets_a_result_file_later(
     monkeypatch.setattr(services, "WebAccess", partial(WebAccess, backoff=Backoff(attempts=1)))
     receiver.answers += [Reply(503), Reply(200)]
     delivery = await asked_for(yard, await ended_with_results(yard), receiver.url())
-    assert await deliver_due(yard, receiver) == Delivered(put_off=1)
+    assert await deliver_due(yard, receiver) == Delivered(to_try_again=1)
     await make_due(yard)
     assert await deliver_due(yard, receiver) == Delivered(delivered=1)
     attempts = await yard.services.store.deliveries.attempts(delivery.id)

@@ -45,7 +45,7 @@ async def test_what_a_claim_without_an_answer_has_leased_is_not_renewed(
         with pytest.raises(StoreUnavailable):
             await deliverer.deliver_due()
         await deliveries.release(owners[0])  # as the end of its lease would
-        assert await deliverer.deliver_due() == Delivered(put_off=1)
+        assert await deliverer.deliver_due() == Delivered(to_try_again=1)
     assert owners[1] != owners[0]
 
 

@@ -321,7 +321,7 @@ def test_the_next_attempt_takes_the_room_that_its_limit_allows() -> None:
         ({**LONGER, "then": "fail"}, "at `$.then`"),
         ({**LONGER, "set": {"model": "other"}}, "cannot change model"),
         ({**LONGER, "unset": ["stream"]}, "cannot change stream"),
-        ({**LONGER, "set": {"a": 1, "a.b": 2}}, "a.b leads through a value that is no object"),
+        ({**LONGER, "set": {"a": 1, "a.b": 2}}, "a.b leads through a value that is not an object"),
         ({**LONGER, "set": {"user": "x" * 20_000}}, "may have 16384 bytes at most"),
     ],
 )

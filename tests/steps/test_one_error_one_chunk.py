@@ -65,7 +65,7 @@ def poison(custom_id: str, key: str = "url") -> bytes:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(returns, "PUT_OFF_SECONDS", 0.05)
+    monkeypatch.setattr(returns, "POSTPONED_SECONDS", 0.05)
     monkeypatch.setattr(admission, "SLOW_SECONDS", 0.1)
 
 
@@ -494,7 +494,7 @@ def hanging_at(yard: Yard, key: str) -> asyncio.Event:
 async def test_a_batch_that_this_machine_cannot_run_is_left_to_others_for_a_while(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(returns, "PUT_OFF_SECONDS", 3600.0)
+    monkeypatch.setattr(returns, "POSTPONED_SECONDS", 3600.0)
     yard.use(StubEngine(max_num_seqs=8, latency=0.005))
     hers = await yard.prepared(lines(25, "a"), priority=1)
     his = await yard.prepared(lines(25, "b"))

@@ -134,7 +134,7 @@ async def test_another_model_is_the_one_that_lines_may_name(yard: Yard) -> None:
 async def test_a_patch_that_a_line_cannot_take_makes_no_batch(yard: Yard) -> None:
     first = await mixed(yard)
     before = [key async for key in yard.services.storage.list("")]
-    with pytest.raises(RequestRefused, match="no object") as refused:
+    with pytest.raises(RequestRefused, match="not an object") as refused:
         await retry_batch(yard.services, first.id, patch=BodyPatch.of({"model.name": "x"}, ()))
     assert refused.value.param == "set"
     assert [key async for key in yard.services.storage.list("")] == before

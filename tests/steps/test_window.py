@@ -755,7 +755,9 @@ async def test_submitters_of_a_window_that_broke_are_told(monkeypatch: pytest.Mo
     async with opened(engine) as window:
         owner = Owner(window, "a")
         async with asyncio.timeout(SOON_SECONDS):
-            with pytest.raises(EngineLost, match="The engine was given up: RuntimeError"):
+            with pytest.raises(
+                EngineLost, match="The engine could not be kept running: RuntimeError"
+            ):
                 await owner.submit(*["quick"] * 9)
     assert engine.starts == 10
 
@@ -770,7 +772,7 @@ async def test_an_engine_that_fails_to_start_in_an_unknown_way_ends_the_window()
     async with opened(Broken(max_num_seqs=1, faults=[Fault(FaultKind.DEATH)])) as window:
         owner = Owner(window, "a")
         async with asyncio.timeout(SOON_SECONDS):
-            with pytest.raises(EngineLost, match="The engine was given up: OSError"):
+            with pytest.raises(EngineLost, match="The engine could not be kept running: OSError"):
                 await owner.submit(*["quick"] * 9)
 
 

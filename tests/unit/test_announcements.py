@@ -153,7 +153,7 @@ async def test_a_worker_that_hears_nothing_asks_each_time(events: Events) -> Non
         await until(lambda: worker.notes)
         await worker.ask()
         assert worker.is_time_to_ask()
-    assert worker.notes[0] == "Prefect's events cannot be heard (ConnectionRefusedError)."
+    assert worker.notes[0] == "Prefect's events cannot be received (ConnectionRefusedError)."
 
 
 async def test_a_connection_that_ends_is_made_again(events: Events) -> None:

@@ -60,7 +60,9 @@ def test_what_is_no_path_is_refused(
 
 
 def test_a_path_through_something_that_is_no_object_is_refused() -> None:
-    with pytest.raises(RequestRefused, match=r"model\.x leads through a value that is no object"):
+    with pytest.raises(
+        RequestRefused, match=r"model\.x leads through a value that is not an object"
+    ):
         patched({"model.x": 1})
 
 

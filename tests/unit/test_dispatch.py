@@ -841,7 +841,7 @@ async def test_hours_stay_as_they_were_while_prefect_does_not_say(
         await looking.look()
     assert prefect.runs == []
     assert MODEL in looking.waits
-    assert caplog.text.count(f"The batch_hours of {MODEL} mean nothing") == 1
+    assert caplog.text.count(f"The batch_hours of {MODEL} are not valid") == 1
 
 
 @pytest.mark.usefixtures("always_asked")

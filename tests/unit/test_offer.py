@@ -36,7 +36,7 @@ def test_an_adapter_is_named_as_a_model_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        *(([name], "It is no path") for name in ("/data/law", "./law", "../law", "~/law")),
+        *(([name], "It is not a path") for name in ("/data/law", "./law", "../law", "~/law")),
         *(
             ([name], "must be like a model's")
             for name in ("", "a b", "a=b", "a\x1d", "a/", "x" * 201)

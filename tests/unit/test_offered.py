@@ -135,7 +135,7 @@ async def test_an_estimate_counts_with_what_the_models_block_says(
     given = await found("a", "/models/given")
     assert (given.setup["model"], given.setup["max_model_len"]) == ("/models/given", 8)
     assert not given.setup["trust_remote_code"]
-    assert "a server of its own" in (await found("b")).why
+    assert "a server that runs already" in (await found("b")).why
     assert "there is no block d: name the folder" in (await found("d")).why
     prefect.status = 500
     assert isinstance(await found("a"), NoCounter)

@@ -76,7 +76,7 @@ def test_an_answer_is_the_engines_object_under_our_id_and_times() -> None:
         (404, {"message": "No model."}, ("server_error", "No model.")),
         (429, {}, ("rate_limit_exceeded", "The engine answered with the HTTP status 429.")),
         (200, {"status": "failed", "error": {"message": "Oh."}}, ("server_error", "Oh.")),
-        (200, [], ("server_error", "The engine's answer is no response.")),
+        (200, [], ("server_error", "The engine's answer is not a response.")),
     ],
 )
 def test_an_answer_of_the_engine_says_how_the_response_ended(

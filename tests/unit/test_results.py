@@ -228,7 +228,7 @@ def test_the_reason_of_a_request_without_an_answer_stands_behind_the_message() -
     assert len(result.line.decode().splitlines()) == 1
     assert json.loads(result.line)["error"] == {
         "code": "file_url_unavailable",
-        "message": "The file that body.file_url names could not be had. It is\u2028 gone.",
+        "message": "The file that body.file_url names could not be fetched. It is\u2028 gone.",
     }
 
 

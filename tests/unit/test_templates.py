@@ -41,7 +41,7 @@ def test_what_makes_no_object_says_why(source: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("{{ contnt }}", "'contnt' is none of its variables, which are: content, request"),
+        ("{{ contnt }}", "'contnt' is not one of its variables, which are: content, request"),
         ("{% if %}", "Expected an expression"),
         ("{% include 'other' %}", "may not include"),
         ("x" * 70_000, "more than 65536 characters"),

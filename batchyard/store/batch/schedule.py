@@ -70,7 +70,7 @@ class BatchSchedule(Aggregate):
 
     async def unpause(self, batch_id: str) -> BatchRecord:
         """Undo :meth:`pause`; a second time changes nothing."""
-        return await self._steer("batch.resumed", batch_id, paused_at=None)
+        return await self._steer("batch.unpaused", batch_id, paused_at=None)
 
     async def set_priority(self, batch_id: str, priority: int) -> BatchRecord:
         """Set its priority, from its next chunk on."""

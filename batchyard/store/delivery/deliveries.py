@@ -148,7 +148,7 @@ class Deliveries(Aggregate):
         if (await connection.execute(pending)).scalar_one() >= most_pending:
             raise TransitionConflict(
                 f"{most_pending} deliveries of results of {batch.id} are pending: wait until "
-                "they have come to an end."
+                "they have ended."
             )
         ids = await insert_file_deliveries(connection, batch, places)
         return [await _load(connection, each) for each in ids]

@@ -41,7 +41,7 @@ async def test_what_an_operator_does_is_recorded_and_what_others_do_is_not(store
         ("ada@desk", "batch.cancelled", batch.id),
         ("ada@desk", "batch.paused", batch.id),
         ("ada@desk", "batch.priority", batch.id),
-        ("ada@desk", "batch.resumed", batch.id),
+        ("ada@desk", "batch.unpaused", batch.id),
         ("ada@desk", "key.created", key.record.id),
         ("ada@desk", "key.revoked", key.record.id),
         ("ada@desk", "tenant.email", "a"),

@@ -115,7 +115,7 @@ async def test_an_engine_does_not_start_without_the_folder_of_its_adapter(
     make_engine: Any, tmp_path: Path
 ) -> None:
     engine = make_engine(adapters={"law": str(tmp_path / "gone")})
-    with pytest.raises(EngineStartFailed, match=r"adapter law .*gone, which is no folder"):
+    with pytest.raises(EngineStartFailed, match=r"adapter law .*gone, which is not a folder"):
         await engine.start()
 
 
@@ -140,5 +140,5 @@ def test_blocks_give_their_engines_the_names() -> None:
     assert vllm.build(python=Path("python")).adapters == {"law"}
     remote = RemoteEngineBlock(model="m", base_url="http://10.0.0.5", adapters=["law", "tone"])
     assert remote.build(None).adapters == {"law", "tone"}
-    with pytest.raises(ValidationError, match="It is no path"):
+    with pytest.raises(ValidationError, match="It is not a path"):
         RemoteEngineBlock(model="m", base_url="http://10.0.0.5", adapters=["/law"])

@@ -228,7 +228,7 @@ def given_up(**values: Any) -> EmailMessage:
 def test_a_webhook_given_up_is_explained() -> None:
     message = given_up()
 
-    assert message["Subject"] == f"Webhook given up: {BATCH_ID}"
+    assert message["Subject"] == f"Webhook failed: {BATCH_ID}"
     assert message["Message-ID"] == "<mail_2@batchyard>"
     assert part(message, "plain") == (
         "The event batch.completed of batch batch_0123456789abcdef0123456789abcdef could not be "
@@ -243,7 +243,7 @@ def test_a_webhook_given_up_is_explained() -> None:
         "\n"
         "Send it again:\n"
         "\n"
-        "When the receiver is well, with the same webhook-id:\n"
+        "To send it again with the same webhook-id, once the receiver works:\n"
         "\n"
         "    batchyard deliveries replay wh_1\n"
         "\n"

@@ -80,7 +80,7 @@ async def test_a_missing_login_is_an_error_that_may_pass() -> None:
 async def test_a_login_that_is_not_offered_is_an_error(server: MailServer) -> None:
     answer = await mailer(server, username="batchyard", password="canary").send(MESSAGE)
 
-    assert answer.error == "the mail server offers no login of a kind that we know"
+    assert answer.error == "the mail server offers no supported kind of login"
     assert server.mails == []
 
 
