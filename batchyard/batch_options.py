@@ -19,7 +19,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class DeliveryKind(StrEnum):
-    """How somebody is told, or that a file is what they get."""
+    """How a receiver is notified, or that it gets a file."""
 
     WEBHOOK = "webhook"
     EMAIL = "email"

@@ -29,7 +29,7 @@ REFUSED_FIELDS: Final = {
     "mm_payload": "is for calls between engines",
     "mm_processor_kwargs": "sets how the engine prepares media",
     "previous_input_messages": "is for calls between engines",
-    "previous_response_id": "names an answer that the engine keeps, whoever it was for",
+    "previous_response_id": "names an answer that the engine keeps, of any user",
     "priority": "would put the request before those of other batches",
     "prompt_embeds": "puts tensors into the model in place of text",
     "request_id": "is the engine's own name for the request",

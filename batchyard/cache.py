@@ -152,7 +152,7 @@ class SimulatedEngine:
         self._users: dict[int, int] = {}
         """Node → running requests that pin it."""
         self._free: OrderedDict[int, int] = OrderedDict()
-        """Nodes that nobody pins, and (below -1) answers; how many blocks each, oldest first."""
+        """Nodes that are not pinned, and (below -1) answers; how many blocks each, oldest first."""
         self._answers = -1
         self._running: list[tuple[float, int, int, int, int]] = []
         """Heap: end in steps, number, prompt, blocks held besides nodes, blocks still to come."""
@@ -266,7 +266,7 @@ class SimulatedEngine:
         growth = min(to_come, self._blank + self._warm)
         self._take(growth)
         held += growth
-        # The last block is not full: nobody can find it, so it is taken first.
+        # The last block is not full: no prompt can find it, so it is taken first.
         self._blank += 1
         if held > 1:
             self._answers -= 1

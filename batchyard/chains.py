@@ -37,7 +37,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 def stages_of(asked: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
-    """The stages that somebody has written down. Raises RequestRefused."""
+    """The stages as a user has written them. Raises RequestRefused."""
     unknown = sorted({key for each in asked for key in each} - {*Stage.__struct_fields__})
     if unknown:
         raise _unreadable(f"a stage has no '{unknown[0]}'")

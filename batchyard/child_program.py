@@ -24,7 +24,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 class ChildProgram:
-    """A program that was started. Whoever has started it calls :meth:`end`, whatever happens."""
+    """A program that was started. Its starter calls :meth:`end`, whatever happens."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

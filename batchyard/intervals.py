@@ -21,7 +21,7 @@ RETRY_SECONDS: Final = 0.5
 CACHE_SECONDS: Final = 3.0
 """How often a runner asks its engine how full its cache is; the page asks as often."""
 KV_SECONDS: Final = 1.0
-"""How often a runner asks its engine how many requests it has thrown out of its cache."""
+"""How often a runner asks its engine how many requests it has preempted."""
 LENGTHS_SECONDS: Final = 2.0
 """How often a runner writes what it has learned of the lengths of answers."""
 TUNING_SECONDS: Final = 1.0

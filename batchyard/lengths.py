@@ -99,7 +99,7 @@ class Lengths:
             self.weight + others.weight * share, self.tokens + others.tokens * share, histogram
         )
 
-    def with_under_way(self, written: Iterable[float], most: float = math.inf) -> Lengths:
+    def with_in_flight(self, written: Iterable[float], most: float = math.inf) -> Lengths:
         """These and answers that go on, of which so many tokens are ``written``.
 
         Without them the short ones would be overrepresented: they come first. Each counts as

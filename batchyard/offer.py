@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.:@+-]*(/[A-Za-z0-9][\w.:@+-]*)*", re.
 class Offer:
     """``adapters``: by an adapter's name, its model. ``models`` None: any name may be a model's.
 
-    Not ``is_known``: nobody could say what there is now.
+    Not ``is_known``: what there is now could not be read.
     """
 
     models: frozenset[str] | None = None

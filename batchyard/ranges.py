@@ -58,7 +58,7 @@ def choose(pieces: Sequence[Piece], owner: str, *, place: int | None = None) -> 
 
 
 def _of_longest_answers(free: Sequence[Piece]) -> list[Piece]:
-    """They go first, whoever runs them, so that none is begun at the end."""
+    """They go first, on any runner, so that none is begun at the end."""
     most = max((piece.answer_bits for piece in free), default=0)
     return [piece for piece in free if piece.answer_bits == most]
 
@@ -78,7 +78,7 @@ def _runs(pieces: Sequence[Piece], wanted: set[int]) -> list[tuple[Piece | None,
 
 
 def _second_half(run: list[Piece]) -> list[Piece]:
-    """From the piece in the middle on: whoever is before the run goes on with the first half."""
+    """From the piece in the middle on: the runner before the run continues with the first half."""
     half, seen = _tokens(run) / 2, 0
     for number, piece in enumerate(run):
         if seen >= half:

@@ -49,7 +49,7 @@ class ActiveRunner:
     """A runner that exists or is about to: it has a place in its pool.
 
     One that is leaving, or whose process is gone, is draining: it keeps its place and serves
-    nobody.
+    no batch.
     """
 
     model: str
@@ -184,7 +184,7 @@ class _PoolPlan:
         return started
 
     def drains(self) -> list[str]:
-        """The runners that nobody wants, and those that make room for models that have none."""
+        """The runners that are not needed, and those that make room for models that have none."""
         unwanted = [
             str(runner.runner_id)
             for runner in self._runners

@@ -229,13 +229,13 @@ class Settings(BaseSettings):
     metrics_token: SecretStr | None = None
     """What ``GET /metrics`` of the API asks for, as ``Authorization: Bearer …``; unset: nothing.
 
-    Set it where users reach the API without a proxy that keeps ``/metrics`` from them."""
+    Set it if users reach the API without a proxy that blocks ``/metrics``."""
     public_url: str | None = None
     """The address at which people open the API in a browser, for example
     ``https://batches.example.org``; unset: nothing links to a batch's page."""
     engine_python: Path | None = None
     """The Python of the environment that has vLLM; unset: the one that `batchyard engine install`
-    has chosen, or ``.venv-engine`` beside the project."""
+    has chosen, or ``.venv-engine`` next to the project."""
     runners: Literal["inline", "pool"] = "inline"
     """Where chunks run: ``inline``, in the process-batch flow run; ``pool``, in run-chunks flow
     runs on the GPU pool."""
@@ -254,8 +254,8 @@ class Settings(BaseSettings):
     """How long a lease on a chunk or an engine slot lasts without renewal. A lease on a batch
     lasts as long, but 30 seconds at most."""
     batches_at_once: int = Field(default=200, ge=1)
-    """How many batches of one tenant a run-batches flow run processes at a time. Those of other
-    tenants find some room beside them, a third as much at most."""
+    """How many batches of one tenant a run-batches flow run processes at a time. Batches of
+    other tenants may have up to a third as many places in addition."""
     pools: dict[str, str] = Field(default_factory=dict)
     """The GPU work pool of each model, as JSON; all other models run on ``gpu``."""
     pool: str = "gpu"
@@ -270,7 +270,7 @@ class Settings(BaseSettings):
     Processes of one host with the same name share engine slots. Give containers of one host the
     same name if they share GPUs, and different names if each has its own GPUs."""
     swap_seconds: float = Field(default=300.0, ge=0)
-    """How long an engine serves at least before another model may take its slot."""
+    """The least time that an engine serves its model before another model may take its slot."""
     admission: Literal["off", "refuse"] = "off"
     """``refuse``: refuse a batch if the forecast says that it cannot be done in its window."""
     validation: Literal["basic", "deep"] = "basic"
@@ -310,7 +310,7 @@ class Settings(BaseSettings):
     """How long an engine with requests may produce no token before it counts as hung and is
     restarted."""
     request_attempts: int = Field(default=5, ge=1)
-    """How often a request is attempted that gets 408, 409, 425, 429, 5xx or no answer. Half a
+    """How often a request is attempted if it gets 408, 409, 425, 429, 5xx or no answer. Half a
     second passes before the second attempt, and twice as long before each further one."""
     allow_private_urls: bool = False
     """Whether clients' URLs may use http and lead to any address; for development only."""

@@ -39,8 +39,8 @@ T = TypeVar("T")
 URGENCY_SECONDS: Final = (3_600, 21_600, 86_400)
 """Up to an hour, six hours, a day left until the deadline; a fourth class has more.
 
-Classes and not the deadline itself: with it alone, whoever asks for the shortest window would
-keep everybody else waiting.
+Classes and not the deadline itself: with it, the batches with the
+shortest windows would keep all others waiting.
 """
 BACKGROUND_URGENCY: Final = len(URGENCY_SECONDS) + 1
 """The class of background batches: after all others."""
@@ -136,7 +136,7 @@ class Turns:
         self._sizes: defaultdict[str, _Shares[bool]] = defaultdict(_Shares)
 
     def join(self, standing: Standing) -> None:
-        """The batch stands in the queue now. Whoever was not there before has no turn in hand."""
+        """The batch stands in the queue now. A new tenant begins without turns of the past."""
         self._tenants.join(standing.tenant)
         self._sizes[standing.tenant].join(standing.is_small)
 
@@ -193,7 +193,7 @@ class Room:
 
     @property
     def free(self) -> int:
-        """How many places nobody has."""
+        """How many places are free."""
         return self._places - self._taken.total()
 
     def take(self, tenant: str) -> None:
@@ -219,7 +219,7 @@ class _Shares(Generic[K]):
     """Equal shares for all that are present, whatever each unit costs.
 
     The one that was served least is first. One that comes has been served as much as the least
-    served that is there: it waits for nobody's past, and nobody for its own.
+    served that is there: what was served before it came does not count.
     """
 
     def __init__(self) -> None:

@@ -111,7 +111,7 @@ def up(
         signal.signal(number, signal.default_int_handler)
     try:
         everything.start()
-        say(everything.welcome())
+        say(everything.start_text())
         everything.wait_for_an_end()
     except KeyboardInterrupt:
         pass
@@ -178,7 +178,7 @@ class Everything:
             self._start(pool, *PREFECT_WORKER, "--pool", pool)
         self._wait_until_it_answers("api", f"{self._api_url}/models")
 
-    def welcome(self) -> str:
+    def start_text(self) -> str:
         """What to print when everything runs: addresses, the key, and a batch to try."""
         key = self._key_file.read_text().strip() if self._key_file else "YOUR_KEY"
         lines = [

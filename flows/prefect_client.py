@@ -45,7 +45,7 @@ class _AskAgainSoon(httpx.Auth):
 
 SETTINGS: Final = {"auth": _AskAgainSoon()}
 _PLAIN: Final = {**SETTINGS, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
-"""It trusts nobody. Prefect's client would read all certificate authorities, for 20 to 50 ms in
+"""It trusts no certificate. Prefect's client would read all authorities, for 20 to 50 ms in
 which nothing else runs, to speak HTTP without TLS."""
 
 

@@ -42,8 +42,8 @@ the server gives out as `/openapi.json` and shows at `/docs`. **ours** marks wha
 does not have; routes below `/v1/messages` are Anthropic's, for \
 [its SDKs](../how-to/use-anthropics-sdk.md); everything else is OpenAI's, and \
 [its SDKs](../how-to/use-the-api.md) work unchanged. \
-There is no route for a single request (`POST /v1/chat/completions`): all requests are \
-lines of batches. Every route that answers GET answers HEAD as well, with the same status and \
+Single requests (`POST /v1/chat/completions`) are [live requests](../how-to/serve-live.md), \
+which the operator must allow. Every route that answers GET answers HEAD as well, with the same status and \
 headers and without a body.
 
 Every request needs a [key](../how-to/use-the-api.md#keys-and-tenants), as \

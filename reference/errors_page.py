@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _PAGE: Final = """\
 # Errors
 
-Every error code, where it occurs, what it means and what to do. The message beside a code names \
+Every error code, where it occurs, what it means and what to do. The message with a code names \
 the thing that failed; it contains no secret, no URL query and no prompt.
 
 ## Lines of the error file

@@ -59,8 +59,8 @@ _INTRODUCTION: Final = """\
 Each setting is a variable (`BATCHYARD_STORAGE`), or a line of `batchyard.toml` (`storage = …`; \
 [where it is searched](../how-to/install.md#settings)). A variable with two underscores belongs to \
 a part of the file: `BATCHYARD_LIMITS__MAX_REQUESTS` is `max_requests` below `[limits]`. Lists are \
-JSON or have commas between their entries; other structures are JSON. A name that means nothing, \
-or a value that is not possible, stops the start, and the message names it.
+JSON or comma-separated; other structures are JSON. An unknown name or an impossible value \
+stops the start, and the message names it.
 
 *Read by* says which [roles](../deploy/several-machines.md#settings) read a setting, and whether \
 they must agree on it.
@@ -73,7 +73,7 @@ def page() -> str:
     if _OTHERS.keys() != set(OTHER_VARIABLES):
         raise ValueError("reference/settings_page.py does not describe the OTHER_VARIABLES")
     others = table(("variable", ""), [(f"`{name}`", text) for name, text in _OTHERS.items()])
-    return "\n".join([_INTRODUCTION, *entries, "## Variables that are no settings\n", others])
+    return "\n".join([_INTRODUCTION, *entries, "## Variables that are not settings\n", others])
 
 
 def _fields(

@@ -148,7 +148,7 @@ async def retry_batch(
     asked: Annotated[RetryBatch, Depends(JsonBody(RetryBatch, may_be_empty=True))],
     idempotency_key: IdempotencyHeader = None,
 ) -> JsonResponse[Batch]:
-    """Create a batch of lines of one that has ended: the failed ones, or those that you choose.
+    """Create a batch from lines of one that has ended: the failed ones, or those that you choose.
 
     `set` and `unset` change their bodies. The first batch stays as it is. If it has not ended, or
     no line is chosen, the answer is a 409.
@@ -191,7 +191,7 @@ async def deliver_results(
     """Send the output file, the error file or both to URLs. Each is one of your deliveries.
 
     For a batch that has not ended, these replace the URLs that it had, and the list is empty. The
-    answer is a 409 while its files are made, and if too many of them are on their way.
+    answer is a 409 while its files are made, and if too many deliveries of them are pending.
     """
     services = caller.services
     batch = await services.store.batches.get(batch_id, caller.tenant)

@@ -165,7 +165,7 @@ class LingeringClose:
                 MutableHeaders(scope=message)["connection"] = "close"
             if closing and message["type"] == "http.response.body" and not message.get("more_body"):
                 await send({**message, "more_body": True})
-                await body.throw_away()
+                await body.discard()
                 message = {"type": "http.response.body", "body": b""}
             await send(message)
 
@@ -190,7 +190,7 @@ class _BodyWatch:
             self.ended = True
         return message
 
-    async def throw_away(self) -> None:
+    async def discard(self) -> None:
         if self._waits_for_leave:
             return  # it sends nothing before we ask for it
         with contextlib.suppress(TimeoutError):

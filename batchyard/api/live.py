@@ -117,7 +117,7 @@ async def pass_on(request: Request, caller: Caller, raw: bytes | None = None) ->
             offered = await catalogue.find(checked.model)
             if offered is None or not await state.directory.engines(offered.name):
                 # Its block may have been changed since: that is what is said.
-                offered = await catalogue.find_anew(checked.model)
+                offered = await catalogue.find_again(checked.model)
                 raise await _no_engine(request, checked.model, offered)
             # It names an adapter, which the engine of its model has.
             checked = replace(checked, model=offered.name)

@@ -77,9 +77,9 @@ class ModelCatalogue:
         found = None
         if time.monotonic() - self._asked_at < _KNOWN_SECONDS:
             found = _find(self._models, name)
-        return found or await self.find_anew(name)
+        return found or await self.find_again(name)
 
-    async def find_anew(self, name: str) -> OfferedModel | None:
+    async def find_again(self, name: str) -> OfferedModel | None:
         """The same by what Prefect says now, or said some seconds ago."""
         return _find(await self.models(), name)
 

@@ -109,7 +109,7 @@ async def _next_step(settings: Settings, restarted: bool) -> str:
                 rotation.begin_to_seal(now)
     # Opened once more: with the new key first.
     async with offline_services() as services:
-        count = await rotation.seal_anew(services.store)
+        count = await rotation.encrypt_again(services.store)
         await services.store.audit.note("secrets.rotated", services.settings.this_machine.name)
     return (
         f"2 of 3: the new key encrypts, and {count:,} values were encrypted with it.\n"

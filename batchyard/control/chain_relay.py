@@ -262,7 +262,7 @@ class ChainRelay:
                 await self._make_part(waiting)
 
     async def _make_part(self, waiting: WaitingLines) -> None:
-        # Before the lines are known to be in the next stage: then nobody reads their answers again.
+        # Before the lines are known to be in the next stage: then their answers are not read again.
         await self._write_segments()
         stage = self._stages[waiting.stage - 1]
         batch, part = await make_part(self._services, self._chain, stage, waiting, self._epoch)

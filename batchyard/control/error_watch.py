@@ -27,7 +27,7 @@ async def stopped_by_errors(services: Services, batch_id: str, epoch: int) -> As
     """While the block runs, stop the batch when it reaches the threshold that it has, if any.
 
     It is ``finalizing`` then, and ends as ``failed`` with what is finished. The counts are those
-    of its chunks, which are durable: whoever owns the batch next sees the same.
+    of its chunks, which are durable: the next owner of the batch sees the same.
     """
     batch = await services.store.batches.get(batch_id)
     if batch.options.error_threshold is None:

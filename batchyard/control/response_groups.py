@@ -1,7 +1,7 @@
 """Background responses on their way: collected into batches, and ended by the batches' results.
 
 One process at a time does so, the owner of a named lease. That saves work and no more: every
-change is made once, whoever makes it.
+change is made once, by any process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _IDLE_LOOKS: Final = 10
 """How long is collected while an earlier batch of the kind waits for an engine: this one could
 not begin before it."""
 _PATIENT_LOOKS: Final = 30
-"""Likewise for windows that leave time."""
+"""The same, for windows that leave time."""
 _LEASE: Final = "responses"
 _LEASE_SECONDS: Final = 3.0
 _LINES_AT_ONCE: Final = 200

@@ -1,6 +1,6 @@
 """The deliverer: leases what is due in the outbox, attempts it, and writes down how it went.
 
-A crash ends the leases a few seconds later, and somebody else makes the attempt again: receivers
+A crash ends the leases a few seconds later, and another process makes the attempt again: receivers
 tell copies by the ``webhook-id``, which is the delivery's for ever.
 """
 
@@ -47,7 +47,7 @@ _DRAIN_SECONDS: Final = TIMEOUT_SECONDS + 5.0
 
 
 class AttemptFailed(Exception):
-    """An attempt that was not accepted, for whoever shows it. In our words, without secrets."""
+    """An attempt that was not accepted, to be shown. In our words, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Deliverer:
                 owner, lease_seconds=_LEASE_SECONDS, limit=room, per_destination=_PER_DESTINATION
             )
         except StoreError:
-            # It may have been written, and nobody here knows what it leased.
+            # It may have been written, and it is unknown here what it leased.
             self._let_leases_end()
             raise
         for claim in claims:
@@ -199,7 +199,7 @@ class Deliverer:
         return len(claims)
 
     def _let_leases_end(self) -> None:
-        """Those that nobody works on: the old name is renewed while an attempt has it."""
+        """Those that no process works on: the old name is renewed while an attempt has it."""
         self._owner = _new_owner()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
@@ -232,7 +232,7 @@ class Deliverer:
                 await self._attempt(attempt, claim.delivery)
             except AttemptFailed:
                 pass
-            except Exception as error:  # noqa: BLE001 - whoever shows it is not what matters
+            except Exception as error:  # noqa: BLE001 - showing it is not what matters
                 log.warning("delivery.not_shown", type(error).__name__, delivery=claim.delivery.id)
         if not is_begun:
             with contextlib.suppress(AttemptFailed):
@@ -272,7 +272,7 @@ class Deliverer:
             )
 
         try:
-            # Ours for as long as it is renewed: without its record nobody would try again.
+            # Ours for as long as it is renewed: without its record no process would try again.
             await patiently(record, f"the record of {claim.delivery.id}")
         except (LeaseLost, RecordNotFound):
             # Another has it, or its end was decided meanwhile.

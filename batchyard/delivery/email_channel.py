@@ -35,7 +35,7 @@ class EmailChannel:
         try:
             return await self._message(claim.delivery)
         except ValueError:
-            # Of an older version, or of somebody who wrote into the database.
+            # Of an older version, or written into the database by hand.
             return SendOutcome(error="no e-mail can be sent to this address", is_final=True)
 
     async def send(self, _: DeliveryClaim, message: EmailMessage, __: str | None) -> SendOutcome:

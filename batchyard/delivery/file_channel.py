@@ -47,7 +47,7 @@ class FileChannel:
 
     async def send(self, claim: DeliveryClaim, message: BatchRecord, _: str | None) -> SendOutcome:
         assert claim.url is not None  # noqa: S101 - composed
-        # A client's, whoever made the batch.
+        # A client's, even if an operator made the batch.
         access = replace(self.services.access, web=self.services.public_web)
         kind: Kind = "output" if claim.delivery.event_type == FILE_EVENTS["output"] else "error"
         try:

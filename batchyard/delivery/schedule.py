@@ -40,7 +40,7 @@ def verdict(delivery: DeliveryRecord, answer: SendOutcome) -> Verdict:
         is_gone = answer.status_code == HTTPStatus.GONE and delivery.endpoint_id is not None
         return Verdict(
             status=DeliveryStatus.FAILED,
-            # Without a status there was no URL any more: whoever took it away knows.
+            # Without a status there was no URL any more: its owner has removed it.
             tell_owner=is_last or answer.status_code is not None,
             disables_endpoint=answer.is_final and is_gone,
         )

@@ -133,7 +133,7 @@ def delivery_object(delivery: DeliveryRecord) -> Delivery:
 def delivery_with_attempts(
     delivery: DeliveryRecord, attempts: Sequence[AttemptRecord]
 ) -> DeliveryWithAttempts:
-    """Likewise, with its log."""
+    """The delivery as its tenant sees it, with its log."""
     return DeliveryWithAttempts(
         **_values(delivery),
         attempts=tuple(

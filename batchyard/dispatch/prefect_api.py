@@ -119,7 +119,7 @@ class PrefectApi(PrefectHttp):
         await self._end(flow_run_id, "CRASHED", message)
 
     async def mark_cancelled(self, flow_run_id: str, message: str) -> None:
-        """Likewise for one that was being cancelled: Prefect takes no other end for it."""
+        """Mark as cancelled a run that was being cancelled: Prefect takes no other end for it."""
         await self._end(flow_run_id, "CANCELLED", message)
 
     async def emit(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -142,7 +142,7 @@ class PrefectApi(PrefectHttp):
         }
         if tag is not None:
             wanted["tags"] = {"all_": [tag]}
-        # Prefect cannot sort by creation, and somebody may have scheduled runs for tomorrow.
+        # Prefect cannot sort by creation, and a user may have scheduled runs for tomorrow.
         body = {"flow_runs": wanted, "sort": "EXPECTED_START_TIME_DESC", "limit": _NEWEST_AMONG}
         answer = await self._call("POST", "/flow_runs/filter", body)
         newest = max(answer.json, key=lambda found: (found["created"], found["id"]), default=None)
@@ -162,7 +162,7 @@ class PrefectApi(PrefectHttp):
     async def begun(self, flows: Collection[str]) -> list[FlowRun]:
         """The flow runs that have begun and not ended: of a deployment, or of a batch runner.
 
-        Others belong to somebody's command.
+        Others belong to a user's command.
         """
         found = await self._filter(
             {

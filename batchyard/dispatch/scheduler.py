@@ -111,7 +111,7 @@ class RunnerScheduler:
         demand = with_live(await self._store.chunks.demand(), live)
         self._closed = await self._blocks.closed([entry.model for entry in demand], now)
         self._watch(demand)
-        # What nobody wants any more is drained too, unless Prefect has not said what is wanted.
+        # Runners that are no longer wanted are drained too, unless Prefect has not said which are.
         waiting = frozenset() if live is None else await self._store.live_engines.runners()
         wanted = {self._settings.pool_of(entry.model) for entry in demand}
         if waiting:
@@ -341,7 +341,7 @@ class RunnerScheduler:
         rows: Sequence[RunnerRecord],
         now: float,
     ) -> None:
-        """Remember who was served, and whose end to look out for: nobody's that is drained."""
+        """Remember which models were served, and which runners to watch: none that is drained."""
         for runner in runners:
             if (watch := self._watches.get(runner.model)) is not None:
                 watch.served_at = now

@@ -104,7 +104,7 @@ class CacheState:
     used: float | None
     """The share of it that requests use now, 0 to 1."""
     preemptions: float
-    """Requests that were thrown out of it, to run again, since the engine started."""
+    """Requests that it has preempted, to run them again, since the engine started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Engine(Protocol):
 
     @property
     def tunable(self) -> Tunable | None:
-        """What of its options may be tuned; None: nothing, or nobody wants it."""
+        """What of its options may be tuned; None: nothing, or it is not asked for."""
         ...
 
     @property

@@ -49,7 +49,7 @@ async def answer_concurrently(
                     return
     finally:
         # The finished ones too: an engine's death fails them all, and asyncio complains of every
-        # failure that nobody has looked at.
+        # failure that was not looked at.
         left = [admission, *tasks.running.values(), *(task for _, task in tasks.finished)]
         for task in left:
             task.cancel()

@@ -5,8 +5,8 @@ standard library only. A parent-death signal alone would not do: it is tied to t
 started the child, is not inherited by grandchildren, and our flows run in threads that come and go.
 psutil finds and ends processes, but only for a program that is still there to call it.
 
-Standard input is a pipe that only the parent holds. When it closes, or the parent is somebody
-else, every process of the command is killed, and FOLDER, its scratch space, removed. A line on it
+Standard input is a pipe that only the parent holds. When it closes, or the parent is another
+one, every process of the command is killed, and FOLDER, its scratch space, removed. A line on it
 asks for an orderly end instead: the grace period in seconds. Standard output tells the parent
 what happened, one number a line: the command's process group, and at the end its exit code
 (negative for a signal). Standard error, usually a log file, is the command's output.
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def end_with_guardian() -> None:
-    """The last resort, if somebody kills the guardian: the command is asked to shut down."""
+    """The last resort, if the guardian is killed: the command is asked to shut down."""
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -140,7 +140,7 @@ class _Outgoing:
             self.raise_failure()
 
     def on_failure(self, break_off: Callable[[], None]) -> None:
-        """Call ``break_off`` as ``requests`` fails: nothing else wakes whoever reads answers."""
+        """Call ``break_off`` when ``requests`` fails: nothing else wakes the reader of answers."""
         self.raise_failure()
         self._break_off = break_off
 

@@ -115,7 +115,7 @@ class RemoteEngine:
 
     @property
     def window_size(self) -> int:
-        """What a batch may have there while nobody else is, or twice all if nobody ever is."""
+        """What a batch may have while there are no other users; twice all if there never are."""
         if self._gate is None:
             return 2 * self._seats
         return self._gate.controller.most

@@ -90,7 +90,7 @@ class MergedPage:
         self._families[family.name] = _Family(family.kind, family.help, lines)
 
     def add(self, text: str, labels: Mapping[str, str]) -> Added:
-        """Add somebody else's page, with ``labels`` in each sample, and without its bad lines.
+        """Add a page of another program, with ``labels`` in each sample, and without its bad lines.
 
         Time stamps are dropped. So are samples of a family that has another type on an earlier
         page, and those with the name of a metric or label of ours.

@@ -34,13 +34,13 @@ async def complete_upload(
     try:
         file = await store_content(services, tenant, _joined(services, parts, md5), lambda: use)
     except StorageError:
-        # Whoever ended the upload meanwhile wiped its parts: that is the reason to give.
+        # If the upload has ended meanwhile, its parts were deleted: that is the reason to give.
         await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
         raise
     try:
         ended = await uploads.complete(upload_id, part_ids, file, tenant=tenant)
     except (RecordNotFound, RequestRefused, TransitionConflict):
-        # Somebody else completed or cancelled it meanwhile.
+        # Another request completed or cancelled it meanwhile.
         await wipe_object(services, file.storage_key)
         raise
     await wipe_parts(services, await uploads.parts_of(upload_id))

@@ -196,7 +196,7 @@ FIELDS: Final = {
     "request_id": "the id of the request to the engine",
     "requests": "a number of requests",
     "runner": "the id of the runner",
-    "server": "the host of an engine that somebody else runs",
+    "server": "the host of an engine that runs already",
     "state": "the state of a Prefect flow run",
     "status": "the status of the batch or of the notification",
     "step": "the step of a batch",

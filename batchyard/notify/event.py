@@ -19,7 +19,7 @@ RESPONSE_EVENTS: Final = tuple(sorted(f"response.{status.value}" for status in E
 """One for each way in which a background response ends."""
 EVENT_TYPES: Final = BATCH_EVENTS + RESPONSE_EVENTS
 
-# Metadata is not among them: it is the user's own text, and may be meant for nobody else.
+# Metadata is not among them: it is the user's own text, and may be private.
 _FULL: Final = (
     "id",
     "status",

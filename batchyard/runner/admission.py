@@ -4,9 +4,9 @@ Chunks of several batches are admitted side by side, at most one of each flow: o
 batches one, and of its large ones. Whose turn it is says :mod:`batchyard.turns`. Several requests
 of a chunk follow one another, so that they find in the engine's cache what they share. A chunk that
 is slow to begin, because its input is far away or its storage does not answer, keeps no other out.
-Nothing of a background batch passes while a chunk of another one is at the door.
+Nothing of a background batch passes while a chunk of another one is in the queue.
 
-Chunks of a tenant whose prompts begin alike are *company*: where the order says nothing of them but
+Chunks of a tenant whose prompts begin alike are *peers*: where the order says nothing of them but
 age, they have their turns together, and their requests go in as one walk of the prefix tree.
 """
 
@@ -32,24 +32,24 @@ SLOW_SECONDS = 1.0
 _MOST_LARGE: Final = 4
 """Chunks of large batches side by side. Each begins anew in the engine's cache at each turn."""
 _MOST: Final = 12
-_MOST_COMPANY: Final = 8
-"""Chunks side by side when one more joins for company: there is room for others."""
+_MOST_PEERS: Final = 8
+"""Chunks side by side when one more peer joins: there is room for others."""
 _PASSED_OVER_TURNS: Final = 8
-"""So many turns long company may go first because its prompts come first."""
+"""For this many turns a chunk's peers may go before it, because their prompts come first."""
 _ABSENT_SECONDS: Final = 0.1
-"""How long a turn waits for company that reads its next lines."""
+"""How long a turn waits for peers that read their next lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request at the door, and what its prompt begins with."""
+    """A request in the queue, and what its prompt begins with."""
 
     chosen: asyncio.Future[None]
     cost: float
     prompt: bytes
 
 
-class Door:
+class AdmissionQueue:
     """The way into one window, for one request at a time.
 
     ``turn_requests``: how many requests of a chunk follow one another while others wait.
@@ -65,10 +65,10 @@ class Door:
         self._left_of_turn = 0
         self._has_left = asyncio.Event()
         self._sweep: Sweep[LeaseKey] = Sweep(_PASSED_OVER_TURNS * turn_requests)
-        self._company: dict[LeaseKey, set[LeaseKey]] = {}
-        """Of each chunk at the door, the tenant's others there whose prompts begin like its own."""
+        self._peers: dict[LeaseKey, set[LeaseKey]] = {}
+        """Of each queued chunk, the tenant's others there whose prompts begin like its own."""
         self._absent: set[LeaseKey] = set()
-        """Those whose company has waited for them in vain."""
+        """Those for which their peers have waited in vain."""
         self._patience: asyncio.TimerHandle | None = None
 
     def __contains__(self, key: LeaseKey) -> bool:
@@ -76,22 +76,22 @@ class Door:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no chunk is at the door."""
+        """Whether no chunk is in the queue."""
         return not self._at
 
     @property
     def keys(self) -> set[LeaseKey]:
-        """The chunks at the door."""
+        """The chunks in the queue."""
         return set(self._at)
 
     @property
     def batches(self) -> set[str]:
-        """The batches that have a chunk at the door."""
+        """The batches that have a chunk in the queue."""
         return {key.batch_id for key in self._at}
 
     @property
     def beside(self) -> Beside:
-        """What is at the door: of the same flows nothing more may come."""
+        """What is in the queue: of the same flows nothing more may come."""
         at = self._at.values()
         others = [standing for standing in at if not standing.is_background]
         return Beside(
@@ -107,13 +107,13 @@ class Door:
 
     @property
     def hosts(self) -> list[Standing]:
-        """Of each flow at the door the first, which others may join; none if there is no room.
+        """Of each flow in the queue the first, which others may join; none if there is no room.
 
         Background batches only if nothing else is there.
         """
         at = self._at.values()
         foremost = [each for each in at if not each.is_background] or list(at)
-        if len(foremost) >= _MOST_COMPANY:
+        if len(foremost) >= _MOST_PEERS:
             return []
         by_age = sorted(foremost, key=lambda each: each.age, reverse=True)
         return list({each.flow: each for each in by_age}.values())
@@ -121,9 +121,9 @@ class Door:
     def enter(self, key: LeaseKey, standing: Standing) -> None:
         """A chunk is to be admitted."""
         self._at[key] = standing
-        self._company[key] = {each for each in self._at if self._is_company(key, each)}
-        for each in self._company[key]:
-            self._company[each].add(key)
+        self._peers[key] = {each for each in self._at if self._are_peers(key, each)}
+        for each in self._peers[key]:
+            self._peers[each].add(key)
         self._turns.join(standing)
         # It may go before the one that has the turn.
         self._left_of_turn = 0
@@ -133,12 +133,12 @@ class Door:
         if key in self._at:
             self._turns.leave(self._at.pop(key))
             self._sweep.forget(key)
-            for each in self._company.pop(key):
-                self._company[each].discard(key)
+            for each in self._peers.pop(key):
+                self._peers[each].discard(key)
             self._absent.discard(key)
             self._has_left.set()
             if self._waiting:
-                # It may have been what background batches, or its company, waited for.
+                # It may have been what background batches, or its peers, waited for.
                 asyncio.get_running_loop().call_soon(self._let_next)
 
     async def until_left(self, seconds: float) -> None:
@@ -163,11 +163,11 @@ class Door:
         """
         self._absent.discard(key)
         is_free = self._passing is None and not self._contenders()
-        if is_free and self._may_pass(key) and not self._company.get(key):
+        if is_free and self._may_pass(key) and not self._peers.get(key):
             self._choose(key, key)
         else:
             loop = asyncio.get_running_loop()
-            begins = prompt() if self._company.get(key) else b""
+            begins = prompt() if self._peers.get(key) else b""
             waiting = _Waiting(loop.create_future(), cost, begins)
             self._waiting[key] = waiting
             if self._passing is None:
@@ -191,7 +191,7 @@ class Door:
             asyncio.get_running_loop().call_soon(self._let_next)
 
     def _may_pass(self, key: LeaseKey) -> bool:
-        """Whether no chunk at the door keeps this one out; one that has left needs no turn."""
+        """Whether no chunk in the queue keeps this one out; one that has left needs no turn."""
         standing = self._at.get(key)
         return (
             standing is None
@@ -231,18 +231,18 @@ class Door:
         self._passing = key
 
     def _host(self, contenders: Collection[LeaseKey]) -> LeaseKey | None:
-        """Whose turn it is; None: of the contenders, none is at the door."""
+        """Whose turn it is; None: of the contenders, none is in the queue."""
         last = self._last
         if last is not None and last in self._at and self._left_of_turn > 0:
-            is_coming = last not in self._absent and self._company[last].intersection(contenders)
+            is_coming = last not in self._absent and self._peers[last].intersection(contenders)
             if last in contenders or is_coming:
                 return last
-        at_door = {self._at[each]: each for each in contenders if each in self._at}
-        return at_door[self._turns.next(at_door)] if at_door else None
+        queued = {self._at[each]: each for each in contenders if each in self._at}
+        return queued[self._turns.next(queued)] if queued else None
 
     def _is_expecting(self, host: LeaseKey) -> bool:
-        """Whether somebody of the company is about to come, whose request may be the next."""
-        missing = {host, *self._company[host]} - self._waiting.keys() - self._absent
+        """Whether a chunk of the walk is about to come, whose request may be the next."""
+        missing = {host, *self._peers[host]} - self._waiting.keys() - self._absent
         if missing and self._patience is None:
             loop = asyncio.get_running_loop()
             self._patience = loop.call_later(_ABSENT_SECONDS, self._go_without, missing)
@@ -255,16 +255,16 @@ class Door:
 
     def _next_of(self, host: LeaseKey) -> LeaseKey:
         """Who passes when it is the host's turn: itself, or who comes first in the tree."""
-        company = self._company[host]
-        together = {self._at[each]: each for each in {host, *company} & self._waiting.keys()}
+        peers = self._peers[host]
+        together = {self._at[each]: each for each in {host, *peers} & self._waiting.keys()}
         if len(together) == 1:
             return host
         lead = self._turn_requests * self._waiting[host].cost
         equals = self._turns.equals(self._at[host], together, lead)
         prompts = {together[each]: self._waiting[together[each]].prompt for each in equals}
-        return self._sweep.next(host, prompts, company)
+        return self._sweep.next(host, prompts, peers)
 
-    def _is_company(self, one: LeaseKey, other: LeaseKey) -> bool:
+    def _are_peers(self, one: LeaseKey, other: LeaseKey) -> bool:
         standing, its = self._at[one], self._at[other]
         roots, others = standing.roots, its.roots
         # One of background and one that keeps it out would wait for each other.
@@ -277,22 +277,22 @@ class Door:
 
 
 class Admission:
-    """One chunk at the door, where it is from the start.
+    """One chunk in the queue, where it is from the start.
 
     ``slow`` holds the chunks that are slow to begin: no more chunks of such a batch are leased
-    meanwhile. ``may_return`` says whether the chunk may come back to the door.
+    meanwhile. ``may_return`` says whether the chunk may come back to the queue.
     """
 
     def __init__(
         self,
-        door: Door,
+        queue: AdmissionQueue,
         lease: ChunkLease,
         standing: Standing,
         slow: set[LeaseKey],
         *,
         may_return: Callable[[], bool],
     ) -> None:
-        self._door = door
+        self._queue = queue
         self._key = lease.key
         self._cost = lease.token_estimate / lease.request_count
         self._standing = standing
@@ -301,20 +301,20 @@ class Admission:
 
     def leave(self) -> None:
         """Let the next chunk begin. A second call does nothing."""
-        self._door.leave(self._key)
+        self._queue.leave(self._key)
 
     async def submit(
         self, submitting: Callable[[], Awaitable[None]], prompt: Callable[[], bytes] = bytes
     ) -> None:
         """Do so when it is the chunk's turn. ``prompt`` gives what the request's begins with."""
-        if not self._door.has_to_wait(self._key):
+        if not self._queue.has_to_wait(self._key):
             await submitting()
             return
-        await self._door.begin_pass(self._key, self._cost, prompt)
+        await self._queue.begin_pass(self._key, self._cost, prompt)
         try:
             await submitting()
         finally:
-            self._door.end_pass()
+            self._queue.end_pass()
 
     async def until_room(self, prompt: Callable[[], bytes] = bytes) -> None:
         """Wait while other batches keep a background batch out, for what takes no turns."""
@@ -322,7 +322,7 @@ class Admission:
             await self.submit(_nothing, prompt)
 
     async def unless_slow(self, preparation: Coroutine[Any, Any, T]) -> T:
-        """Return what ``preparation`` returns; meanwhile the chunk may be away from the door.
+        """Return what ``preparation`` returns; meanwhile the chunk may be out of the queue.
 
         Raises :class:`~batchyard.errors.StorageUnavailable` if it cannot come back.
         """
@@ -346,7 +346,7 @@ class Admission:
         if not task.cancelled() and task.exception() is None:
             if not self._may_return():
                 raise StorageUnavailable("The input came late: others run here by now.")
-            self._door.enter(self._key, self._standing)
+            self._queue.enter(self._key, self._standing)
 
 
 async def _nothing() -> None:

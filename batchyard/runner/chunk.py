@@ -25,7 +25,7 @@ from batchyard.runner.copies import Copies
 from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.line_reader import UnreadableLine, read_custom_ids, read_envelope
 from batchyard.runner.output_retries import OutputRetries
-from batchyard.runner.suspects import NARROWING, company_of, given_up_of, runs_alone
+from batchyard.runner.suspects import NARROWING, given_up_of, group_size_of, runs_alone
 from batchyard.runner.window_request import WindowRequest
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
@@ -295,7 +295,7 @@ class ChunkRun:
             given_up = given_up_of(self.lease, len(requests))
             if given_up:
                 await self._give_up(descriptor, requests[:given_up])
-            size = company_of(self.lease)
+            size = group_size_of(self.lease)
             if size is not None:
                 # Others need not wait between the groups; one that runs alone keeps them out.
                 self.admission.leave()

@@ -17,7 +17,7 @@ from batchyard.turns import Beside
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from batchyard.runner.admission import Door
+    from batchyard.runner.admission import AdmissionQueue
     from batchyard.runner.held_chunks import HeldChunks
     from batchyard.runner.returns import Returns
     from batchyard.services.services import Services
@@ -38,7 +38,7 @@ class Claims:
         self,
         services: Services,
         model: str,
-        door: Door,
+        queue: AdmissionQueue,
         returns: Returns,
         held: HeldChunks,
         *,
@@ -47,7 +47,7 @@ class Claims:
     ) -> None:
         self._services = services
         self._model = model
-        self._door = door
+        self._queue = queue
         self._returns = returns
         self._batch_id = batch_id
         self._held = held
@@ -56,9 +56,9 @@ class Claims:
         """Of the chunks that were claimed and do not run yet."""
         self._no_others_at = -math.inf
         self._no_others_beside: set[LeaseKey] = set()
-        """When there was nothing to claim beside the chunks at the door, and these."""
+        """When there was nothing to claim beside the chunks in the queue, and these."""
         self._places: dict[LeaseKey, Host] = {}
-        """Of the chunks that were claimed here and may be at the door."""
+        """Of the chunks that were claimed here and may be in the queue."""
         self._slow: set[LeaseKey] = set()
         self._background: set[str] = set()
         """Of the batches that were claimed here, those that give way to all others."""
@@ -97,16 +97,16 @@ class Claims:
         if standing.is_background:
             self._background.add(lease.batch_id)
         self._standings[lease.key] = standing
-        self._places = {key: host for key, host in self._places.items() if key in self._door}
+        self._places = {key: host for key, host in self._places.items() if key in self._queue}
         if standing.roots is not None:
             self._places[lease.key] = Host(standing.roots, lease.first_record)
-        self._door.enter(lease.key, standing)
+        self._queue.enter(lease.key, standing)
         return lease
 
     def admission(self, lease: ChunkLease) -> Admission:
         """How the chunk, which :meth:`next` has returned, gets its requests into the window."""
         return Admission(
-            self._door,
+            self._queue,
             lease,
             self._standings.pop(lease.key),
             self._slow,
@@ -115,7 +115,7 @@ class Claims:
 
     def _may_claim(self) -> bool:
         # The chunks of one batch go one after the other.
-        return self._door.is_empty or (self._batch_id is None and self._door.has_room)
+        return self._queue.is_empty or (self._batch_id is None and self._queue.has_room)
 
     def _busy(self, *, but: LeaseKey | None = None) -> list[bool]:
         """Of each chunk that may have requests in the window, whether it runs alone.
@@ -152,7 +152,7 @@ class Claims:
     def _has_looked(self) -> bool:
         """Whether there was nothing beside the same chunks a moment ago."""
         seconds = time.monotonic() - self._no_others_at
-        return self._door.keys == self._no_others_beside and seconds < intervals.POLL_SECONDS
+        return self._queue.keys == self._no_others_beside and seconds < intervals.POLL_SECONDS
 
     async def _is_any_free(self, beside: Beside) -> bool:
         # There is seldom one: it is not asked for at each chunk, and without a write.
@@ -162,25 +162,25 @@ class Claims:
             self._model, without=self._not_now(), beside=beside
         )
         if not found:
-            self._no_others_at, self._no_others_beside = time.monotonic(), self._door.keys
+            self._no_others_at, self._no_others_beside = time.monotonic(), self._queue.keys
         return found
 
     def _not_now(self) -> set[str]:
         """Batches of which nothing is claimed here."""
         slow = {key.batch_id for key in self._slow}
-        return self._returns.postponed() | slow | self._door.batches
+        return self._returns.postponed() | slow | self._queue.batches
 
     async def _claim(self) -> ChunkLease | None:
-        chunks, door = self._services.store.chunks, self._door
-        if door.is_empty:
-            return await self._claim_of(self._batch_id, self._not_now(), door.beside)
+        chunks, queue = self._services.store.chunks, self._queue
+        if queue.is_empty:
+            return await self._claim_of(self._batch_id, self._not_now(), queue.beside)
         if self._has_looked():
             return None
-        if await self._is_any_free(door.beside):
-            return await self._claim_of(self._batch_id, self._not_now(), door.beside)
+        if await self._is_any_free(queue.beside):
+            return await self._claim_of(self._batch_id, self._not_now(), queue.beside)
         # Not before others: of many small batches one after the other would go first.
-        company = await chunks.company(self._model, door.hosts, without=self._not_now())
-        return None if company is None else await self._claim_of(company)
+        joinable = await chunks.joinable(self._model, queue.hosts, without=self._not_now())
+        return None if joinable is None else await self._claim_of(joinable)
 
     async def _claim_of(
         self, batch_id: str | None, without: Collection[str] = (), beside: Beside = _NOTHING
@@ -192,6 +192,6 @@ class Claims:
             batch_id=batch_id,
             without=without,
             beside=beside,
-            hosts=[host for key, host in self._places.items() if key in self._door],
+            hosts=[host for key, host in self._places.items() if key in self._queue],
         )
         return claimed[0] if claimed else None

@@ -60,7 +60,8 @@ class HoursWatch:
 async def check_hours(services: Services, model: str) -> None:
     """Raise :class:`HoursOver` unless batches may use the model's engine now.
 
-    The database gets the hours that the block has by now. If nobody says, those that it had apply.
+    The database gets the hours that the block has by now. If Prefect does not say, those that it
+    had apply.
     """
     if services.hours_of is None:
         return

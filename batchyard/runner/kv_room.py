@@ -4,7 +4,7 @@ An engine takes as many requests as it has seats for, and when the cache is full
 that it has begun, and runs it again later. Where the cache is small that is work done twice. So
 requests of ours wait here, by what their answers are expected to need.
 
-Requests that hold mostly their prompts have no bound until the engine throws out many: it begins
+Requests that hold mostly their prompts have no bound until the engine preempts many: it begins
 none whose prompt has no room, their answers add little, and a bound would leave it without one that
 waits. The engine's own figures correct the room, because prompts share blocks, and some models need
 fewer.

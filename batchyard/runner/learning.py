@@ -219,7 +219,7 @@ class BatchLengths:
             known = self.tenant.history.of(each)
             under_way = [tokens for rest in self.under_way for tokens in rest.written(number)]
             if known is not None and under_way:
-                known = known.with_under_way(under_way, each.most_tokens)
+                known = known.with_in_flight(under_way, each.most_tokens)
             self._found[number] = known
         return self._found[number]
 

@@ -1,6 +1,6 @@
 """Live requests, from the API to the engine and back, beside those of batches.
 
-A small HTTP server in the runner's process. It lets in whoever has its secret, which is in the
+A small HTTP server in the runner's process. It serves callers that have its secret, which is in the
 database for the API, passes bytes, and counts what they used. Nothing here decides who may send
 what: the API does.
 """
@@ -337,7 +337,7 @@ class LiveRequests:
             raise
 
     async def _stop_counting(self, counting: asyncio.Task[None]) -> None:
-        # Not cancelled: nobody would know whether it has written what it was about to write.
+        # Not cancelled: it would be unknown whether it has written what it was about to write.
         self._is_closing.set()
         await asyncio.wait([counting])
 

@@ -80,7 +80,7 @@ class LiveShare:
 
     def _seen(self) -> Observation:
         over = self.in_flight + self._controller.in_flight - self._controller.seats
-        # Without a live request nobody waits for a place but lines of batches, which may.
+        # Without a live request only lines of batches wait for a place, which they may.
         waiting = max(0, over) if self.in_flight else 0
         return Observation(self.in_flight, waiting, self._first.take(), self._inter.take())
 

@@ -32,7 +32,7 @@ _PATIENCE: Final = 3.0
 class OptionsInUse:
     """Of one engine; of one that may not be tuned they are always its own.
 
-    Whoever tunes sets ``on_result``, ``on_begin`` (the seconds for which nothing ran) and
+    The tuner sets ``on_result``, ``on_begin`` (the seconds for which nothing ran) and
     ``on_failure`` (options that did not work, and the kinds of them that a request cannot have).
     """
 
@@ -76,7 +76,7 @@ class OptionsInUse:
         if self.on_begin is not None:
             self.on_begin(self._clock() - (began if idle_since is None else idle_since))
 
-    def is_to_blame(self) -> bool:
+    def are_the_cause(self) -> bool:
         """The engine was lost. Whether that counts against its options, which are its own again."""
         if self.point == DEFAULT:
             return False
@@ -103,7 +103,7 @@ class OptionsInUse:
         on_progress: Callable[[StartProgress], None] | None,
     ) -> tuple[Point, bool]:
         """Start with other options; what the engine runs with then: nothing if it does not run."""
-        # Where the engine has not run yet, nobody knows how long its model takes to load.
+        # If the engine has not run yet, it is unknown how long its model takes to load.
         slowest = self._slowest_start
         patience = max(_LEAST_PATIENCE_SECONDS, _PATIENCE * slowest) if slowest else None
         self._use(point, is_trial=is_trial)

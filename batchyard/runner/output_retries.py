@@ -1,7 +1,7 @@
 """Answers that are not what was asked for: their requests are sent again, with other parameters.
 
 A line has one result: that of its last attempt, or what the batch says instead. Until it is there
-the attempts before it are known to this process only: whoever runs the chunk next begins with the
+the attempts before it are known to this process only: the next owner of the chunk begins with the
 first one.
 """
 

@@ -13,7 +13,7 @@ from batchyard import metric_families as families
 from batchyard.errors import EngineLost, LeaseLost, StoreError
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
-from batchyard.runner.admission import Door
+from batchyard.runner.admission import AdmissionQueue
 from batchyard.runner.batch_traits import TraitsOfBatches
 from batchyard.runner.cache_watch import CacheWatch
 from batchyard.runner.chunk import ChunkRun
@@ -106,7 +106,7 @@ class Runner:
         self._cache: CacheWatch
         self._inputs = Inputs(services)
         self._traits = TraitsOfBatches(services)
-        self._door: Door
+        self._queue: AdmissionQueue
         self._claims: Claims
         self._learning: Learning
         self._copying = asyncio.Lock()
@@ -168,11 +168,11 @@ class Runner:
             self._cache = CacheWatch(self._engine)
             if self._registration is not None:
                 await stack.enter_async_context(self._cache.watching())
-            self._door = Door(turn_requests=max(1, self._window.size // 2))
+            self._queue = AdmissionQueue(turn_requests=max(1, self._window.size // 2))
             self._claims = Claims(
                 self.services,
                 self.model,
-                self._door,
+                self._queue,
                 self._returns,
                 self._held,
                 batch_id=self.batch_id,
@@ -226,7 +226,7 @@ class Runner:
         self._held.stop()
 
     async def leases(self) -> AsyncIterator[ChunkLease]:
-        """Claim chunks, each as soon as none of its flow waits at the door of the window.
+        """Claim chunks, each as soon as none of its flow waits in the queue of the window.
 
         Raises :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the
         database says when it goes on to refuse.
@@ -252,12 +252,12 @@ class Runner:
             if self._held.leases:
                 idle_since = time.monotonic()
             if (
-                self._door.is_empty
+                self._queue.is_empty
                 and not refusals
                 and await patiently(partial(self._is_over, idle_since), "the rest")
             ):
                 return
-            await self._door.until_left(intervals.POLL_SECONDS)
+            await self._queue.until_left(intervals.POLL_SECONDS)
 
     async def run(self, batch_id: str, index: int) -> ChunkTally | None:
         """Run a chunk that :meth:`leases` has handed out, to its last durable line.

@@ -14,7 +14,7 @@ from batchyard.store.chunk.rows import ALONE_DEATHS, SINGLE_DEATHS, SINGLE_STRIK
 if TYPE_CHECKING:
     from batchyard.store import ChunkLease
 
-_LARGEST_COMPANY: Final = 64
+_LARGEST_GROUP: Final = 64
 NARROWING: Final = 8
 """As after a crash of the engine, ADR 11. When this many groups have run, all requests that ran
 together at the last failure have run again, and none is a suspect."""
@@ -36,10 +36,10 @@ def runs_alone(lease: ChunkLease) -> bool:
     return lease.deaths >= ALONE_DEATHS
 
 
-def company_of(lease: ChunkLease) -> int | None:
+def group_size_of(lease: ChunkLease) -> int | None:
     """How many of the chunk's requests run together, in the plan's order; None: no limit."""
     level = level_of(lease)
-    return max(1, _LARGEST_COMPANY // NARROWING ** (level - 2)) if level >= 2 else None
+    return max(1, _LARGEST_GROUP // NARROWING ** (level - 2)) if level >= 2 else None
 
 
 def given_up_of(lease: ChunkLease, left: int) -> int:

@@ -23,10 +23,10 @@ class Sweep(Generic[K]):
         self._most_passed_over = most_passed_over
         self._passed_over: Counter[K] = Counter()
         self._place: dict[K, bytes] = {}
-        """Where the walk is, for each of those who have waited."""
+        """Where the walk is, for each of those that have waited."""
 
-    def next(self, host: K, waiting: Mapping[K, bytes], company: Collection[K]) -> K:
-        """Who is next of those who wait, by their prompts. ``company`` walks with the host."""
+    def next(self, host: K, waiting: Mapping[K, bytes], peers: Collection[K]) -> K:
+        """Which is next of those that wait, by their prompts. ``peers`` walk with the host."""
         place = self._place.get(host, b"")
         come = [prompt for each, prompt in waiting.items() if each not in self._place]
         place = min([place, *come])
@@ -35,7 +35,7 @@ class Sweep(Generic[K]):
             chosen = min(waiting, key=lambda each: (waiting[each] < place, waiting[each]))
         self._passed_over.update(waiting.keys() - {chosen})
         del self._passed_over[chosen]
-        known = self._place.keys() & set(company)
+        known = self._place.keys() & set(peers)
         self._place |= dict.fromkeys((host, *known, *waiting), waiting[chosen])
         return chosen
 

@@ -312,7 +312,7 @@ class Window:
                 async for answer in answers:
                     self._handle_answer(answer)
         except Exception as error:
-            is_innocent = not self._is_closing and self._options.is_to_blame()
+            is_innocent = not self._is_closing and self._options.are_the_cause()
             again = self._take_back(error, is_innocent=is_innocent)
             if self._is_closing:
                 return True

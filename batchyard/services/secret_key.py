@@ -102,7 +102,7 @@ class Rotation:
         """Put the new key first: processes that read the keys from now on seal with it."""
         _replace(self._path, [*_read(self._next_path), *_read(self._path)], now)
 
-    async def seal_anew(self, store: Store) -> int:
+    async def encrypt_again(self, store: Store) -> int:
         """Seal everything with the first key; how many values. ``store`` was opened after that."""
         count = await reseal(store.database)
         # Only now: until then a repetition of this step must find it.

@@ -56,7 +56,7 @@ MAX_METADATA_VALUE = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """What somebody asks for.
+    """What is asked for.
 
     The input is at a location, was uploaded as ``input_file_id``, or is joined from
     ``input_file_ids``: one of these, and whether it is there is found out when the batch runs.
@@ -302,7 +302,7 @@ async def _check_backlog(services: Services, batch: NewBatch, model: str) -> Non
 
 
 async def _check_notices(request: BatchRequest, settings: Settings) -> None:
-    """Whoever is to be told of the batch's end can be, as far as one can see now."""
+    """Receivers of the batch's end can be notified, as far as is known now."""
     for kind, url in request.receivers.items():
         await check_webhook_url(url, settings, param=RECEIVER_OPTIONS[kind])
     if request.notify_email is None:

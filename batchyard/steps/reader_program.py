@@ -32,7 +32,7 @@ def frame(value: object) -> bytes:
 
 def main() -> None:
     """Answer orders, one after the other, until standard input ends: then at once."""
-    # Whoever stops all processes at once means our parent, which decides when we end.
+    # A signal to all processes is meant for our parent, which decides when we end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
@@ -44,8 +44,8 @@ def main() -> None:
 
 
 def _take(source: BinaryIO, orders: SimpleQueue[bytes]) -> None:
-    """Pass on what comes. Nobody waits for an answer any more when our parent has closed the pipe,
-    or was killed: nothing is written then to a folder that may be another one's."""
+    """Pass on what comes. When our parent has closed the pipe or was killed, no process waits for
+    an answer: nothing is written then to a folder that may be another one's."""
     try:
         while head := source.read(HEAD.size):
             (length,) = HEAD.unpack(head)
@@ -78,7 +78,7 @@ def _next(orders: SimpleQueue[bytes]) -> Any:
 
 
 def _go_on() -> None:
-    """Whoever wants this process to stop kills it."""
+    """To stop this process, kill it."""
 
 
 if __name__ == "__main__":

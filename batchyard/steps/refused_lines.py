@@ -1,7 +1,7 @@
 """The bad lines of a batch that runs without them: segments, as if a runner had failed them.
 
-They are written before the batch begins, so whoever reads segments (the step that makes the
-result files, pages of results) finds each of them once. A validation that is repeated writes the
+They are written before the batch begins, so readers of segments (the step that makes the
+result files, pages of results) find each of them once. A validation that is repeated writes the
 same bytes under the same keys.
 """
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 class RetryCaller:
     """Who asks for a retry: a client of the API, or, without a ``tenant``, an operator.
 
-    A client's new batch is a client's, whoever created the first one.
+    A client's new batch is a client's, even if the first one is not.
     """
 
     tenant: str | None = None

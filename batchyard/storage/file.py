@@ -73,10 +73,10 @@ async def read_file(
 
     Raises :class:`~batchyard.errors.ObjectNotFound` (also for what is no regular file),
     :class:`~batchyard.errors.AccessDenied`, or :class:`~batchyard.errors.ObjectChanged` when
-    somebody wrote to the file meanwhile.
+    the file was written to meanwhile.
     """
     name = name or str(path)
-    # Without O_NONBLOCK, opening a pipe would hold the thread until somebody writes to it.
+    # Without O_NONBLOCK, opening a pipe would hold the thread until another process writes to it.
     async with _opened(path, os.O_RDONLY | os.O_NONBLOCK, name) as descriptor:
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
@@ -100,8 +100,8 @@ async def write_file(
 ) -> StoredObject:
     """Make ``path`` hold exactly ``parts``, durably and at once; its folder must exist.
 
-    A private file can be read by its owner only, whatever the umask is and whoever may enter the
-    folder. Others, which a user asked for, have the mode that the umask gives.
+    A private file can be read by its owner only, whatever the umask and the folder's mode are.
+    Others, which a user asked for, have the mode that the umask gives.
 
     The bytes go to a hidden file beside it, are synced, and take the name in one step, so that
     a failure, a cancellation or a power cut leaves the old file or the new one.

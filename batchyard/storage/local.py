@@ -166,7 +166,7 @@ def _is_old(path: Path, older_than_seconds: float) -> bool:
 
 
 def _age_seconds(status: os.stat_result) -> float:
-    # The file system's times are this host's, or near it: nobody asks for an age of seconds.
+    # The file system's times are this host's, or near it: no caller asks for an age of seconds.
     return max(0.0, time.time() - status.st_mtime)
 
 

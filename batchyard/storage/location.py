@@ -30,7 +30,7 @@ SCHEMES: Final[dict[str, Callable[[str], Location]]] = {
     "s3": S3Object.parse,
     "http": WebUrl.parse,
     "https": WebUrl.parse,
-    # What the API makes of an object; nobody writes them.
+    # What the API makes of an object; users do not write them.
     "multipart+http": PartedUrl.parse,
     "multipart+https": PartedUrl.parse,
     # What commands make of several places.

@@ -56,7 +56,7 @@ async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
 async def upload_parts(
     part_urls: Sequence[str], complete_url: str, path: Path, *, web: WebAccess | None = None
 ) -> None:
-    """Store the file as a multipart upload of S3 that somebody else has begun.
+    """Store the file as a multipart upload of S3 that a client has begun.
 
     The file is cut evenly, into as many parts as there are URLs or fewer. A part that fails is
     sent again by itself. Raises as :func:`upload`.

@@ -51,7 +51,7 @@ class WebAccess:
     ssl_context: ssl.SSLContext | None = None
     """How certificates are checked; None: as the system does."""
     guard: AddressGuard | None = None
-    """For URLs that somebody else than the operator gives: where they may lead. With one, no
+    """For URLs that do not come from the operator: where they may lead. With one, no
     redirect is followed."""
 
     def session(self) -> aiohttp.ClientSession:

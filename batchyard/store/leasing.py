@@ -2,7 +2,7 @@
 
 A lease is an owner, an end by the database's clock, and an epoch that every claim raises. Each
 write of an owner names its epoch, so that one who slept through its lease is refused. A lease
-that has run out is still its owner's until somebody else claims the row.
+that has run out is still its owner's until another one claims the row.
 """
 
 from __future__ import annotations

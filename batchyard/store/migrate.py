@@ -1,4 +1,4 @@
-"""Running Alembic's migrations on a connection that somebody else has opened."""
+"""Running Alembic's migrations on a connection that the caller has opened."""
 
 from __future__ import annotations
 

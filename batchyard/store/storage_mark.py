@@ -56,7 +56,7 @@ class StorageMark(Aggregate):
 
     @writes
     async def take_turn(self, connection: AsyncConnection, seconds: float) -> bool:
-        """Whether nobody has had a turn in the last ``seconds``: then it is this caller's."""
+        """Whether no process has had a turn in the last ``seconds``: then it is this caller's."""
         await self._make_row(connection)
         is_due = or_(_MARK.c.looked_at.is_(None), _MARK.c.looked_at <= clock() - seconds)
         statement = update(_MARK).where(is_due).values(looked_at=clock())

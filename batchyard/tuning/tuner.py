@@ -56,7 +56,7 @@ class Tuner:
         self.is_trial = False
         self.is_done = not axes
         self.planned = Shape(0, 0, 0)
-        """Of what is left to do; whoever reads that sets it."""
+        """Of what is left to do; set by its reader."""
         self._shape: Shape | None = None
         """Of the work, once it is known."""
         self._search: Search | None = None

@@ -14,7 +14,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.lengths import LengthHistory
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
-from batchyard.runner.admission import Admission, Door
+from batchyard.runner.admission import Admission, AdmissionQueue
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.learning import BatchLengths, TenantLengths
@@ -194,9 +194,9 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
     batch = await services.store.batches.get(batch_id)
     (lease,) = await services.store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
     async with Window(engine, timeout_seconds=60, hang_seconds=60) as window:
-        door = Door(turn_requests=8)
+        queue = AdmissionQueue(turn_requests=8)
         standing = await services.store.chunks.standing(batch_id)
-        door.enter(lease.key, standing)
+        queue.enter(lease.key, standing)
 
         async def fetch_input() -> Path:
             key = file_key(batch.input_file_id)
@@ -212,7 +212,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             services=services,
             lease=lease,
             window=window,
-            admission=Admission(door, lease, standing, set(), may_return=lambda: True),
+            admission=Admission(queue, lease, standing, set(), may_return=lambda: True),
             fetch_input=fetch_input,
             find_traits=find_traits,
             find_lengths=find_lengths,

@@ -1,4 +1,4 @@
-"""The door of a window: in which order chunks put their requests in, and that none is shut out."""
+"""The queue of a window: in which order chunks put their requests in, and that none is shut out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from batchyard.roots import Node, Roots
 from batchyard.runner import admission
-from batchyard.runner.admission import _ABSENT_SECONDS, Admission, Door
+from batchyard.runner.admission import _ABSENT_SECONDS, Admission, AdmissionQueue
 from batchyard.store import ChunkLease
 from batchyard.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
 
@@ -29,7 +29,7 @@ class Entrance:
     """A window in which requests find a slot one after the other, when ``admit`` says so."""
 
     def __init__(self, turn_requests: int = 1) -> None:
-        self.door = Door(turn_requests)
+        self.queue = AdmissionQueue(turn_requests)
         self.order: list[str] = []
         self._slots = asyncio.Semaphore(0)
         self._tasks: list[asyncio.Task[None]] = []
@@ -61,8 +61,8 @@ class Entrance:
             priority=priority,
         )
         lease = lease_of(name, token_estimate=tokens)
-        self.door.enter(lease.key, standing)
-        admission = Admission(self.door, lease, standing, set(), may_return=lambda: True)
+        self.queue.enter(lease.key, standing)
+        admission = Admission(self.queue, lease, standing, set(), may_return=lambda: True)
         begins = [prompt.to_bytes() for prompt in prompts] or [b""] * count
         self._tasks.append(asyncio.create_task(self._admit(admission, name, begins)))
         return self._tasks[-1]
@@ -116,7 +116,7 @@ async def entrance() -> AsyncIterator[Entrance]:
 async def test_a_chunk_by_itself_waits_for_slots_only(entrance: Entrance) -> None:
     entrance.chunk("A", 5)
     assert await entrance.admit(5) == "AAAAA"
-    assert entrance.door.is_empty
+    assert entrance.queue.is_empty
 
 
 async def test_tenants_alternate(entrance: Entrance) -> None:
@@ -164,7 +164,7 @@ async def test_small_chunks_leave_a_large_one_a_quarter(entrance: Entrance) -> N
 
 async def test_a_chunk_that_does_nothing_keeps_nobody_waiting(entrance: Entrance) -> None:
     """It waits for a file, or for its own answers."""
-    entrance.door.enter(lease_of("idle").key, Standing(batch_id="idle", tenant="idle"))
+    entrance.queue.enter(lease_of("idle").key, Standing(batch_id="idle", tenant="idle"))
     entrance.chunk("A", 3)
     assert await entrance.admit(3) == "AAA"
 
@@ -182,21 +182,21 @@ async def test_a_chunk_that_is_cancelled_lets_the_next_one_pass(entrance: Entran
     assert await entrance.admit(3) == "CCC"
 
 
-async def two_behind_one() -> tuple[Door, list[asyncio.Task[None]]]:
-    """A door through which one chunk passes, and two that wait for it."""
-    door = Door(1)
+async def two_behind_one() -> tuple[AdmissionQueue, list[asyncio.Task[None]]]:
+    """A queue through which one chunk passes, and two that wait for it."""
+    queue = AdmissionQueue(1)
     keys = [lease_of(name).key for name in "ABC"]
     for key in keys:
-        door.enter(key, Standing(batch_id=key.batch_id, tenant=key.batch_id))
-    await door.begin_pass(keys[0], 1.0)
-    waiting = [asyncio.create_task(door.begin_pass(key, 1.0)) for key in keys[1:]]
+        queue.enter(key, Standing(batch_id=key.batch_id, tenant=key.batch_id))
+    await queue.begin_pass(keys[0], 1.0)
+    waiting = [asyncio.create_task(queue.begin_pass(key, 1.0)) for key in keys[1:]]
     await asyncio.sleep(0)
-    return door, waiting
+    return queue, waiting
 
 
 async def test_a_chunk_that_is_cancelled_as_its_turn_comes_lets_the_next_one_pass() -> None:
-    door, waiting = await two_behind_one()
-    door.end_pass()
+    queue, waiting = await two_behind_one()
+    queue.end_pass()
     asyncio.get_running_loop().call_soon(waiting[0].cancel)
     async with asyncio.timeout(SOON_SECONDS):
         await waiting[1]
@@ -208,8 +208,8 @@ async def test_a_chunk_that_is_being_cancelled_is_no_error_of_the_window() -> No
     errors: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context))
-    door, waiting = await two_behind_one()
-    door.end_pass()
+    queue, waiting = await two_behind_one()
+    queue.end_pass()
     waiting[0].cancel()
     async with asyncio.timeout(SOON_SECONDS):
         await waiting[1]
@@ -218,7 +218,7 @@ async def test_a_chunk_that_is_being_cancelled_is_no_error_of_the_window() -> No
 
 async def test_a_chunk_that_has_left_does_not_wait_for_turns(entrance: Entrance) -> None:
     standing = Standing(batch_id="B", tenant="b")
-    admission = Admission(entrance.door, lease_of("B"), standing, set(), may_return=lambda: True)
+    admission = Admission(entrance.queue, lease_of("B"), standing, set(), may_return=lambda: True)
     entrance.chunk("A", 9)
     await asyncio.sleep(0)
     async with asyncio.timeout(SOON_SECONDS):
@@ -228,23 +228,23 @@ async def test_a_chunk_that_has_left_does_not_wait_for_turns(entrance: Entrance)
 async def test_nothing_more_is_asked_for_of_the_flows_at_the_door(entrance: Entrance) -> None:
     entrance.chunk("s", 1, tenant="small", is_small=True)
     for number in range(4):
-        assert not entrance.door.beside.has_large
+        assert not entrance.queue.beside.has_large
         entrance.chunk(f"{number}", 1, tenant=f"{number}")
     flows = {
         Flow("small", is_small=True),
         *(Flow(f"{number}", is_small=False) for number in "0123"),
     }
-    assert entrance.door.beside == Beside(
+    assert entrance.queue.beside == Beside(
         frozenset(flows), has_large=True, keeps_background_out=True
     )
-    assert entrance.door.has_room
+    assert entrance.queue.has_room
 
 
 async def test_who_waits_for_a_place_at_the_door_learns_that_one_is_free(
     entrance: Entrance,
 ) -> None:
     entrance.chunk("A", 1)
-    waiting = asyncio.create_task(entrance.door.until_left(3600))
+    waiting = asyncio.create_task(entrance.queue.until_left(3600))
     await entrance.admit(1)
     async with asyncio.timeout(SOON_SECONDS):
         await waiting
@@ -256,7 +256,7 @@ async def test_who_waits_for_a_place_at_the_door_learns_that_one_is_free(
 async def test_nothing_of_a_background_batch_passes_while_another_chunk_is_there(
     entrance: Entrance,
 ) -> None:
-    """But the one request that stood in the door already."""
+    """But the one request that stood in the queue already."""
     entrance.chunk("b", 9, is_background=True)
     assert await entrance.admit(2) == "bb"
     entrance.chunk("n", 4)
@@ -270,9 +270,9 @@ async def test_a_background_batch_waits_also_while_the_other_chunk_reads_its_lin
     entrance.chunk("b", 9, is_background=True)
     assert await entrance.admit(1) == "b"
     other = lease_of("n")
-    entrance.door.enter(other.key, Standing(batch_id="n", tenant="a"))
+    entrance.queue.enter(other.key, Standing(batch_id="n", tenant="a"))
     assert await entrance.admit(3) == "b"
-    entrance.door.leave(other.key)
+    entrance.queue.leave(other.key)
     assert await entrance.admit(1) == "bbb"
 
 
@@ -287,9 +287,9 @@ async def test_background_batches_keep_no_other_out_of_the_door(entrance: Entran
     for number in range(12):
         lease = lease_of(f"b{number}")
         standing = Standing(batch_id="b", tenant=f"{number}", urgency=BACKGROUND_URGENCY)
-        entrance.door.enter(lease.key, standing)
-    assert entrance.door.has_room
-    beside = entrance.door.beside
+        entrance.queue.enter(lease.key, standing)
+    assert entrance.queue.has_room
+    beside = entrance.queue.beside
     assert (beside.has_large, beside.keeps_background_out) == (False, True)
     assert Flow("0", is_small=False) not in beside.flows
 
@@ -297,11 +297,11 @@ async def test_background_batches_keep_no_other_out_of_the_door(entrance: Entran
 async def test_what_is_at_the_door_keeps_background_batches_from_being_claimed(
     entrance: Entrance,
 ) -> None:
-    assert not entrance.door.beside.keeps_background_out
+    assert not entrance.queue.beside.keeps_background_out
     entrance.chunk("b", 1, is_background=True)
-    assert not entrance.door.beside.keeps_background_out
+    assert not entrance.queue.beside.keeps_background_out
     entrance.chunk("n", 1)
-    assert entrance.door.beside.keeps_background_out
+    assert entrance.queue.beside.keeps_background_out
 
 
 # -- company ----------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ async def test_background_batches_that_begin_alike_are_one_walk_that_gives_way()
     entrance.chunk("n", 4, roots=ALIKE, prompts=[9, 9, 9, 9])
     order = await entrance.admit(10)
     assert order.strip("AB") == "nnnn"
-    assert order.index("n") <= 1, "the one that stood in the door"
+    assert order.index("n") <= 1, "the one that stood in the queue"
     assert sorted(order[5:]) in (list("AAABB"), list("AABBB"), list("AABB"))
     await entrance.close()
 
@@ -356,7 +356,7 @@ async def test_a_batch_does_not_wait_for_a_background_batch_that_begins_alike(
 ) -> None:
     monkeypatch.setattr(admission, "_ABSENT_SECONDS", 10 * SOON_SECONDS)
     reading = Standing(batch_id="b", tenant="a", roots=ALIKE, urgency=BACKGROUND_URGENCY)
-    entrance.door.enter(lease_of("b").key, reading)
+    entrance.queue.enter(lease_of("b").key, reading)
     entrance.chunk("n", 9, roots=ALIKE, prompts=[1] * 9)
     assert await entrance.admit(9) == "n" * 9
 
@@ -366,19 +366,19 @@ async def test_background_batches_let_others_join_only_if_nothing_else_is_there(
 ) -> None:
     def enter(name: str, urgency: int) -> Standing:
         standing = Standing(batch_id=name, tenant="a", roots=ALIKE, urgency=urgency)
-        entrance.door.enter(lease_of(name).key, standing)
+        entrance.queue.enter(lease_of(name).key, standing)
         return standing
 
     waits = [enter(name, BACKGROUND_URGENCY) for name in "xyz"]
-    assert entrance.door.hosts == waits[:1]
-    assert not entrance.door.beside.keeps_background_out
+    assert entrance.queue.hosts == waits[:1]
+    assert not entrance.queue.beside.keeps_background_out
     other = enter("n", 3)
-    assert entrance.door.hosts == [other]
-    entrance.door.leave(lease_of("n").key)
+    assert entrance.queue.hosts == [other]
+    entrance.queue.leave(lease_of("n").key)
     for name in "stuvw":
         enter(name, BACKGROUND_URGENCY)
-    assert entrance.door.hosts == []
-    assert entrance.door.has_room
+    assert entrance.queue.hosts == []
+    assert entrance.queue.has_room
 
 
 async def test_a_small_batch_does_not_wait_for_a_large_one_that_begins_alike() -> None:
@@ -396,7 +396,7 @@ async def test_a_higher_priority_is_not_passed_over_for_the_sake_of_the_tree(
 ) -> None:
     entrance.chunk("A", 5, roots=ALIKE, prompts=[1] * 5)
     entrance.chunk("B", 5, roots=ALIKE, prompts=[2] * 5, priority=1)
-    # The first one of A was at the door before there was a B that waited.
+    # The first one of A was in the queue before there was a B that waited.
     assert (await entrance.admit(10)).lstrip("A").startswith("BBBBB")
 
 
@@ -404,7 +404,7 @@ async def test_a_chunk_that_reads_its_next_lines_is_waited_for_and_one_that_hang
     """It holds up nobody for longer than a moment, and not at each request."""
     entrance = Entrance(turn_requests=4)
     silent = Standing(batch_id="S", tenant="a", roots=ALIKE)
-    entrance.door.enter(lease_of("S").key, silent)
+    entrance.queue.enter(lease_of("S").key, silent)
     entrance.chunk("A", 50, roots=ALIKE, prompts=[1] * 50)
     began = asyncio.get_running_loop().time()
     while len(entrance.order) < 50:

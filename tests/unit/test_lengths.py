@@ -107,12 +107,12 @@ def test_answers_that_go_on_count_as_those_that_were_longer() -> None:
     come, going_on = lengths_of(*tokens[:200]), [float(tokens[199])] * 200
     assert come.mean < 0.4 * statistics.mean(tokens)
     known = lengths_of(*lognormal(2000, seed=3)).joined(come, 200)
-    assert known.with_under_way(going_on).mean == pytest.approx(statistics.mean(tokens), rel=0.15)
-    assert come.with_under_way(going_on).mean > 1.5 * come.mean
+    assert known.with_in_flight(going_on).mean == pytest.approx(statistics.mean(tokens), rel=0.15)
+    assert come.with_in_flight(going_on).mean > 1.5 * come.mean
 
 
 def test_an_answer_that_goes_on_has_no_more_than_its_request_allows() -> None:
-    found = lengths_of(*[100] * 10).with_under_way([120.0] * 10, 128.0)
+    found = lengths_of(*[100] * 10).with_in_flight([120.0] * 10, 128.0)
     assert found.weight == 20
     assert found.mean <= 128.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchyard.runner.suspects import company_of, given_up_of, level_of, runs_alone
+from batchyard.runner.suspects import group_size_of, given_up_of, level_of, runs_alone
 from batchyard.store import ChunkLease
 
 
@@ -25,12 +25,12 @@ def lease(*, strikes: int = 0, deaths: int = 0) -> ChunkLease:
 def test_the_first_death_of_a_machine_changes_nothing() -> None:
     for deaths in (0, 1):
         assert not runs_alone(lease(deaths=deaths))
-        assert company_of(lease(deaths=deaths)) is None
+        assert group_size_of(lease(deaths=deaths)) is None
 
 
 def test_a_chunk_that_was_held_at_two_deaths_in_a_row_runs_alone() -> None:
     assert runs_alone(lease(deaths=2))
-    assert company_of(lease(deaths=2)) is None
+    assert group_size_of(lease(deaths=2)) is None
 
 
 def test_errors_in_the_chunk_never_empty_a_runner() -> None:
@@ -38,8 +38,8 @@ def test_errors_in_the_chunk_never_empty_a_runner() -> None:
 
 
 def test_the_company_gets_smaller_until_a_request_is_alone() -> None:
-    assert [company_of(lease(deaths=deaths)) for deaths in range(3, 8)] == [64, 8, 1, 1, 1]
-    assert [company_of(lease(strikes=strikes)) for strikes in range(1, 6)] == [None, 64, 8, 1, 1]
+    assert [group_size_of(lease(deaths=deaths)) for deaths in range(3, 8)] == [64, 8, 1, 1, 1]
+    assert [group_size_of(lease(strikes=strikes)) for strikes in range(1, 6)] == [None, 64, 8, 1, 1]
 
 
 def test_a_request_is_given_up_after_two_deaths_at_which_it_was_alone() -> None:

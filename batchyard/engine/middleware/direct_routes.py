@@ -14,8 +14,8 @@ So does its priority, where ``LINE_PRIORITY_VARIABLE`` has one: behind the reque
 vLLM runs a handler in a task of its own, beside another that waits for the client to go. A line's
 handler runs in the line's task, which ``line_stream`` cancels.
 
-Loaded by vLLM inside the engine's own process, as ``line_stream`` is, and by nobody else: of what
-is installed there it imports what the server itself is made of.
+Only vLLM loads it, as ``line_stream``, inside the engine's own process: of what is installed there
+it imports what the server itself is made of.
 """
 
 from __future__ import annotations

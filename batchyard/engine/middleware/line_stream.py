@@ -198,7 +198,7 @@ class _Stream:
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
             if not await self.is_healthy():
-                self.declare_dead()
+                self.mark_engine_lost()
                 return
             silent_seconds += HEALTH_INTERVAL_SECONDS
             if silent_seconds >= line_frames.ALIVE_INTERVAL_SECONDS:
@@ -206,7 +206,7 @@ class _Stream:
                 self._unsent.append(line_frames.answer_frame(0, line_frames.ALIVE))
                 self._wake.set()
 
-    def declare_dead(self) -> None:
+    def mark_engine_lost(self) -> None:
         if not self._is_dead:
             self._is_dead = True
             self._unsent.append(line_frames.answer_frame(0, line_frames.ENGINE_DEAD))
@@ -289,7 +289,7 @@ class _Replay:
         self._task = asyncio.get_running_loop().create_task(self._run(scope))
 
     def ends_by_cancelling(self) -> None:
-        """Nobody listens to a disconnect: the request runs in our own task."""
+        """No task waits for a disconnect: the request runs in our own task."""
         self._grace_seconds = 0.0
 
     def abort(self) -> asyncio.Task[None]:
@@ -322,7 +322,7 @@ class _Replay:
         if exchange.status >= 500 and not await self._stream.is_healthy():
             # A dying engine answers all that is in flight with 500. Those are no answers to
             # the requests, which will be run again.
-            self._stream.declare_dead()
+            self._stream.mark_engine_lost()
             return
         if self._is_open:
             self._is_open = False

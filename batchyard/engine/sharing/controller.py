@@ -2,10 +2,10 @@
 
 Time is passed in, in seconds by any steady clock; nothing is awaited here. Without an objective the
 share is a rule: half of the seats, a quarter where others need more than that, and what is free
-while nobody else is there. With an objective it is found, in tokens in flight: it grows while
+while there are no other users. With an objective it is found, in tokens in flight: it grows while
 latencies are short enough and shrinks when they are not, separately for each level of live load,
-so that what a burst teaches is not held against the gaps. What is in flight cannot be called back,
-so seats that others will probably want before it has ended are left free.
+so that a burst does not lower the share of calm times. Requests in flight cannot be called back,
+so seats that others will probably want before these have ended are left free.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ShareController:
 
     @property
     def most(self) -> int:
-        """Requests in flight where nobody else is there."""
+        """Requests in flight while there are no other users."""
         if self.objective is None and not self._are_known:
             return self.quarter
         return max(1, self.seats - self.reserve)

@@ -23,8 +23,8 @@ class Observation:
     live: float
     """Requests of others that it runs, or that wait there."""
     waiting: float = 0.0
-    """Requests of anybody that wait for a place."""
+    """All requests that wait for a place."""
     first_token: Latencies = NONE
     """Times to first token; of all requests, where those of others cannot be told apart."""
     inter_token: Latencies = NONE
-    """Times between two tokens of one answer, likewise."""
+    """Times between two tokens of one answer; of all requests, too."""

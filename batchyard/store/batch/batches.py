@@ -383,8 +383,8 @@ class Batches(Aggregate):
         The files' bytes are already durable. Of ``counts`` the total is not written again: it
         is what ``begin`` said. ``errors`` say why it failed. Raises
         :class:`~batchyard.errors.IllegalTransition` for a ``target`` that is no end, and
-        :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: somebody
-        else makes the files.
+        :class:`~batchyard.errors.LeaseLost` where ``epoch`` is no longer the batch's: another
+        process makes the files.
         """
         if target not in TERMINAL:
             raise IllegalTransition(f"To finish a batch is not to make it {target.value}.")

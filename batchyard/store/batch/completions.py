@@ -1,6 +1,6 @@
 """In which order the lines of a batch were found to be finished, for those who read them so.
 
-Nothing is recorded of a batch whose results nobody reads while it runs.
+Nothing is recorded of a batch whose results are not read while it runs.
 """
 
 from __future__ import annotations

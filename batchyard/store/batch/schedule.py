@@ -174,7 +174,7 @@ class BatchSchedule(Aggregate):
             await self._write_waits(changed)
 
     async def record_wait(self, batch_id: str, reason: str | None) -> None:
-        """Record why one batch in progress waits, where nobody does it for all; None: no more."""
+        """Record why one batch in progress waits, if no process does it for all; None: no more."""
         await self._write_waits([{"batch_id": batch_id, "new_reason": reason}])
 
     @reads

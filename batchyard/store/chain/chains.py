@@ -33,7 +33,7 @@ _BYTES_OF_ORDINAL: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class PartSummary:
-    """A part, as somebody sees it who asks for the chain's stages."""
+    """A part, as the list of the chain's stages shows it."""
 
     batch: BatchRecord
     stage: int

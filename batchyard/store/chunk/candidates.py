@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from batchyard.turns import Beside, Standing
 
 _MOST_CANDIDATES: Final = 16
-"""Of batches to run beside another one: whoever is behind so many has time."""
+"""Of batches to run beside another one: a batch behind so many has time."""
 
 
 def is_runnable() -> ColumnElement[bool]:

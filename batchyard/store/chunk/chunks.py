@@ -263,7 +263,7 @@ class Chunks(Aggregate):
         return (await connection.execute(first.limit(1))).first() is not None
 
     @reads
-    async def company(
+    async def joinable(
         self,
         connection: AsyncConnection,
         model: str,

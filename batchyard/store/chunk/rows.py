@@ -172,7 +172,7 @@ def deaths_after_expiry() -> ColumnElement[int]:
 def after_progress() -> dict[str, ColumnElement[int]]:
     """The new values of ``strikes`` and ``deaths`` when more of a chunk's lines are durable.
 
-    A chunk that is suspected of nothing yet starts again at zero. One that runs in small company
+    A chunk that is suspected of nothing yet starts again at zero. One that runs in a small group
     keeps its size; one that was about to lose a line gets all its tries for the next line.
     """
     return {
@@ -191,13 +191,13 @@ def remaining_tokens() -> ColumnElement[Any]:
 
 
 def remaining_work() -> ColumnElement[Any]:
-    """What is left of a chunk in tokens of answers, likewise; all tokens where it is not known."""
+    """What is left of a chunk in tokens of answers; all tokens where it is not known."""
     work = CHUNKS.c.prompt_work + CHUNKS.c.token_estimate - CHUNKS.c.prompt_tokens
     return _left_share() * func.coalesce(work, CHUNKS.c.token_estimate)
 
 
 def remaining_prompts() -> ColumnElement[Any]:
-    """What is left to read of a chunk's prompts, likewise; 0 where it is not known."""
+    """What is left to read of a chunk's prompts; 0 where it is not known."""
     return _left_share() * func.coalesce(CHUNKS.c.prompt_work / PROMPT_WORK, 0.0)
 
 
@@ -232,8 +232,8 @@ async def insert_chunks(
 ) -> None:
     """Plan ``chunks``, numbered from 0 in their order.
 
-    ``refused`` lines that never run are chunk 0, which is done and of no model, so that whoever
-    sums up chunks counts them; the others are numbered from 1 then.
+    ``refused`` lines that never run are chunk 0, which is done and of no model, so that sums
+    of chunks count them; the others are numbered from 1 then.
     """
     states = [(chunk, ChunkStatus.PENDING, 0) for chunk in chunks]
     if refused:

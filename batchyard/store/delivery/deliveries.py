@@ -108,8 +108,8 @@ class Deliveries(Aggregate):
 
         ``PENDING`` is for another attempt ``again_after_seconds`` from now; a delivery whose
         endpoint was deleted or disabled meanwhile gets none. A webhook that is ``FAILED``, with
-        ``tell_owner``, becomes an e-mail to its tenant, or to whoever the batch names. Raises
-        :class:`~batchyard.errors.LeaseLost` where somebody else has it, or it was replayed.
+        ``tell_owner``, becomes an e-mail to its tenant, or to the batch's address. Raises
+        :class:`~batchyard.errors.LeaseLost` if another process has it, or it was replayed.
         """
         delivery_id = claim.delivery.id
         row = await _held(connection, claim, owner)

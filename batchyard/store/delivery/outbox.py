@@ -118,9 +118,9 @@ def _of_response(response_id: str, tenant: str, event: str, at: int) -> dict[str
 
 
 async def insert_given_up(connection: AsyncConnection, given_up: RowMapping) -> None:
-    """Tell the tenant, or else whoever the batch names, of a webhook that was given up.
+    """Notify the tenant, or else the batch's address, of a webhook that has failed.
 
-    ``given_up`` is its row. With no address, nobody is told.
+    ``given_up`` is its row. With no address, no e-mail is sent.
     """
     address = (
         select(func.coalesce(TENANTS.c.notify_email, BATCHES.c.notify_email))

@@ -206,7 +206,7 @@ class Responses(Aggregate):
     ) -> tuple[ResponseRecord, bool]:
         """Delete the response; as it was, and whether its batch has no other open one.
 
-        One that has not ended is not run, and nobody is notified of it.
+        One that has not ended is not run, and no notification is sent.
         """
         record = await _load(connection, response_id, tenant)
         deleted = await connection.execute(delete(RESPONSES).where(RESPONSES.c.id == response_id))

@@ -34,7 +34,7 @@ class SessionRow(Row, table=True):
     """One row for each session or code, until it is used, ended or expired.
 
     Both belong to a key, and are worth nothing once that is revoked or expired. ``is_operator``:
-    also where the key itself is not; whoever made the code has the database.
+    also where the key itself is not; only a process with the database can make a code.
     """
 
     __tablename__ = "sessions"

@@ -38,7 +38,7 @@ async def begun(
 
 async def company(store: Store, batch_id: str, *without: str) -> str | None:
     standing = await store.chunks.standing(batch_id)
-    return await store.chunks.company(MODEL, [standing], without={batch_id, *without})
+    return await store.chunks.joinable(MODEL, [standing], without={batch_id, *without})
 
 
 async def claim(store: Store, owner: str = "a", **options: Any) -> ChunkLease:

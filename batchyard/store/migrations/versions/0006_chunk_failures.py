@@ -1,4 +1,4 @@
-"""What has gone wrong in a chunk, and until when nobody tries it again."""
+"""What has gone wrong in a chunk, and until when it is not tried again."""
 
 from __future__ import annotations
 

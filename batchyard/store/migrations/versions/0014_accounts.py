@@ -51,7 +51,7 @@ def upgrade() -> None:
 
 
 def _count_what_has_ended() -> None:
-    """As it would have been counted at their ends, less the price: nobody had one then."""
+    """As it would have been counted at their ends, less the price: there were none then."""
     tokens = ", ".join(_TOKENS)
     op.execute(
         f"INSERT INTO usage (batch_id, model, tenant, endpoint, ended_at, requests, {tokens}) "  # noqa: S608 - our own column names
