@@ -172,7 +172,7 @@ class SimulatedEngine:
 
     @property
     def cost(self) -> float:
-        """The time that it takes, as a number of tokens to compute: good for ratios alone."""
+        """The time that it takes, as a number of tokens to compute: good only for ratios."""
         computed = self._prompt_tokens - self._cached_tokens + self._output_tokens
         return computed + self.steps * _STEP_WORTH_TOKENS
 

@@ -47,7 +47,7 @@ class Form:
 
 
 def is_file_url(value: Any) -> bool:
-    """Whether this can be a ``file_url``, by its scheme alone."""
+    """Whether this can be a ``file_url``, only by its scheme."""
     return isinstance(value, str) and bool(re.match(r"(?:https?://|data:)", value, re.IGNORECASE))
 
 

@@ -1,6 +1,6 @@
 """Lines of a JSONL file as bytes: cut, located, and opened as far as a runner needs. Pure.
 
-A line ends at byte 0x0A alone: U+2028, a bare CR or VT inside a string ends nothing.
+A line ends only at byte 0x0A: U+2028, a bare CR or VT inside a string ends nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The request lines of a batch file, validated. Pure; reads a local file.
 
 Rules and codes are those of the OpenAI Batch input file (``custom_id``, ``method``, ``url``,
-``body``; one JSON object per line, UTF-8, lines end at byte 0x0A alone). Where OpenAI's own
+``body``; one JSON object per line, UTF-8, lines end only at byte 0x0A). Where OpenAI's own
 behaviour is not on record the choice is ours and documented in ``docs/input-format.md``.
 """
 

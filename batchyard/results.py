@@ -254,7 +254,7 @@ class _OutputDetails(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     """Chat, completions, embeddings and scores say prompt/completion; responses, images and audio
-    say input/output; some rerankers say a total alone. Seconds of audio are no tokens. Messages say
+    say input/output; some rerankers say only a total. Seconds of audio are no tokens. Messages say
     input/output as well, and their input lacks what was read from the cache or written to it."""
 
     prompt_tokens: int | None = None

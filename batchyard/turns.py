@@ -170,7 +170,7 @@ class Turns:
     def equals(
         self, chosen: Standing, waiting: Collection[Standing], lead: float
     ) -> list[Standing]:
-        """Those of the waiting before which ``chosen``, whose turn it is, goes by age alone.
+        """Those of the waiting before which ``chosen``, whose turn it is, goes only by age.
 
         Itself among them. Of the other size, those that were served at most ``lead`` more.
         """

@@ -78,5 +78,5 @@ async def _expire_files(as_json: bool) -> None:
     typer.echo(
         f"files expired     {files:,} ({decimal(size_bytes)})\n"
         f"objects deleted   {swept.objects:,} ({decimal(swept.bytes)})\n"
-        f"uploads deleted   {swept.unfinished:,}"
+        f"unfinished files  {swept.unfinished:,}"
     )

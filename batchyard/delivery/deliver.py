@@ -297,7 +297,7 @@ class Deliverer:
         except BatchyardError as error:
             return SendOutcome(error=str(error))
         except Exception as error:  # noqa: BLE001 - a defect of ours must not hold its place
-            # The name alone: its text may hold anything.
+            # Only the name: its text may hold anything.
             return SendOutcome(error=f"the attempt could not be made ({type(error).__name__})")
 
 

@@ -1,7 +1,7 @@
 """Starts a command and ensures that all its processes end with the process that asked for it.
 
 Run as a script (``python -I -S guardian.py PARENT_PID FOLDER COMMAND...``), never imported; the
-standard library only. A parent-death signal alone would not do: it is tied to the *thread* that
+standard library only. A parent-death signal would not be enough: it is tied to the *thread* that
 started the child, is not inherited by grandchildren, and our flows run in threads that come and go.
 psutil finds and ends processes, but only for a program that is still there to call it.
 

@@ -447,7 +447,7 @@ async def is_healthy(session: aiohttp.ClientSession) -> bool:
 
 
 def private_folder() -> Path:
-    """A new folder for us alone, with a path short enough for the sockets in it."""
+    """A new folder that only we use, with a path short enough for the sockets in it."""
     folder = tempfile.mkdtemp(prefix="batchyard-")
     if len(os.fsencode(folder)) + MAX_SOCKET_NAME_BYTES > MAX_SOCKET_PATH_BYTES:
         Path(folder).rmdir()

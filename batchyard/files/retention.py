@@ -160,7 +160,7 @@ async def _upload_orphans(
 async def _old_objects(
     services: Services, prefix: str, older_than_seconds: float
 ) -> AsyncIterator[list[ListedObject]]:
-    """What lies under ``prefix`` and may be swept, by its age alone."""
+    """What lies under ``prefix`` and may be swept, by its age only."""
     known_since = await services.store.files.known_since()
     if known_since is None:
         return

@@ -61,7 +61,7 @@ class KvRoom:
         return self._limit
 
     def is_there_for(self, request: WindowRequest) -> bool:
-        """Whether the request may be sent. One that is alone always may."""
+        """Whether the request may be sent. One may always run."""
         tokens = self._tokens + request.expected_tokens
         growth = self._growth + request.expected_growth
         is_bound = self._has_thrown_out or 2 * growth >= tokens

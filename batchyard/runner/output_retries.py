@@ -173,6 +173,6 @@ class OutputRetries:
 
 
 def _held(body: bytes, used: TokenUsage) -> int:
-    """What the next attempt may hold of the cache: of the prompt what it alone has, its answer."""
+    """What the next attempt may hold of the cache: the unshared part of its prompt, its answer."""
     limit, _ = output_limit(msgspec.structs.asdict(_decode_limits(body)))
     return used.input_tokens - used.cached_tokens + (limit or used.output_tokens)

@@ -63,7 +63,7 @@ class BatchRequest:
     With a location, ``input_file_id`` is the id that the copy of the input will have.
     ``endpoint`` None: each line names its own.
     ``models``: the names that lines may carry; empty for any. ``output`` or ``error`` None: that
-    file is kept in the object store alone. ``public_urls``: a client asks. The URLs must lead to
+    file is only kept in the object store. ``public_urls``: a client asks. The URLs must lead to
     public addresses unless the settings allow others, and the limits of one file apply. Who is
     told when the batch has ended: the ``receivers``, each a URL by its channel and always as a
     client's, and the address ``notify_email``.

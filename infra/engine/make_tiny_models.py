@@ -9,7 +9,7 @@ Run with the engine environment's Python (it has torch, transformers and tokeniz
 parse, as it does on real models (benchmarks); ``OUT_DIR/tiny-embed`` is a two-layer BERT with mean
 pooling (embeddings, score); ``OUT_DIR/tiny-adapter`` is a LoRA adapter for tiny-chat, of rank 4,
 with which it answers differently. Their weights are random, so their answers mean nothing; they are
-there to be fast. A model that is complete is left alone, an interrupted run leaves nothing
+there to be fast. A model that is complete is not changed, an interrupted run leaves nothing
 half-written.
 """
 
@@ -56,7 +56,7 @@ CONTEXT_TOKENS = 8192
 ADAPTER_RANK = 4
 PAD, BEGIN, END, UNKNOWN = "<|pad|>", "<|begin|>", "<|end|>", "[UNK]"
 COMPLETE = "complete"
-"""The last file written; a folder that has it is left alone."""
+"""The last file written; a folder that has it is not changed."""
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def make(target: Path, write: Callable[[Path], None]) -> None:
-    """Write one model into a folder beside ``target`` and rename it into place."""
+    """Write one model into a folder next to ``target`` and rename it into place."""
     if (target / COMPLETE).exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def make(target: Path, write: Callable[[Path], None]) -> None:
         unfinished.chmod(0o755)
         if target.exists():
             shutil.rmtree(target)
-        os.rename(unfinished, target)  # noqa: PTH104 - fails, as it should, if somebody was faster
+        os.rename(unfinished, target)  # noqa: PTH104 - fails, as it should, if another process was faster
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -195,7 +195,7 @@ def suppress(model: LlamaForCausalLM, tokens: list[int]) -> None:
 def write_adapter(folder: Path) -> None:
     """As PEFT saves one: two small matrices for each module that it changes.
 
-    It leaves alone what writes to the dimension that :func:`suppress` needs.
+    It does not change what writes to the dimension that :func:`suppress` needs.
     """
     modules = ["q_proj", "v_proj"]
     weights = {}

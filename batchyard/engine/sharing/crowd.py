@@ -10,7 +10,7 @@ from typing import Final
 
 MEMORY_SECONDS: Final = 300.0
 _TRIAL_SECONDS: Final = 120.0
-"""How long an engine is watched before what was seen of it counts alone."""
+"""How long an engine is watched before only what was seen of it counts."""
 _FIRST_RISE: Final = 0.5
 """Until then so much of the engine may be wanted at once."""
 
