@@ -43,8 +43,8 @@ does not have; routes below `/v1/messages` are Anthropic's, for \
 [its SDKs](../how-to/use-anthropics-sdk.md); everything else is OpenAI's, and \
 [its SDKs](../how-to/use-the-api.md) work unchanged. \
 Single requests (`POST /v1/chat/completions`) are [live requests](../how-to/serve-live.md), \
-which the operator must allow. Every route that answers GET answers HEAD as well, with the same status and \
-headers and without a body.
+which the operator must allow. Every route that answers GET answers HEAD as well, with the same \
+status and headers and without a body.
 
 Every request needs a [key](../how-to/use-the-api.md#keys-and-tenants), as \
 `Authorization: Bearer` or `x-api-key`, and sees only its tenant's objects. Every \

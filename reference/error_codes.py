@@ -69,8 +69,8 @@ LINES: Final = (
     ),
     Code(
         "template_failed",
-        "The template of a further stage made no request from the line: it failed, took too long, or "
-        "made no JSON object.",
+        "The template of a further stage made no request from the line: it failed, took too long, "
+        "or made no JSON object.",
         "The message says why. Correct the template and submit the batch again.",
     ),
     Code(
@@ -183,8 +183,8 @@ INPUT: Final = (
     ),
     Code(
         "invalid_json_schema",
-        "Deep validation: the schema of the answer is not a JSON schema, or the engine's structured "
-        "outputs cannot use it.",
+        "Deep validation: the schema of the answer is not a JSON schema, or the engine's "
+        "structured outputs cannot use it.",
         "Correct the schema. The message has the place in it, or the engine's own reason.",
     ),
     Code(
