@@ -29,6 +29,7 @@ from batchyard.cli.local_key import local_key_file, login_code
 from batchyard.cli.offline import offline_services
 from batchyard.cli.say import say
 from batchyard.cli.serve import DEFAULT_PORT, PORT_VARIABLE, listening
+from batchyard.cli.stoppable import stop_signals
 from batchyard.errors import SettingsError
 from batchyard.logs.rotation import rotate
 from batchyard.services.connections import connections
@@ -59,7 +60,6 @@ _BIN = Path(sys.executable).parent
 _PREFECT_PORT_VARIABLE = "PREFECT_SERVER_API_PORT"
 # In memory, places in deployments stay taken when the server is started again.
 _LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 90.0
 _STOP_SECONDS = 20.0
 
@@ -105,9 +105,8 @@ def up(
     with listening("127.0.0.1", port), _prefect_listening(prefect_port):
         pass
     everything = Everything(read_settings().home_folder, port, prefect_port)
-    for number in _STOP_SIGNALS:
-        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # nohup
+    numbers = stop_signals()
+    for number in numbers:
         signal.signal(number, signal.default_int_handler)
     try:
         everything.start()
@@ -116,7 +115,7 @@ def up(
     except KeyboardInterrupt:
         pass
     finally:
-        for number in _STOP_SIGNALS:  # a second Ctrl-C would leave half of it running
+        for number in numbers:  # a second Ctrl-C would leave half of it running
             signal.signal(number, signal.SIG_IGN)
         say("Stopping …")
         everything.stop()

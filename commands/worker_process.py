@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from batchyard.cli.stoppable import stop_signals
 from commands.prefect_worker.forked_run import catches
 from flows.stop_signal import STOP
 
@@ -31,7 +32,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class _Stop(BaseException):
-    """SIGTERM has come. No Exception, so that nothing on the way takes it for an error."""
+    """A signal that drains has come. No Exception, so that nothing takes it for an error."""
 
 
 def run_worker(
@@ -43,10 +44,13 @@ def run_worker(
     """Run Prefect's worker until it ends; its exit status, or 0 after SIGTERM.
 
     ``exporter`` is watched, and started again if it ends; this process has no other children.
-    SIGINT ends the worker and its flow runs at once, and so does a second SIGTERM.
+    SIGINT ends the worker and its flow runs at once, and so does a second SIGTERM. A closed
+    terminal drains like SIGTERM, unless ``nohup`` ignores it.
     """
     worker: subprocess.Popen[bytes] | None = None
-    signal.signal(signal.SIGTERM, _raise_stop)
+    for number in stop_signals():
+        if number != signal.SIGINT:
+            signal.signal(number, _raise_stop)
     try:
         worker = subprocess.Popen(
             words,
@@ -73,7 +77,10 @@ def _wait(worker: subprocess.Popen[bytes], exporter: Exporter) -> int:
     return status
 
 
-def _raise_stop(*_: object) -> NoReturn:
+def _raise_stop(number: int, _frame: object) -> NoReturn:
+    if number == signal.SIGHUP:
+        # The shell of a closed terminal sends one, and the kernel another one when the shell ends.
+        signal.signal(number, signal.SIG_IGN)
     raise _Stop
 
 

@@ -15,13 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from typing import Any, NoReturn
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.2
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 class LeftUnfinished(SystemExit):
     """A second signal came while the work cleaned up: see :func:`leave`."""
+
+
+def stop_signals() -> list[signal.Signals]:
+    """What stops a command: Ctrl-C, SIGTERM, and a closed terminal unless ``nohup`` ignores it."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def run_stoppable(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -82,7 +89,7 @@ def exit_without_waiting_on_signals() -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         return  # no signal arrives there
-    for number in _SIGNALS:
+    for number in stop_signals():
         signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
@@ -105,7 +112,7 @@ def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[int], status: Futur
 
 @contextlib.contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
     try:
         yield
     finally:

@@ -9,10 +9,22 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard.cli.stoppable import LeftUnfinished, run_stoppable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def hangup() -> Iterator[None]:
+    """SIGHUP ends a process, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def send(number: int) -> None:
@@ -56,6 +68,18 @@ def test_a_signal_lets_the_work_clean_up(number: signal.Signals) -> None:
 
     assert run_stoppable(work) == 128 + number
     assert cleaned == [True]
+
+
+def test_a_closed_terminal_does_not_stop_what_nohup_runs() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def work() -> int:
+        send(signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        return 7
+
+    assert run_stoppable(work) == 7
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_a_second_signal_does_not_wait() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,13 +97,25 @@ def start(tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
 
     def start_it(
-        drain_takes: float, port: int | None = None, patience: float | None = None
+        drain_takes: float,
+        port: int | None = None,
+        patience: float | None = None,
+        *,
+        nohup: bool = False,
     ) -> subprocess.Popen[str]:
         words = [sys.executable, "-c", OURS, WORKER, str(tmp_path), str(drain_takes), FLOW_RUN]
         more = {"PORT": port, "PATIENCE": patience}
         environment = os.environ | {name: str(value or "") for name, value in more.items()}
+        at_hangup = signal.SIG_IGN if nohup else signal.SIG_DFL
         processes.append(
-            subprocess.Popen(words, cwd=ROOT, env=environment, text=True, start_new_session=True)
+            subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env=environment,
+                text=True,
+                start_new_session=True,
+                preexec_fn=partial(signal.signal, signal.SIGHUP, at_hangup),  # noqa: PLW1509 - it is one system call
+            )
         )
         return processes[-1]
 
@@ -161,6 +174,29 @@ def test_a_second_signal_ends_the_drain(start: Start, tmp_path: Path) -> None:
     ours.terminate()
     assert ours.wait(SECONDS) == 0
     until_gone(run, worker)
+
+
+def test_a_closed_terminal_lets_a_flow_run_drain(start: Start, tmp_path: Path) -> None:
+    """The shell sends a SIGHUP, and the kernel another one when the shell has ended."""
+    ours = start(1.0)
+    run, worker = started(tmp_path / "run"), started(tmp_path / "worker")
+    ours.send_signal(signal.SIGHUP)
+    assert started(tmp_path / "stopping") == run
+    ours.send_signal(signal.SIGHUP)
+    assert ours.wait(SECONDS) == 0
+    assert (tmp_path / "drained").exists()
+    until_gone(run, worker)
+
+
+def test_a_closed_terminal_is_nothing_to_a_worker_under_nohup(start: Start, tmp_path: Path) -> None:
+    ours = start(0.0, nohup=True)
+    run, worker = started(tmp_path / "run"), started(tmp_path / "worker")
+    ours.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert _is_alive(run)
+    assert _is_alive(worker)
+    ours.terminate()
+    assert ours.wait(SECONDS) == 0
 
 
 def test_ctrl_c_ends_everything_at_once(start: Start, tmp_path: Path) -> None:
