@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.errors import StoreError
 from batchyard.lengths import LengthHistory
 from batchyard.logs import event_logger
+from batchyard.services.log_words import describe
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -21,14 +21,14 @@ KnownLengths = tuple[LengthHistory, bytes]
 async def known_lengths(services: Services, tenant: str, model: str) -> KnownLengths:
     """The lengths, and the tenant's key of the hashes that stand for templates.
 
-    Both are empty if the database refuses: then nothing is learned of the batch's templates.
+    Both are empty if they cannot be read: then nothing is learned of the batch's templates.
     """
     store = services.store
     try:
         secret = await store.cache_salts.get(scope_of_templates(tenant))
         return await store.lengths.of(tenant, model), secret.encode()
-    except StoreError as error:
-        log.warning("lengths.not_read", error, tenant=tenant)
+    except Exception as error:  # noqa: BLE001 - a plan is made without them, whatever it is
+        log.warning("lengths.not_read", describe(error), tenant=tenant)
         return LengthHistory(), b""
 
 

@@ -170,6 +170,20 @@ async def test_lengths_that_cannot_be_read_in_an_unknown_way_cost_a_runner_nothi
     assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 50)
 
 
+async def test_lengths_that_cannot_be_read_in_an_unknown_way_delay_no_plan(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later version may have written what this one does not understand."""
+
+    async def broken(*_: object) -> None:
+        raise ValueError("of a defect")
+
+    monkeypatch.setattr(yard.services.store.lengths, "of", broken, raising=False)
+    yard.use(Writer({"short": 4}))
+    batch = await yard.run(lines("short", 50))
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 50)
+
+
 async def test_an_estimate_that_fails_in_an_unknown_way_is_tried_again(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
