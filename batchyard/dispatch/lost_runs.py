@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.prefect_api import PROCESS_BATCH, RECONCILE, RUN_BATCHES, RUN_CHUNKS
+from batchyard.dispatch.prefect_http import Refused
 from batchyard.logs import event_logger
 from batchyard.store import RunnerKind
 
@@ -44,7 +45,9 @@ async def end_lost_runs(
     is ended at the second call in a row that misses its process, because a runner that has just
     ended is about to report that to Prefect.
 
-    Raises :class:`~batchyard.errors.DispatchFailed`, :class:`~batchyard.errors.SettingsError`.
+    If Prefect refuses one, the others are ended all the same. Raises
+    :class:`~batchyard.errors.DispatchFailed`, also for that one, and
+    :class:`~batchyard.errors.SettingsError`.
     """
     # Prefect first: a process that announces itself in between is then found alive.
     late = await _late(api, start_seconds)
@@ -52,11 +55,19 @@ async def end_lost_runs(
     lost = sorted(missed & seen)
     seen.clear()
     seen.update(missed)
+    refusal: Refused | None = None
     for flow_run_id in lost:
         end = api.mark_cancelled if late[flow_run_id].state == "CANCELLING" else api.mark_crashed
-        await end(flow_run_id, _MESSAGE)
+        try:
+            await end(flow_run_id, _MESSAGE)
+        except Refused as error:
+            # Each of the others may keep a place that a model waits for.
+            refusal = error
+            continue
         seen.discard(flow_run_id)
         log.warning("flow_run.lost", flow_run=flow_run_id)
+    if refusal is not None:
+        raise refusal
     return lost
 
 

@@ -34,6 +34,10 @@ class _Busy(DispatchFailed):
     """Prefect did nothing because it is busy; a later call may succeed."""
 
 
+class Refused(DispatchFailed):
+    """Prefect answered, and did not do this. Of another object it may do the same."""
+
+
 class Missing(SettingsError):
     """There is nothing at this path, or it is not the API."""
 
@@ -115,7 +119,7 @@ class PrefectHttp:
                 if response.status in {429, 503}:
                     raise _Busy(f"Prefect is too busy: it answers {response.status} to {path}.")
                 if not response.ok:
-                    raise DispatchFailed(f"Prefect answered {response.status} to {path}.")
+                    raise Refused(f"Prefect answered {response.status} to {path}.")
                 found = None if response.status == 204 else await response.json()
                 return Reply(found, _date(response.headers))
         except (self._failure, TimeoutError, OSError, ValueError) as error:

@@ -573,6 +573,27 @@ async def test_a_flow_run_without_a_process_is_ended_at_the_second_look(
     assert prefect.states() == [end or state]
 
 
+async def test_a_lost_flow_run_that_prefect_does_not_end_keeps_no_other_from_its_end(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them has a place in its pool until then."""
+    for _ in range(3):
+        await api.start(RUN_CHUNKS, {}, name=MODEL)
+        prefect.put("RUNNING", ago=61.0)
+    odd = str(prefect.runs[0]["id"])
+    set_state = prefect.set_state
+
+    def refuse_odd(run_id: str, state: dict[str, Any]) -> web.Response:
+        return web.Response(status=422) if run_id == odd else set_state(run_id, state)
+
+    monkeypatch.setattr(prefect, "set_state", refuse_odd)
+    seen: set[str] = set()
+    await bury(api, store, seen)
+    with pytest.raises(DispatchFailed, match="422"):
+        await bury(api, store, seen)
+    assert prefect.states() == ["RUNNING", "CRASHED", "CRASHED"]
+
+
 @pytest.mark.parametrize(
     ("workers", "is_lost"),
     [
