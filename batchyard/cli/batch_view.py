@@ -28,10 +28,12 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
 def error_words(error: BatchError) -> str:
     """``line 3: invalid_json_line: …``; without the line, where the error has none.
 
-    A message may repeat what a client's template or file says, so it is made printable.
+    A message may repeat what a client's template or file says, so it is made printable. It may
+    have several lines: the end of an engine's log.
     """
     where = f"line {error.line}: " if error.line is not None else ""
-    return f"{where}{error.code}: {printable(error.message)}"
+    message = "\n".join(map(printable, error.message.split("\n")))
+    return f"{where}{error.code}: {message}"
 
 
 def status_words(batch: BatchRecord) -> str:

@@ -96,7 +96,7 @@ def test_a_place_that_ends_in_parquet_gets_a_table(
 def test_lines_that_still_come_make_no_table(alone: Run) -> None:
     ended = alone("results", "batch_1", "--follow", "-o", "answers.parquet")
     assert ended.status == 2
-    assert "It writes JSON lines" in ended.stderr
+    assert "It writes JSON Lines" in ended.stderr
 
 
 def test_the_errors_alone_go_to_standard_output(alone: Run, ran: Callable[..., str]) -> None:
