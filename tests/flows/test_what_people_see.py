@@ -351,7 +351,9 @@ async def test_the_log_tells_the_batchs_life(
         batch_id = await create(services, tmp_path, request_lines(25))
         await process_batch(batch_id, return_state=True)
     lines = [r.getMessage() for r in caplog.records if r.name == "batchyard.services.story"]
-    assert [line.split()[0] for line in lines] == [
+    # On a busy machine it waits for its turn, and says more than once how far it is.
+    events = dict.fromkeys(line.split()[0] for line in lines)
+    assert [event for event in events if event != "batch.waiting"] == [
         "batch.began",
         "batch.fetched",
         "batch.validated",
