@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-import pytest
 from prefect import flow, get_client
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.events.worker import EventsWorker
@@ -15,6 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.plot import speed_plot
 from flows.run_history import Rate
+from tests.services.chromium import program
 from tests.services.prefect import prefect_server
 
 if TYPE_CHECKING:
@@ -33,12 +32,10 @@ async def reports() -> str:
 
 def drawn(url: str, folder: Path) -> str:
     """The page's DOM, when its scripts have nothing more to do."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("There is no Chromium here: apt install chromium.")
+    executable, environment = program()
     done = subprocess.run(
         [
-            program,
+            executable,
             "--headless=new",
             "--no-sandbox",
             "--disable-gpu",
@@ -48,6 +45,7 @@ def drawn(url: str, folder: Path) -> str:
             "--dump-dom",
             url,
         ],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,

@@ -40,26 +40,26 @@ _KEYS = {
 }
 
 
-def _program() -> tuple[str, dict[str, str]]:
-    """Where it is, and the variables that it needs."""
+def program() -> tuple[str, dict[str, str]]:
+    """Where it is, and the variables that it needs. Skips the test where there is none."""
     for name in _PROGRAMS:
         if found := shutil.which(name):
             return found, dict(os.environ)
     folder = unpacked_with_libraries(_PACKAGE)
     # Releases of the package differ in the name; the script in /usr/bin has the path of a system.
     unpacked = (folder / "usr/lib/chromium" / name for name in ("headless_shell", _PACKAGE))
-    program = next(path for path in unpacked if path.exists())
-    return str(program), environment_of(folder)
+    found = next(path for path in unpacked if path.exists())
+    return str(found), environment_of(folder)
 
 
 @contextlib.contextmanager
 def running_chromium(folder: Path) -> Iterator[Browser]:
     """A browser with an empty profile in ``folder``."""
-    program, environment = _program()
+    executable, environment = program()
     port_file = folder / "DevToolsActivePort"
     process = subprocess.Popen(
         [
-            program,
+            executable,
             "--headless=new",
             "--no-sandbox",  # tests run as root in containers
             "--disable-gpu",
