@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.prefect_api import PROCESS_BATCH, RECONCILE, RUN_BATCHES, RUN_CHUNKS
 from batchyard.dispatch.prefect_http import Refused
+from batchyard.errors import RecordNotFound
+from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.store import RunnerKind
 
@@ -27,6 +29,7 @@ _CONTROL_FLOWS = (
     "submit-batch",
 )
 _MESSAGE = "The flow run has no heartbeat: its process is gone."
+_COMPLETED_MESSAGE = "The batch is completed. The flow run's process could not report it."
 
 
 async def end_lost_runs(
@@ -38,6 +41,8 @@ async def end_lost_runs(
     seen: set[str],
 ) -> list[str]:
     """Mark flow runs without a process as Crashed, and return their ids.
+
+    One whose batch is completed is marked as Completed: Prefect was away when it ended.
 
     A flow run has a process if a runner of it sent a heartbeat in the last ``silent_seconds``, if a
     batch of it is leased, or if it is the reconciler. A runner of chunks may take ``start_seconds``
@@ -57,9 +62,8 @@ async def end_lost_runs(
     seen.update(missed)
     refusal: Refused | None = None
     for flow_run_id in lost:
-        end = api.mark_cancelled if late[flow_run_id].state == "CANCELLING" else api.mark_crashed
         try:
-            await end(flow_run_id, _MESSAGE)
+            await _end(api, store, late[flow_run_id])
         except Refused as error:
             # Each of the others may keep a place that a model waits for.
             refusal = error
@@ -69,6 +73,23 @@ async def end_lost_runs(
     if refusal is not None:
         raise refusal
     return lost
+
+
+async def _end(api: PrefectApi, store: Store, run: FlowRun) -> None:
+    if run.state == "CANCELLING":
+        await api.mark_cancelled(run.id, _MESSAGE)
+    elif await _has_completed_batch(store, run.id):
+        await api.mark_completed(run.id, _COMPLETED_MESSAGE)
+    else:
+        await api.mark_crashed(run.id, _MESSAGE)
+
+
+async def _has_completed_batch(store: Store, flow_run_id: str) -> bool:
+    try:
+        batch = await store.batches.get(await store.batches.of_flow_run(flow_run_id))
+    except RecordNotFound:
+        return False
+    return batch.status is BatchStatus.COMPLETED
 
 
 async def _late(api: PrefectApi, start_seconds: float) -> dict[str, FlowRun]:

@@ -118,6 +118,10 @@ class PrefectApi(PrefectHttp):
         """
         await self._end(flow_run_id, "CRASHED", message)
 
+    async def mark_completed(self, flow_run_id: str, message: str) -> None:
+        """End a flow run whose work is done, and whose process could not say so."""
+        await self._end(flow_run_id, "COMPLETED", message)
+
     async def mark_cancelled(self, flow_run_id: str, message: str) -> None:
         """Mark as cancelled a run that was being cancelled: Prefect takes no other end for it."""
         await self._end(flow_run_id, "CANCELLED", message)

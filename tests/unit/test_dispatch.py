@@ -26,6 +26,7 @@ from batchyard.dispatch import (
     scheduler,
 )
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
+from batchyard.lifecycle import BatchStatus
 from batchyard.run_states import MACHINE_PAUSED, NO_ENGINE, NO_SLOT, PUT_OFF
 from batchyard.settings import Settings
 from batchyard.store import (
@@ -37,7 +38,7 @@ from batchyard.store import (
     open_store,
 )
 from batchyard.wire import BatchUsage
-from tests.contract.store.samples import begun_batch, new_batch
+from tests.contract.store.samples import batch_in, begun_batch, new_batch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -642,6 +643,27 @@ async def test_a_flow_run_whose_runner_lives_is_left_alone(
     assert [await bury(api, store, seen) for _ in range(3)] == [[], [], []]
     await store.runners.retire(row.id)
     assert [await bury(api, store, seen) for _ in range(3)] == [[], ["r001"], []]
+
+
+@pytest.mark.parametrize(
+    ("status", "end"),
+    [
+        (BatchStatus.COMPLETED, "COMPLETED"),
+        (BatchStatus.EXPIRED, "CRASHED"),
+        (BatchStatus.IN_PROGRESS, "CRASHED"),
+    ],
+)
+async def test_a_lost_flow_run_whose_batch_is_completed_is_completed(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, status: BatchStatus, end: str
+) -> None:
+    """Prefect was away when the batch ended, and its process could not report it."""
+    batch = await batch_in(store, status)
+    await api.start(RUN_BATCHES, {}, name="run-batches")
+    await store.batches.set_flow_run(batch.id, prefect.put("RUNNING", ago=999))
+    seen: set[str] = set()
+    for _ in range(2):
+        await bury(api, store, seen)
+    assert prefect.states() == [end]
 
 
 @pytest.mark.parametrize(("tags", "end"), [([TAKEN_UP], "CRASHED"), ([], "RUNNING")])
