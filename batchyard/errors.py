@@ -7,7 +7,8 @@
     │   └── WrongSealingKey           no key of this process is one of the database's
     ├── RequestRefused                the request cannot be accepted; names the parameter
     │   ├── QuotaExceeded             the tenant would have too many requests or tokens enqueued
-    │   │   └── BatchLimitExceeded    the tenant would have too many active batches
+    │   │   ├── BatchLimitExceeded    the tenant would have too many active batches
+    │   │   └── StorageLimitExceeded  the tenant would have too many bytes stored
     │   ├── BatchRateExceeded         the tenant creates batches faster than it may
     │   └── WindowUnattainable        by forecast it cannot be done in its completion window
     ├── InputRefused                  the batch's input breaks the format; carries every entry
@@ -95,6 +96,12 @@ class BatchLimitExceeded(QuotaExceeded):
     """The tenant already has as many active batches as its quota allows."""
 
     code = "batch_limit_exceeded"
+
+
+class StorageLimitExceeded(QuotaExceeded):
+    """The tenant's files and uploads would have more bytes than its quota allows."""
+
+    code = "storage_limit_exceeded"
 
 
 class BatchRateExceeded(RequestRefused):

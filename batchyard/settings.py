@@ -143,6 +143,9 @@ class QuotaSettings(_Part):
     """How many tokens, by an estimate, these requests may need together."""
     batches_per_hour: int | None = Field(default=2000, ge=0)
     """How many batches a tenant may create over the HTTP API in any hour; None: no limit."""
+    stored_bytes: int | None = Field(default=None, ge=0)
+    """How many bytes the files and unfinished uploads of a tenant may have together. Results count,
+    and are stored in any case."""
     live_requests: int = Field(default=0, ge=0)
     """How many live requests a tenant may have in flight at a time, in each process of the API;
     0: none, so that only tenants with a limit of their own may send any."""

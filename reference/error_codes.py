@@ -371,6 +371,13 @@ BATCH: Final = (
         "(../how-to/operate-batches.md#quotas).",
     ),
     Code(
+        "storage_limit_exceeded",
+        "With this input the tenant's files and unfinished uploads would have more bytes than its "
+        "quota.",
+        "Delete files that are no longer needed, or ask the operator for a higher [quota]"
+        "(../how-to/operate-batches.md#quotas).",
+    ),
+    Code(
         "window_unattainable",
         "By the forecast, the batch cannot be done in its window (`BATCHYARD_ADMISSION=refuse`).",
         "Create it with a longer `completion_window`, or split it.",
@@ -556,6 +563,13 @@ API: Final = (
         "file_too_large",
         "The upload has more bytes than its purpose allows.",
         "Split the file, or raise `BATCHYARD_LIMITS__MAX_BYTES`.",
+        "413",
+    ),
+    Code(
+        "storage_limit_exceeded",
+        "With this upload, or these lines, the tenant's files and unfinished uploads would have "
+        "more bytes than its quota.",
+        "Delete files that are no longer needed, or ask the operator for a higher quota.",
         "413",
     ),
     Code(

@@ -23,6 +23,7 @@ from batchyard.errors import (
     RecordNotFound,
     RequestRefused,
     StorageFull,
+    StorageLimitExceeded,
     TransitionConflict,
 )
 from batchyard.logs import event_logger
@@ -126,6 +127,9 @@ def server_failed() -> ApiError:
 def as_api_error(error: BatchyardError) -> ApiError:
     """One of our exceptions, as the answer that it means."""
     match error:
+        case StorageLimitExceeded():
+            # Not 429: to wait and try again, as the SDKs do then, frees nothing.
+            return ApiError(413, str(error), param="file", code=error.code)
         case QuotaExceeded():
             kind = "requests" if isinstance(error, BatchLimitExceeded) else "tokens"
             return ApiError(

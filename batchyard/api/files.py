@@ -34,6 +34,7 @@ from batchyard.files.upload import (
     limit_bytes,
     upload_file,
 )
+from batchyard.services.quotas import default_quota
 from batchyard.wire import File, FileDeleted
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ _BYTES = {"headers": HEADERS, "content": {"application/octet-stream": {"schema":
 async def create_file(request: Request, caller: Authenticated) -> JsonResponse[File]:
     """Upload a file as multipart/form-data."""
     sent = read_form(request, caller, file_field="file")
+    # Before any of it is sent; what is not announced is seen when all of it is there.
+    announced = max(0, _announced_bytes(request) - _FORM_BYTES)
+    await caller.services.store.tenants.check_room(
+        caller.tenant, default_quota(caller.services), stored_bytes=announced
+    )
     file = await upload_file(
         caller.services, caller.tenant, sent.content(body_stream(request)), lambda: _use(sent)
     )
@@ -182,10 +188,15 @@ def read_form(
             return most_bytes
         return limit_bytes(caller.services, fields.get("purpose"))
 
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > limit({}) + _FORM_BYTES:
+    if _announced_bytes(request) > limit({}) + _FORM_BYTES:
         raise too_large(file_field, limit({}))
     return Form(request.headers.get("content-type", ""), file_field=file_field, limit_bytes=limit)
+
+
+def _announced_bytes(request: Request) -> int:
+    """How long the body is to be; 0: it does not say."""
+    announced = request.headers.get("content-length", "0")
+    return int(announced) if announced.isdecimal() else 0
 
 
 def _use(form: Form) -> FileUse:

@@ -27,7 +27,7 @@ from batchyard.live_answers import asking_for_usage, hides_usage
 from batchyard.printable import printable
 from batchyard.responses import ENDPOINT as RESPONSES
 from batchyard.services.cache_salt import cache_salt_of
-from batchyard.steps.create import default_quota
+from batchyard.services.quotas import default_quota
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,7 +13,7 @@ import msgspec
 
 from batchyard.api.message_errors import MESSAGES
 from batchyard.lifecycle import TERMINAL, BatchStatus
-from batchyard.store.file.files import FILE_LIFETIME_SECONDS
+from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.wire import ended_at
 
 if TYPE_CHECKING:

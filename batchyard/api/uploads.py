@@ -29,6 +29,7 @@ from batchyard.api.route import Route, form
 from batchyard.errors import RecordNotFound, TransitionConflict
 from batchyard.files import complete, parts
 from batchyard.files.upload import PURPOSES, FileUse
+from batchyard.services.quotas import default_quota
 from batchyard.store import NewUpload
 from batchyard.wire import Upload, UploadPart  # noqa: TC001 — FastAPI reads it at run time
 
@@ -91,7 +92,8 @@ async def create_upload(
             bytes=_size(caller, use, asked.bytes),
             mime_type=asked.mime_type,
             file_lifetime_seconds=use.kept_seconds(),
-        )
+        ),
+        quota=default_quota(caller.services),
     )
     return JsonResponse(upload.to_wire())
 

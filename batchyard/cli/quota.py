@@ -1,4 +1,4 @@
-"""``batchyard tenants quota``: what a tenant has enqueued, and its limits."""
+"""``batchyard tenants quota``: what a tenant has enqueued and stored, and its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from batchyard.cli.as_json import OBJECT, print_object
 from batchyard.cli.offline import offline_services
-from batchyard.steps.create import default_quota
+from batchyard.services.quotas import default_quota
 
 if TYPE_CHECKING:
     from batchyard.store import Quota
@@ -25,6 +25,12 @@ def quota(
     active_batches: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     requests: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
     tokens: Annotated[str | None, typer.Option(metavar="N|none", help=_HELP)] = None,
+    stored_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|none", help="Of files, results and unfinished uploads together. " + _HELP
+        ),
+    ] = None,
     live_requests: Annotated[
         str | None,
         typer.Option(
@@ -39,6 +45,7 @@ def quota(
         "max_active_batches": ("--active-batches", active_batches),
         "max_enqueued_requests": ("--requests", requests),
         "max_enqueued_tokens": ("--tokens", tokens),
+        "max_stored_bytes": ("--stored-bytes", stored_bytes),
         "max_live_requests": ("--live-requests", live_requests),
     }
     changes = {
@@ -68,17 +75,17 @@ async def _quota(tenant: str, changes: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_object({"tenant": tenant, "used": usage, "limits": limits})
         return
-    typer.echo(f"{'tenant ' + tenant:<20}{'used':>16}{'limit':>16}")
+    typer.echo(f"{'tenant ' + tenant:<20}{'used':>20}{'limit':>20}")
     for name, used in usage.items():
         limit = _limit_words(own, name, limits[f"max_{name}"])
-        typer.echo(f"{name.replace('_', ' '):<20}{used:>16,}{limit}")
+        typer.echo(f"{name.replace('_', ' '):<20}{used:>20,}{limit}")
     # Each process of the API counts its own, so there is no number of those that are used.
     limit = _limit_words(own, "live_requests", limits["max_live_requests"])
-    typer.echo(f"{'live requests':<20}{'-':>16}{limit}")
+    typer.echo(f"{'live requests':<20}{'-':>20}{limit}")
 
 
 def _limit_words(own: Quota, name: str, limit: int | None) -> str:
     if limit is None:
-        return f"{'none':>16}"
+        return f"{'none':>20}"
     is_own = getattr(own, f"max_{name}") is not None
-    return f"{limit:>16,}" if is_own else f"{limit:>16,}  (default)"
+    return f"{limit:>20,}" if is_own else f"{limit:>20,}  (default)"

@@ -14,7 +14,7 @@ from batchyard.cli.offline import offline_services
 from batchyard.cli.quota import quota
 from batchyard.cli.table import make_table, user_text, write_table
 from batchyard.cli.usage import usage
-from batchyard.steps.create import default_quota
+from batchyard.services.quotas import default_quota
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     from batchyard.store import Quota, TenantUsage
 
-_COLUMNS = ("tenant", "active batches", "enqueued requests", "enqueued tokens", "keys", "e-mail")
+_COLUMNS = (
+    *("tenant", "active batches", "enqueued requests", "enqueued tokens", "stored bytes"),
+    *("keys", "e-mail"),
+)
 
 app = typer.Typer(
     help="List tenants, and set and show their limits, addresses and use.", no_args_is_help=True
@@ -54,7 +57,7 @@ def list_tenants(as_json: Annotated[bool, LINES] = False) -> None:
         (user_text(each.name), *_used(each), f"{each.keys}", user_text(each.notify_email or "-"))
         for each in tenants
     ]
-    write_table(make_table(_COLUMNS, rows, right=_COLUMNS[1:5]))
+    write_table(make_table(_COLUMNS, rows, right=_COLUMNS[1:6]))
 
 
 async def _tenants() -> list[_Tenant]:

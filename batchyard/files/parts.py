@@ -8,9 +8,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from batchyard.errors import RecordNotFound, StorageError, TransitionConflict
+from batchyard.errors import (
+    RecordNotFound,
+    StorageError,
+    StorageLimitExceeded,
+    TransitionConflict,
+)
 from batchyard.logs import event_logger
 from batchyard.services.keys import part_key
+from batchyard.services.quotas import default_quota
 from batchyard.store import NewPart
 from batchyard.wire import new_part_id
 
@@ -33,7 +39,8 @@ async def add_part(
     """Store one part. Nothing of ``content`` is read for an upload that takes no more.
 
     Raises :class:`~batchyard.errors.RecordNotFound`,
-    :class:`~batchyard.errors.TransitionConflict`, what ``content`` raises, and errors of the
+    :class:`~batchyard.errors.TransitionConflict`,
+    :class:`~batchyard.errors.StorageLimitExceeded`, what ``content`` raises, and errors of the
     store and the storage.
     """
     uploads = services.store.uploads
@@ -46,8 +53,9 @@ async def add_part(
         id=part_id, size_bytes=stored.size_bytes, sha256=stored.sha256, storage_key=stored.key
     )
     try:
-        return await uploads.add_part(upload_id, part, tenant=tenant)
-    except (RecordNotFound, TransitionConflict):
+        quota = default_quota(services)
+        return await uploads.add_part(upload_id, part, quota=quota, tenant=tenant)
+    except (RecordNotFound, StorageLimitExceeded, TransitionConflict):
         await wipe_object(services, stored.key)
         raise
 

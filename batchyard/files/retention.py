@@ -17,7 +17,7 @@ from batchyard.lifecycle import TERMINAL
 from batchyard.services.keys import BATCHES, FILES, UPLOADS, batch_id_of, file_id_of
 from batchyard.services.storage_mark import write_mark
 from batchyard.store import FORGOTTEN_SECONDS, TUNING_SECONDS
-from batchyard.store.file.files import FILE_LIFETIME_SECONDS
+from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:

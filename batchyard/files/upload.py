@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from batchyard.errors import ObjectTooLarge, RequestRefused
+from batchyard.errors import ObjectTooLarge, RequestRefused, StorageLimitExceeded
+from batchyard.files.parts import wipe_object
 from batchyard.services.keys import file_key
+from batchyard.services.quotas import default_quota
 from batchyard.store import NewFile
-from batchyard.store.file.files import FILE_LIFETIME_SECONDS
+from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
@@ -109,11 +111,16 @@ async def upload_file(
     """Store ``content`` and record it as a file. ``use`` is asked once ``content`` has ended.
 
     Raises what those two raise, :class:`~batchyard.errors.RequestRefused`,
-    :class:`~batchyard.errors.ObjectTooLarge`, and errors of the store and the storage.
+    :class:`~batchyard.errors.StorageLimitExceeded`, :class:`~batchyard.errors.ObjectTooLarge`, and
+    errors of the store and the storage.
     """
     file = await store_content(services, tenant, content, use)
-    # If this fails the bytes stay for the sweep: the row may be there, its reply lost.
-    return await services.store.files.create(file)
+    try:
+        # If this fails the bytes stay for the sweep: the row may be there, its reply lost.
+        return await services.store.files.create(file, quota=default_quota(services))
+    except StorageLimitExceeded:
+        await wipe_object(services, file.storage_key)
+        raise
 
 
 async def store_content(

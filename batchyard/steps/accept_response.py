@@ -14,7 +14,8 @@ from batchyard.lines import Rules, Validator
 from batchyard.plan.records import BYTES_PER_TOKEN
 from batchyard.prompt import expected_output_tokens, prompt_key
 from batchyard.responses import ENDPOINT, SOONEST, WINDOWS, given_object
-from batchyard.steps.create import check_metadata, default_quota
+from batchyard.services.quotas import default_quota
+from batchyard.steps.create import check_metadata
 from batchyard.steps.forecast import check_window
 from batchyard.store import NewResponse
 from batchyard.wire import new_response_id

@@ -25,7 +25,7 @@ from batchyard.services.services import Progress
 from batchyard.steps.result_lines import ResultLines
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewFile
-from batchyard.store.file.files import FILE_LIFETIME_SECONDS
+from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.wire import RequestCounts, TokenUsage, result_file_id, stage_file_id
 
 if TYPE_CHECKING:

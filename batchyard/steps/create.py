@@ -17,12 +17,13 @@ from batchyard.forecast import OpenWork
 from batchyard.notify.email import check_address
 from batchyard.output_rules import OnInvalidOutput
 from batchyard.services.places import Places
+from batchyard.services.quotas import default_quota
 from batchyard.services.webhook_checks import check_webhook_url
 from batchyard.steps.destinations import absolute, check_destinations, url_facts
 from batchyard.steps.forecast import check_window
 from batchyard.steps.offered import check_offered, endpoints_not_served
 from batchyard.storage.several import Several
-from batchyard.store import BatchOptions, NewBatch, Quota
+from batchyard.store import BatchOptions, NewBatch
 from batchyard.templates import TemplateRefused, check_template
 from batchyard.threads import in_thread
 from batchyard.time_units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS
@@ -105,17 +106,6 @@ class BatchRequest:
     on_invalid_output: Mapping[str, Any] | None = None
     then: tuple[Stage, ...] = ()
     traceparent: str | None = None
-
-
-def default_quota(services: Services) -> Quota:
-    """For tenants that have none of their own."""
-    quota = services.settings.quota
-    return Quota(
-        max_active_batches=quota.active_batches,
-        max_enqueued_requests=quota.enqueued_requests,
-        max_enqueued_tokens=quota.enqueued_tokens,
-        max_live_requests=quota.live_requests,
-    )
 
 
 async def create_batch(

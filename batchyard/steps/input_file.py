@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
-from batchyard.errors import InputRefused
+from batchyard.errors import InputRefused, StorageError, StorageLimitExceeded
+from batchyard.services.quotas import default_quota
 from batchyard.store import NewFile
 
 if TYPE_CHECKING:
@@ -36,19 +38,24 @@ async def record_input(
     """Record the object as the file that the batch reads; its size in bytes.
 
     Without a ``filename`` it is named after the batch. Raises
+    :class:`~batchyard.errors.StorageLimitExceeded`, and
     :class:`~batchyard.errors.TransitionConflict` where the file is recorded already.
     """
-    await services.store.files.create(
-        NewFile(
-            id=batch.input_file_id,
-            purpose="batch",
-            filename=filename or f"{batch.id}_input.jsonl",
-            size_bytes=stored.size_bytes,
-            sha256=stored.sha256,
-            storage_key=stored.key,
-            tenant=batch.tenant,
-        )
+    file = NewFile(
+        id=batch.input_file_id,
+        purpose="batch",
+        filename=filename or f"{batch.id}_input.jsonl",
+        size_bytes=stored.size_bytes,
+        sha256=stored.sha256,
+        storage_key=stored.key,
+        tenant=batch.tenant,
     )
+    try:
+        await services.store.files.create(file, quota=default_quota(services))
+    except StorageLimitExceeded:
+        with suppress(StorageError):  # then the sweep does it
+            await services.storage.delete(stored.key)
+        raise
     return stored.size_bytes
 
 

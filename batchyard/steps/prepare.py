@@ -21,8 +21,8 @@ from batchyard.services.batch_span import batch_span
 from batchyard.services.cache_salt import cache_salt_of
 from batchyard.services.defects import defects_as_ours
 from batchyard.services.keys import file_key, plan_key
+from batchyard.services.quotas import default_quota
 from batchyard.services.services import Progress
-from batchyard.steps.create import default_quota
 from batchyard.steps.deep_validation import (
     find_counter,
     findings_words,

@@ -28,7 +28,7 @@ from batchyard.storage.location import read_location
 from batchyard.storage.s3_object import S3Object
 from batchyard.storage.several import Several
 from batchyard.store import NewFile
-from batchyard.store.file.files import FILE_LIFETIME_SECONDS
+from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.threads import in_thread
 from batchyard.wire import result_file_id
 

@@ -23,9 +23,9 @@ from batchyard.framing import joined
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services.keys import file_key
 from batchyard.services.places import Places, places_of
+from batchyard.services.quotas import default_quota
 from batchyard.steps.create import (
     check_model,
-    default_quota,
     parse_window,
 )
 from batchyard.steps.destinations import check_destinations, url_facts

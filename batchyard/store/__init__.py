@@ -33,7 +33,8 @@ from batchyard.store.delivery.rows import (
     DeliveryRecord,
     DeliveryStatus,
 )
-from batchyard.store.file.files import FileRecord, Files, NewFile
+from batchyard.store.file.files import Files
+from batchyard.store.file.rows import FileRecord, NewFile
 from batchyard.store.leases import Leases
 from batchyard.store.overview import Overview
 from batchyard.store.page import Order, Page

@@ -497,15 +497,16 @@ def test_a_tenant_without_limits_has_none(alone: Run) -> None:
         ["active batches", "1", "none"],
         ["enqueued requests", "2,000", "none"],
         ["enqueued tokens", "14,000", "none"],
+        ["stored bytes", "0", "none"],
         ["live requests", "-", "0", "(default)"],
     ]
 
 
 def test_only_the_limits_that_are_given_change(alone: Run) -> None:
     alone("quota", "search", "--active-batches", "3", "--tokens", "5000000")
-    alone("quota", "search", "--live-requests", "8")
+    alone("quota", "search", "--live-requests", "8", "--stored-bytes", "100000000000")
     lines = quota_lines(alone("quota", "search", "--active-batches", "none", "--requests", "10"))
-    assert [line[2] for line in lines[1:]] == ["none", "10", "5,000,000", "8"]
+    assert [line[2] for line in lines[1:]] == [*("none", "10", "5,000,000", "100,000,000,000", "8")]
 
 
 def test_the_limits_of_the_settings_are_shown_as_such(
@@ -518,6 +519,7 @@ def test_the_limits_of_the_settings_are_shown_as_such(
         ["active batches", "0", "30"],
         ["enqueued requests", "0", "50", "(default)"],
         ["enqueued tokens", "0", "none"],
+        ["stored bytes", "0", "none"],
         ["live requests", "-", "0", "(default)"],
     ]
 

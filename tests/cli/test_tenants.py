@@ -45,19 +45,25 @@ def test_all_tenants_are_listed_with_their_use_limits_keys_and_addresses(
     head, *lines = alone("tenants", "list").stdout.splitlines()
     assert head.split()[0] == "tenant"
     assert [" ".join(line.split()) for line in lines] == [
-        "only-a-key 0 0 0 of 5,000 1 -",
-        "red 0 0 0 of 5,000 0 -",
-        "search 1 of 20 10 70 of 5,000 0 me@example.com",
+        "only-a-key 0 0 0 of 5,000 0 1 -",
+        "red 0 0 0 of 5,000 0 0 -",
+        "search 1 of 20 10 70 of 5,000 0 0 me@example.com",
     ]
     (_, _, search) = objects(alone("tenants", "list", "--json"))
     assert search == {
         "tenant": "search",
-        "used": {"active_batches": 1, "enqueued_requests": 10, "enqueued_tokens": 70},
+        "used": {
+            "active_batches": 1,
+            "enqueued_requests": 10,
+            "enqueued_tokens": 70,
+            "stored_bytes": 0,
+        },
         "limits": {
             "max_active_batches": 20,
             "max_enqueued_requests": None,
             "max_enqueued_tokens": 5000,
             "max_live_requests": 0,
+            "max_stored_bytes": None,
         },
         "keys": 0,
         "notify_email": "me@example.com",

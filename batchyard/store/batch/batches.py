@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from batchyard.store.batch.rows import NewBatch
     from batchyard.store.chunk.rows import NewChunk
     from batchyard.store.database import Database
-    from batchyard.store.file.files import NewFile
+    from batchyard.store.file.rows import NewFile
     from batchyard.store.page import Page
     from batchyard.store.tenant.idempotency import IdempotencyKey
     from batchyard.wire import BatchUsage, RequestCounts
@@ -105,7 +105,8 @@ class Batches(Aggregate):
                 return await load_batch(connection, batch_id, prices=self._prices)
         if batches_per_hour is not None:
             await hold_pace(connection, new.tenant, batches_per_hour)
-        await hold_quota(connection, new.tenant, quota, batches=1)
+        stored_bytes = 0 if input_file is None else input_file.size_bytes
+        await hold_quota(connection, new.tenant, quota, batches=1, stored_bytes=stored_bytes)
         await insert_batch(connection, new, input_file, lease)
         return await load_batch(connection, new.id)
 

@@ -15,7 +15,7 @@ from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.pages import batch_not_found
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.columns import Record, Row
-from batchyard.store.file.files import FILES
+from batchyard.store.file.rows import FILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from batchyard.prices import Prices
     from batchyard.store.batch.rows import BatchRecord, NewBatch
-    from batchyard.store.file.files import NewFile
+    from batchyard.store.file.rows import NewFile
 
 
 async def check_epoch(connection: AsyncConnection, batch_id: str, epoch: int) -> None:

@@ -10,7 +10,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, UNANSWERED
 from batchyard.store.clock import clock
-from batchyard.store.file.files import FILES
+from batchyard.store.file.rows import FILES
 from batchyard.turns import (
     BACKGROUND_URGENCY,
     BACKGROUND_WINDOW,

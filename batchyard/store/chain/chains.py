@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.batch.rows import BatchRecord, NewBatch
-    from batchyard.store.file.files import NewFile
+    from batchyard.store.file.rows import NewFile
 
 _BYTES_OF_ORDINAL: Final = 4
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sqlalchemy import (
-    BigInteger,
-    Index,
     Text,
     and_,
     exists,
-    false,
     func,
     insert,
     or_,
@@ -18,16 +15,16 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlmodel import Field
 
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.clock import clock_seconds, read_seconds
-from batchyard.store.columns import Record, Row
+from batchyard.store.file.rows import FILES, FileRecord, NewFile
 from batchyard.store.page import Page, from_place
-from batchyard.wire import File, new_file_id, result_file_id
+from batchyard.store.tenant.tenants import hold_quota
+from batchyard.wire import result_file_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,58 +32,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.page import Order
+    from batchyard.store.tenant.tenants import Quota
 
-FILE_LIFETIME_SECONDS: Final = 2_592_000
-"""30 days, as at OpenAI."""
-
-
-class _FileColumns(Record):
-    id: str = Field(default_factory=new_file_id, primary_key=True)
-    tenant: str = "default"
-    purpose: str
-    filename: str
-    size_bytes: int = Field(sa_type=BigInteger)
-    sha256: str
-    storage_key: str
-    holds_responses: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
-    """It is a file of a batch that its tenant does not see, of background responses or of a part of
-    a chain: no list of its tenant's has it."""
-
-
-class NewFile(_FileColumns):
-    """A file to be recorded. ``sha256`` is lower-case hex; its bytes are already durable."""
-
-    lifetime_seconds: int | None = FILE_LIFETIME_SECONDS
-    """From its creation to its expiry; ``None``: it is kept."""
-
-
-class FileRecord(_FileColumns):
-    """A file as the database has it. Times are Unix seconds."""
-
-    created_at: int = Field(sa_type=BigInteger)
-    expires_at: int | None = Field(sa_type=BigInteger)
-    deleted_at: int | None = Field(sa_type=BigInteger)
-
-    def to_wire(self) -> File:
-        """The File object that clients see."""
-        return File(
-            id=self.id,
-            purpose=self.purpose,
-            filename=self.filename,
-            bytes=self.size_bytes,
-            created_at=self.created_at,
-            expires_at=self.expires_at,
-        )
-
-
-class FileRow(Row, FileRecord, table=True):
-    """One row for each file whose bytes are durable; a deleted one stays, marked."""
-
-    __tablename__ = "files"
-    __table_args__ = (Index(None, "tenant", "created_at", "id"), Index(None, "storage_key"))
-
-
-FILES = FileRow.metadata.tables["files"]
 _HAS_NOT_ENDED = BATCHES.c.status.in_(UNFINISHED)
 _IS_CURRENT = and_(
     FILES.c.deleted_at.is_(None),
@@ -113,8 +60,19 @@ class Files(Aggregate):
     """
 
     @writes
-    async def create(self, connection: AsyncConnection, new: NewFile) -> FileRecord:
-        """Record a file. Raises :class:`~batchyard.errors.TransitionConflict` for a taken id."""
+    async def create(
+        self, connection: AsyncConnection, new: NewFile, *, quota: Quota | None = None
+    ) -> FileRecord:
+        """Record a file.
+
+        ``quota`` is for a tenant that has none of its own; None: the file is recorded whatever
+        the quota is. Raises :class:`~batchyard.errors.TransitionConflict` for a taken id, and
+        :class:`~batchyard.errors.StorageLimitExceeded`.
+        """
+        # One that is recorded already, by an owner of its batch before, must not count twice.
+        recorded = select(FILES.c.id).where(FILES.c.id == new.id)
+        if quota is not None and (await connection.execute(recorded)).first() is None:
+            await hold_quota(connection, new.tenant, quota, stored_bytes=new.size_bytes)
         await insert_file(connection, new)
         return await load_file(connection, new.id)
 

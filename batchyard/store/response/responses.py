@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from batchyard.responses import ResponseEnd, ResponseError
     from batchyard.store.batch.rows import NewBatch
-    from batchyard.store.file.files import NewFile
+    from batchyard.store.file.rows import NewFile
     from batchyard.store.response.rows import NewResponse
     from batchyard.store.tenant.tenants import Quota
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Double, func, or_, select, union
+from sqlalchemy import BigInteger, Double, case, func, or_, select, union
 from sqlmodel import Field
 
-from batchyard.errors import BatchLimitExceeded, BatchRateExceeded, QuotaExceeded
+from batchyard.errors import (
+    BatchLimitExceeded,
+    BatchRateExceeded,
+    QuotaExceeded,
+    StorageLimitExceeded,
+)
 from batchyard.lifecycle import STOPPABLE, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.audit import note_action
@@ -16,10 +21,12 @@ from batchyard.store.batch.rows import BATCHES, seen_by
 from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, remaining_tokens
 from batchyard.store.clock import clock, read_seconds
 from batchyard.store.columns import Record, Row
+from batchyard.store.file.rows import FILES
 from batchyard.store.response.rows import IS_OPEN as RESPONSE_IS_OPEN
 from batchyard.store.response.rows import RESPONSES
 from batchyard.store.sealed import Sealed
 from batchyard.store.tenant.api_keys import ApiKeyRow
+from batchyard.store.upload.rows import PARTS, UPLOADS
 from batchyard.store.upsert import upsert
 from batchyard.store.webhook.signing_secrets import SecretColumns, secrets_in
 from batchyard.time_units import HOUR_SECONDS
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Quota(Record):
-    """How much a tenant may have enqueued at once.
+    """How much a tenant may have enqueued and stored at once.
 
     None is no limit; in a tenant's own quota, the default.
     """
@@ -43,6 +50,7 @@ class Quota(Record):
     max_enqueued_tokens: int | None = Field(default=None, sa_type=BigInteger)
     max_live_requests: int | None = Field(default=None, sa_type=BigInteger)
     """In flight at a time, in each process of the API; 0: live requests are refused."""
+    max_stored_bytes: int | None = Field(default=None, sa_type=BigInteger)
 
     def over(self, defaults: Quota) -> Quota:
         """This quota, with the limits of ``defaults`` where it has none."""
@@ -77,12 +85,19 @@ class TenantUsage:
     """What a tenant uses of its quotas.
 
     A batch is active until it ends. Enqueued is what has no answer yet; of a chunk that has
-    begun, its estimated tokens in proportion.
+    begun, its estimated tokens in proportion. Stored are files, until their bytes are deleted, and
+    uploads that have not ended.
     """
 
-    active_batches: int
-    enqueued_requests: int
-    enqueued_tokens: int
+    active_batches: int = 0
+    enqueued_requests: int = 0
+    enqueued_tokens: int = 0
+    stored_bytes: int = 0
+
+
+_ALL = tuple(each.name for each in fields(TenantUsage))
+_REFUSALS = {"active_batches": BatchLimitExceeded, "stored_bytes": StorageLimitExceeded}
+"""What is raised for a quota; of the others :class:`QuotaExceeded`."""
 
 
 class Tenants(Aggregate):
@@ -104,6 +119,17 @@ class Tenants(Aggregate):
     async def usage(self, connection: AsyncConnection, name: str) -> TenantUsage:
         """What of its quotas the tenant uses now; all zeros for an unknown tenant."""
         return await _usage(connection, name)
+
+    @reads
+    async def check_room(
+        self, connection: AsyncConnection, name: str, defaults: Quota, *, stored_bytes: int
+    ) -> None:
+        """Raise :class:`~batchyard.errors.StorageLimitExceeded` if so many more are too many now.
+
+        Nothing is held: what is stored is checked again when it is recorded.
+        """
+        quota = (await _own_quota(connection, name)).over(defaults)
+        await _check(connection, name, quota, TenantUsage(stored_bytes=stored_bytes))
 
     @reads
     async def names(self, connection: AsyncConnection) -> list[str]:
@@ -185,6 +211,7 @@ async def hold_quota(
     batches: int = 0,
     requests: int = 0,
     tokens: int = 0,
+    stored_bytes: int = 0,
 ) -> None:
     """Check that the tenant may have this much more; the caller adds it afterwards.
 
@@ -193,9 +220,15 @@ async def hold_quota(
     not what was accepted before.
 
     Raises :class:`~batchyard.errors.QuotaExceeded`, for batches its
-    :class:`~batchyard.errors.BatchLimitExceeded`.
+    :class:`~batchyard.errors.BatchLimitExceeded`, for bytes
+    :class:`~batchyard.errors.StorageLimitExceeded`.
     """
-    added = TenantUsage(active_batches=batches, enqueued_requests=requests, enqueued_tokens=tokens)
+    added = TenantUsage(
+        active_batches=batches,
+        enqueued_requests=requests,
+        enqueued_tokens=tokens,
+        stored_bytes=stored_bytes,
+    )
     quota = (await _own_quota(connection, tenant)).over(defaults)
     if not _limits(quota, added):
         return
@@ -203,12 +236,7 @@ async def hold_quota(
     # at what is used that begins after the lock.
     await upsert(connection, TENANTS, {"name": tenant}, {})
     quota = (await _own_quota(connection, tenant, lock=True)).over(defaults)
-    usage = await _usage(connection, tenant)
-    for name, limit in _limits(quota, added).items():
-        used, more = getattr(usage, name), getattr(added, name)
-        if used + more > limit:
-            refusal = BatchLimitExceeded if name == "active_batches" else QuotaExceeded
-            raise refusal(_refusal(tenant, name.replace("_", " "), limit, used, more))
+    await _check(connection, tenant, quota, added)
 
 
 async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: int) -> None:
@@ -233,18 +261,31 @@ async def hold_pace(connection: AsyncConnection, tenant: str, batches_per_hour: 
     )
 
 
+async def _check(
+    connection: AsyncConnection, tenant: str, quota: Quota, added: TenantUsage
+) -> None:
+    limits = _limits(quota, added)
+    usage = await _usage(connection, tenant, limits) if limits else added
+    for name, limit in limits.items():
+        used, more = getattr(usage, name), getattr(added, name)
+        if used + more > limit:
+            raise _REFUSALS.get(name, QuotaExceeded)(_refusal(tenant, name, limit, used, more))
+
+
 def _limits(quota: Quota, added: TenantUsage) -> dict[str, int]:
     """The limits that ``added`` must be judged by, under the names of :class:`TenantUsage`."""
     limits = {name: getattr(quota, f"max_{name}") for name, more in asdict(added).items() if more}
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _refusal(tenant: str, what: str, limit: int, used: int, more: int) -> str:
-    advice = (
-        "Split the input into smaller batches"
-        if more > limit
-        else "Wait until earlier batches are done, or cancel one"
-    )
+def _refusal(tenant: str, name: str, limit: int, used: int, more: int) -> str:
+    if name == "stored_bytes":
+        advice = "Delete files that you no longer need"
+    elif more > limit:
+        advice = "Split the input into smaller batches"
+    else:
+        advice = "Wait until earlier batches are done, or cancel one"
+    what = name.replace("_", " ")
     return (
         f"Tenant '{tenant}' may have {limit:,} {what}; it has {used:,}, and this would add "
         f"{more:,}. {advice}, or have the quota raised."
@@ -259,7 +300,13 @@ async def _own_quota(connection: AsyncConnection, tenant: str, *, lock: bool = F
     return Quota() if row is None else Quota.read(row)
 
 
-async def _usage(connection: AsyncConnection, tenant: str) -> TenantUsage:
+async def _usage(
+    connection: AsyncConnection, tenant: str, names: Collection[str] = _ALL
+) -> TenantUsage:
+    """What of ``names`` the tenant uses; the rest may be 0, as it takes time to add up."""
+    stored_bytes = await _stored_bytes(connection, tenant) if "stored_bytes" in names else 0
+    if not set(names) - {"stored_bytes"}:
+        return TenantUsage(stored_bytes=stored_bytes)
     its_own = BATCHES.c.tenant == tenant
     active = select(func.count()).where(seen_by(tenant), BATCHES.c.status.in_(UNFINISHED))
     unanswered = CHUNKS.c.request_count - CHUNKS.c.completed - CHUNKS.c.failed
@@ -276,7 +323,25 @@ async def _usage(connection: AsyncConnection, tenant: str) -> TenantUsage:
         # The sum of no rows is NULL.
         enqueued_requests=int(requests or 0) + responses,
         enqueued_tokens=round(tokens or 0) + int(response_tokens or 0),
+        stored_bytes=stored_bytes,
     )
+
+
+async def _stored_bytes(connection: AsyncConnection, tenant: str) -> int:
+    """Of files and of uploads. An upload counts as announced, or as its parts if they are more."""
+    files = select(func.sum(FILES.c.size_bytes)).where(
+        FILES.c.tenant == tenant, FILES.c.deleted_at.is_(None)
+    )
+    parts = func.coalesce(func.sum(PARTS.c.size_bytes), 0)
+    uploads = (
+        select(case((parts > UPLOADS.c.bytes, parts), else_=UPLOADS.c.bytes).label("bytes"))
+        .outerjoin(PARTS, PARTS.c.upload_id == UPLOADS.c.id)
+        .where(UPLOADS.c.tenant == tenant, UPLOADS.c.status == "pending")
+        .group_by(UPLOADS.c.id, UPLOADS.c.bytes)
+        .subquery()
+    )
+    sums = [files, select(func.sum(uploads.c.bytes))]
+    return sum([int((await connection.execute(each)).scalar_one() or 0) for each in sums])
 
 
 def _unplanned_responses(tenant: str) -> Select[Any]:

@@ -15,7 +15,7 @@ from batchyard.store.columns import Record, Row
 from batchyard.wire import Upload, UploadPart, UploadStatus, new_part_id, new_upload_id
 
 if TYPE_CHECKING:
-    from batchyard.store.file.files import FileRecord
+    from batchyard.store.file.rows import FileRecord
 
 UPLOAD_LIFETIME_SECONDS: Final = 3600
 """An hour, as at OpenAI."""

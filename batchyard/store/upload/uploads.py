@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import and_, case, delete, insert, select, update
+from sqlalchemy import and_, case, delete, func, insert, select, update
 
 from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock_seconds, read_seconds
 from batchyard.store.file.files import insert_file, load_file
+from batchyard.store.tenant.tenants import hold_quota
 from batchyard.store.upload.rows import (
     PARTS,
     UPLOADS,
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from batchyard.store.file.files import FileRecord, NewFile
+    from batchyard.store.file.rows import FileRecord, NewFile
+    from batchyard.store.tenant.tenants import Quota
     from batchyard.wire import UploadStatus
 
 _ID_LENGTH: Final = len(new_part_id())
@@ -45,8 +47,17 @@ class Uploads(Aggregate):
     """
 
     @writes
-    async def create(self, connection: AsyncConnection, new: NewUpload) -> UploadRecord:
-        """Begin an upload; it is ``pending`` until it is completed, cancelled, or expires."""
+    async def create(
+        self, connection: AsyncConnection, new: NewUpload, *, quota: Quota | None = None
+    ) -> UploadRecord:
+        """Begin an upload; it is ``pending`` until it is completed, cancelled, or expires.
+
+        Its bytes count as stored from now on. ``quota`` is for a tenant that has none of its own;
+        None: the upload begins whatever the quota is. Raises
+        :class:`~batchyard.errors.StorageLimitExceeded`.
+        """
+        if quota is not None:
+            await hold_quota(connection, new.tenant, quota, stored_bytes=new.bytes)
         values = new.model_dump(exclude={"lifetime_seconds"})
         now = await read_seconds(connection)
         times = {"created_at": now, "expires_at": now + new.lifetime_seconds}
@@ -67,15 +78,22 @@ class Uploads(Aggregate):
         upload_id: str,
         part: NewPart,
         *,
+        quota: Quota | None = None,
         tenant: str | None = None,
     ) -> PartRecord:
         """Record a part. Many may come at once, in any order.
 
-        Raises :class:`~batchyard.errors.TransitionConflict` unless the upload is pending; then
-        the part's bytes are the caller's to wipe.
+        ``quota`` is as for :meth:`create`: parts may have more bytes together than was announced,
+        and those count as well. Raises
+        :class:`~batchyard.errors.TransitionConflict` unless the upload is pending, and
+        :class:`~batchyard.errors.StorageLimitExceeded`; then the part's bytes are the caller's to
+        wipe.
         """
         # Shared, so that parts do not wait for each other: only for the upload's end.
-        await _load_pending(connection, upload_id, tenant)
+        upload = await _load_pending(connection, upload_id, tenant)
+        if quota is not None:
+            more = await _bytes_beyond(connection, upload, part)
+            await hold_quota(connection, upload.tenant, quota, stored_bytes=more)
         await connection.execute(
             insert(PARTS).values(
                 upload_id=upload_id, created_at=clock_seconds(), **part.model_dump()
@@ -220,6 +238,13 @@ async def _load_pending(
     upload = await _load(connection, upload_id, tenant)
     _check_pending(upload)
     return upload
+
+
+async def _bytes_beyond(connection: AsyncConnection, upload: UploadRecord, part: NewPart) -> int:
+    """How many bytes of the part are more than was announced for all."""
+    sums = select(func.sum(PARTS.c.size_bytes)).where(PARTS.c.upload_id == upload.id)
+    stored = int((await connection.execute(sums)).scalar_one() or 0)
+    return min(part.size_bytes, max(0, stored + part.size_bytes - upload.bytes))
 
 
 def _check_pending(upload: UploadRecord) -> None:

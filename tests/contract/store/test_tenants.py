@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select
 
-from batchyard.errors import BatchLimitExceeded, QuotaExceeded
+from batchyard.errors import (
+    BatchLimitExceeded,
+    QuotaExceeded,
+    StorageLimitExceeded,
+    TransitionConflict,
+)
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import BatchOptions, Quota, TenantUsage, open_store
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.tenant.tenants import TENANTS, hold_quota, served
 from batchyard.wire import BatchUsage
-from tests.contract.store.samples import MODEL, begun_batch, finish, new_batch
+from tests.contract.store.samples import MODEL, begun_batch, finish, new_batch, new_file
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -129,10 +134,11 @@ async def test_a_limit_that_was_lowered_refuses_new_work_only(store: Store) -> N
 
 
 async def test_a_refusal_has_the_code_of_its_limit(store: Store) -> None:
-    limits = Quota(max_active_batches=0, max_enqueued_requests=0)
+    limits = Quota(max_active_batches=0, max_enqueued_requests=0, max_stored_bytes=0)
     for added, code in (
         ({"requests": 1}, "token_limit_exceeded"),
         ({"batches": 1}, "batch_limit_exceeded"),
+        ({"stored_bytes": 1}, "storage_limit_exceeded"),
     ):
         with pytest.raises(QuotaExceeded) as refused:
             await held(store, "a", limits, **added)
@@ -178,6 +184,34 @@ async def test_two_who_would_pass_alone_do_not_pass_together(
         created = await asyncio.gather(*(create(through) for through in [store, other] * 4))
     assert created.count(True) == 3
     assert (await store.tenants.usage("a")).active_batches == 3
+
+
+async def test_two_files_that_would_fit_alone_are_not_stored_together(
+    store: Store, database_url: str
+) -> None:
+    limits = Quota(max_stored_bytes=35)
+
+    async def create(through: Store) -> bool:
+        try:
+            await through.files.create(new_file(tenant="a", size_bytes=10), quota=limits)
+        except StorageLimitExceeded:
+            return False
+        return True
+
+    async with open_store(database_url) as other:
+        created = await asyncio.gather(*(create(through) for through in [store, other] * 4))
+    assert created.count(True) == 3
+    assert (await store.tenants.usage("a")).stored_bytes == 30
+
+
+async def test_a_file_that_an_earlier_owner_has_recorded_is_a_conflict_and_not_too_much(
+    store: Store,
+) -> None:
+    """Its bytes are those that are stored already, and must not be deleted."""
+    file = new_file(tenant="a", size_bytes=10)
+    await store.files.create(file, quota=Quota(max_stored_bytes=10))
+    with pytest.raises(TransitionConflict):
+        await store.files.create(file, quota=Quota(max_stored_bytes=10))
 
 
 async def insert_batch(connection: AsyncConnection, batch_id: str) -> None:

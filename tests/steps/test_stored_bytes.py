@@ -1,0 +1,40 @@
+"""The quota of stored bytes, where a batch fetches its input and where it has its results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from batchyard.lifecycle import BatchStatus
+from batchyard.store import Quota
+from tests.steps.conftest import chat_line
+
+if TYPE_CHECKING:
+    from tests.steps.conftest import Yard
+
+LINES = [chat_line("a"), chat_line("b")]
+
+
+async def test_an_input_that_is_too_large_for_the_quota_fails_its_batch_and_leaves_nothing(
+    yard: Yard,
+) -> None:
+    size = yard.write_input(LINES).stat().st_size
+    await yard.services.store.tenants.set_quota("full", Quota(max_stored_bytes=size - 1))
+    batch = await yard.run(LINES, tenant="full")
+    assert batch.status is BatchStatus.FAILED
+    assert batch.errors is not None
+    assert [error.code for error in batch.errors] == ["storage_limit_exceeded"]
+    assert f"it has 0, and this would add {size}" in batch.errors[0].message
+    root = yard.services.settings.home_folder / "objects"
+    assert [each for each in root.rglob("*") if each.is_file()] == []
+
+
+async def test_results_are_stored_though_they_are_more_than_the_quota_has_room_for(
+    yard: Yard,
+) -> None:
+    """Finished work is never lost; it counts, so that the next input is refused."""
+    size = yard.write_input(LINES).stat().st_size
+    await yard.services.store.tenants.set_quota("full", Quota(max_stored_bytes=size))
+    batch = await yard.run(LINES, tenant="full")
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 2)
+    assert len(await yard.results(batch.output_file_id)) == 2
+    assert (await yard.services.store.tenants.usage("full")).stored_bytes > size
