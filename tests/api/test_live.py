@@ -34,6 +34,7 @@ from tests.hurry import hurried
 from tests.lifecycle import take_to_its_end
 from tests.live import live_engine, witness
 from tests.pages import block, replaced
+from tests.patience import PATIENCE
 from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Live:
         return self.runner.figures().counters[family.name]
 
     async def until(self, is_true: Callable[[], bool], seconds: float = 20) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         while not is_true():
             assert time.monotonic() < deadline, witness(self.folder)
             await asyncio.sleep(0.02)
@@ -312,7 +313,7 @@ async def test_an_engine_that_dies_ends_its_streams_with_an_error_and_comes_back
             pass
     assert lost.value.code == "engine_lost"
     answered = False
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE * 20
     while not answered and time.monotonic() < deadline:
         with suppress(openai.InternalServerError):
             answered = bool(await client.chat.completions.create(model=MODEL, messages=HELLO))
@@ -549,7 +550,7 @@ async def test_a_client_that_does_not_read_gives_its_place_back(
     await live.until(lambda: len(witness(live.folder)) == 1)
     client = api.async_openai(max_retries=0)
     answered = False
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE * 20
     while not answered and time.monotonic() < deadline:
         with suppress(openai.RateLimitError):
             answered = bool(await client.completions.create(model=MODEL, prompt="a"))

@@ -12,6 +12,7 @@ import pytest
 from batchyard.lifecycle import TERMINAL
 from batchyard.store import Quota
 from tests.api.test_batches_run import HANGING, MODEL, REFUSED, runners
+from tests.patience import PATIENCE
 from tests.services.receiver import Receiver, running_receiver
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ async def create(client: openai.AsyncOpenAI, text: str = "hello", **changes: Any
 
 
 async def until(client: openai.AsyncOpenAI, response_id: str, *statuses: str) -> Response:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE * 30
     while True:
         found = await client.responses.retrieve(response_id)
         if found.status in statuses:
@@ -61,7 +62,7 @@ async def until(client: openai.AsyncOpenAI, response_id: str, *statuses: str) ->
 
 async def batch_of(services: Services, response_id: str) -> str:
     """The id of the batch that holds the response, as soon as there is one."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE * 30
     while (found := (await services.store.responses.get(response_id)).batch_id) is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -70,7 +71,7 @@ async def batch_of(services: Services, response_id: str) -> str:
 
 async def ended(services: Services, batch_id: str) -> BatchRecord:
     """The batch, as soon as it has ended."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE * 30
     while (batch := await services.store.batches.get(batch_id)).status not in TERMINAL:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -154,7 +155,7 @@ async def test_a_webhook_says_once_how_each_response_ended(
             await until(client, good.id, "completed")
             await until(client, bad.id, "failed")
             await ended(services, await batch_of(services, good.id))
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE * 30
             while len(receiver.requests) < 2:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)

@@ -27,6 +27,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.services.services import anything_is_offered
 from commands.own_prefect import Access, OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
+from tests.patience import PATIENCE
 from tests.services.prefect_tables import put_tables
 from tests.services.up import Yard, running_yard
 
@@ -268,7 +269,7 @@ class Background:
         return self.wait(self.stack.enter_async_context(manager))
 
     def wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE * 20)
 
 
 @pytest.fixture

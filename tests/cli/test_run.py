@@ -24,6 +24,7 @@ from blocks import S3CredentialsBlock
 from tests.cli.conftest import Background, Terminal, chat_line
 from tests.cli.screen import drawn
 from tests.pages import block, replaced, words_of
+from tests.patience import PATIENCE
 from tests.services.prefect_tables import put_tables
 from tests.services.receiver import running_receiver
 from tests.services.swift import BUCKET
@@ -467,7 +468,7 @@ def _wait_for_segments(home: Path) -> None:
 
 
 def _wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE * 60
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)

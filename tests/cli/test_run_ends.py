@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.services.prefect_tables import put_tables
 from tests.services.window import terminal_of
 
@@ -59,7 +60,7 @@ def start(
             preexec_fn=terminal_of(output),  # noqa: PLW1509 - one ioctl, no lock
         )
         started.append(process)
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE * SECONDS
         while not list(terminal.home.glob("objects/batches/*/segments/*")):
             assert process.poll() is None
             assert time.monotonic() < deadline

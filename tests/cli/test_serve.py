@@ -16,6 +16,7 @@ import pytest
 
 from batchyard.cli.serve import listening
 from tests.api.conftest import LINE
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ def base_url(process: subprocess.Popen[str]) -> str:
 
 def client_of(url: str, home: Path) -> openai.OpenAI:
     """It tries again until the server answers."""
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + PATIENCE * _SECONDS
     client = openai.OpenAI(
         base_url=url, api_key=(home / "api.key").read_text().strip(), max_retries=0
     )
@@ -81,7 +82,7 @@ def client_of(url: str, home: Path) -> openai.OpenAI:
 
 def wait_for_end_of_group(group: int) -> None:
     """Python's own tracker of shared memory ends a moment after the process that it served."""
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + PATIENCE * _SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(group, 0)

@@ -15,6 +15,8 @@ import httpx
 import pytest
 import websockets
 
+from tests.patience import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -148,7 +150,7 @@ def test_only_the_owner_can_read_logs_and_prefects_database(yard: Yard) -> None:
 
 
 def run_to_end(operator: httpx.Client, deployment: str) -> dict[str, Any]:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE * SECONDS
     made = create_flow_run(operator, deployment, deadline)
     while True:
         run: dict[str, Any] = operator.get(f"/flow_runs/{made['id']}").json()

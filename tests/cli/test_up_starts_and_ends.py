@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from batchyard.engine.guarded_process import GUARDIAN
+from tests.patience import PATIENCE
 from tests.services.up import Yard, running_yard, start_yard
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def test_sigkill_ends_everything(start: Callable[..., Yard]) -> None:
 
 def wait_for_children(yard: Yard) -> None:
     """The server and the API, each with its guardian, beside the command itself."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE * SECONDS
     while len(yard.process_ids()) < 5:
         assert yard.process.poll() is None
         assert time.monotonic() < deadline

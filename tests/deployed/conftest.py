@@ -32,6 +32,7 @@ from blocks import RemoteEngineBlock, VllmEngineBlock
 from tests.contract.engine.conftest import ENGINE_PYTHON, SMALL_CACHE, TINY_CHAT, require_vllm
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.faults.site import Asked, Site
+from tests.patience import PATIENCE
 from tests.services.prefect import PrefectServer, prefect_for_session
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from batchyard.store import BatchRecord
 
 LEASE_SECONDS = 6
-WAIT_SECONDS = 300.0
+WAIT_SECONDS = 120.0
 _DRAIN_SECONDS = 10.0
 OVER = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
@@ -277,7 +278,7 @@ class Deployment:
 
 async def until(condition: Callable[[], Awaitable[Any]], *, seconds: float = WAIT_SECONDS) -> Any:
     """What ``condition`` gives, once it gives something."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE * seconds
     while not (found := await condition()):
         assert time.monotonic() < deadline, f"not in time: {condition}"
         await asyncio.sleep(0.1)

@@ -23,6 +23,7 @@ from batchyard.store import (
 )
 from tests.faults import actor
 from tests.hurry import hurried
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -136,7 +137,7 @@ class Site:
         self, asked: Asked, is_true: Callable[[BatchRecord], bool], *, seconds: float = 30.0
     ) -> BatchRecord:
         """The batch, as soon as something is true of it."""
-        give_up_at = time.monotonic() + seconds
+        give_up_at = time.monotonic() + PATIENCE * seconds
         while True:
             batch = await self.get(asked)
             if is_true(batch):

@@ -36,12 +36,12 @@ async def expired_in_time(site: Site, asked: Asked) -> None:
     assert await seconds_late(site, batch) < PROMPT_SECONDS
 
 
-async def end_window(site: Site, asked: Asked) -> None:
-    """A window that really ends may do so before a busy machine has done what comes first."""
+async def end_window(site: Site, asked: Asked, *, in_seconds: int = 0) -> None:
+    """A window that is short from the start may end before a busy machine has done anything."""
 
     async def work(connection: AsyncConnection) -> None:
         batch = update(BATCHES).where(BATCHES.c.id == asked.id)
-        await connection.execute(batch.values(expires_at=clock_seconds()))
+        await connection.execute(batch.values(expires_at=clock_seconds() + in_seconds))
 
     await site.services.store.database.write(work)
 
@@ -55,7 +55,9 @@ async def test_an_overdue_batch_keeps_its_finished_lines_and_leaves_the_engine(
 ) -> None:
     engine = StubEngine(max_num_seqs=16, latency=half_slow, log_path=site.witness_path)
     async with site.working(engine):
-        asked = await site.create(lines(30), window_seconds=3)
+        asked = await site.create(lines(30))
+        await site.answered(asked, 19)
+        await end_window(site, asked, in_seconds=1)
         await expired_in_time(site, asked)
         batch = await site.check(asked)
         # 1 and 10 to 19 never end; 11 of 16 places are theirs, the others answer the rest.
@@ -109,10 +111,11 @@ async def test_a_window_that_ends_while_nobody_lives_is_seen_by_the_reconciler(
 ) -> None:
     engine = StubEngine(max_num_seqs=16, latency=half_slow)
     async with site.working(engine):
-        asked = await site.create(lines(30), window_seconds=3)
+        asked = await site.create(lines(30))
         await site.answered(asked, 19)
-    never_seen = await site.create(lines(3), window_seconds=1)
-    await asyncio.sleep(3.5)
+    never_seen = await site.create(lines(3))
+    for each in (asked, never_seen):
+        await end_window(site, each)
     overdue = (await reconcile(site.services)).overdue
     assert {batch.id: batch.status for batch in overdue} == {
         asked.id: BatchStatus.FINALIZING,

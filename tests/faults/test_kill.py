@@ -13,6 +13,7 @@ import pytest
 
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from tests.faults.site import lines
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from tests.faults.nursery import Actor, Nursery
@@ -68,7 +69,7 @@ class Supervisor:
 
     async def rage(self, asked: Asked, *, least: int, most: int, seconds: float) -> None:
         """Until the batch has ended, with ``least`` to ``most`` strikes."""
-        give_up_at = time.monotonic() + seconds
+        give_up_at = time.monotonic() + PATIENCE * seconds
         next_at = time.monotonic() + 0.5
         while True:
             await self.keep_alive()

@@ -32,6 +32,7 @@ from blocks import RemoteEngineBlock
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.deployed.conftest import executed_again, until
 from tests.faults.site import Asked, Site
+from tests.patience import PATIENCE
 from tests.services.nginx import Nginx, running_nginx
 from tests.services.postgres import PostgresCluster, postgres_on
 from tests.services.prefect import PrefectServer, free_port, prefect_server
@@ -81,7 +82,7 @@ class Fleet:
             self.wait_for_api(name)
 
     def wait_for_api(self, name: str) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE * _START_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.url(name)}/models").status_code == 401:

@@ -15,6 +15,7 @@ from batchyard.settings import Settings
 from flows import reconcile
 from flows.reconcile import Reconciler
 from tests.contract.store.samples import begun_batch
+from tests.patience import PATIENCE
 from tests.unit.test_dispatch import SmallPrefect, serving
 from tests.unit.test_dispatch import api as api  # noqa: PLC0414 - a fixture
 
@@ -60,7 +61,7 @@ async def at_work(services: Services, api: PrefectApi, run_id: str) -> AsyncIter
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while not await condition():  # noqa: ASYNC110 - the database sets no event
             await asyncio.sleep(0.02)
 

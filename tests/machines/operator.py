@@ -14,6 +14,7 @@ from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.store import RunnerKind
 from tests.faults.site import Asked, Site, lines
 from tests.machines.cluster import LEASE_SECONDS
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tests.machines.cluster import Cluster
     from tests.machines.machine import Machine
 
-WAIT_SECONDS = 240.0
+WAIT_SECONDS = 120.0
 
 
 def engine_of(machine: Machine, model: str) -> list[int]:
@@ -258,7 +259,7 @@ class Operator:
         self, condition: Callable[[], Awaitable[Any]], what: str, seconds: float = WAIT_SECONDS
     ) -> Any:
         """What ``condition`` gives, once it gives something."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         while not (found := await condition()):
             assert time.monotonic() < deadline, f"not in {seconds} s: {what}\n{await self.story()}"
             await asyncio.sleep(0.1)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from websockets.sync.client import connect
 
+from tests.patience import PATIENCE
 from tests.services.debian import environment_of, unpacked_with_libraries
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def running_chromium(folder: Path) -> Iterator[Browser]:
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE * _START_SECONDS
         while not (port_file.exists() and port_file.read_text().count("\n") >= 1):
             assert process.poll() is None, (folder / "stderr").read_text()[-2000:]
             assert time.monotonic() < deadline, "Chromium does not start."
@@ -238,7 +239,7 @@ class Tab:
 
 def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
     """What ``found`` returns, once it is true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE * seconds
     while not (value := found()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)

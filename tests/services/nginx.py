@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trustme
 
+from tests.patience import PATIENCE
 from tests.services.debian import unpacked
 from tests.services.prefect import free_port
 
@@ -101,7 +102,7 @@ def _example(folder: Path, name: str, ports: Mapping[str, str], servers: Sequenc
 
 
 def _wait_until_it_listens(port: int, folder: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + PATIENCE * _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port)).close()

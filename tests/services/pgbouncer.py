@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.patience import PATIENCE
 from tests.services.debian import environment_of, unpacked
 from tests.services.postgres import _unprivileged
 
@@ -59,7 +60,7 @@ def running_pgbouncer(cluster: PostgresCluster, *options: str) -> Iterator[Path]
         cwd=folder,
     )
     try:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE * _START_SECONDS
         while not (folder / f".s.PGSQL.{_PORT}").exists():
             assert process.poll() is None, "PgBouncer did not start"
             assert time.monotonic() < deadline, "PgBouncer did not start"

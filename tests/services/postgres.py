@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from tests.patience import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -195,7 +197,7 @@ def _unprivileged(folder: Path) -> Sequence[str]:
 
 
 def _wait_until_ready(cluster: PostgresCluster) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+    deadline = time.monotonic() + PATIENCE * _START_TIMEOUT_SECONDS
     status = cluster.folder / "data" / "postmaster.pid"
     while time.monotonic() < deadline:
         if cluster.process.poll() is not None:

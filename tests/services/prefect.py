@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from commands.lean_prefect import LEAN_SERVER
 from commands.prefect_worker import PREFECT_WORKER
+from tests.patience import PATIENCE
 from tests.services.prefect_tables import put_tables
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class PrefectServer:
         # Ours is the server's alone: it would import SQLAlchemy into every process.
         words = ("prefect", "server", "start", "--port", port)
         self.start_as("server", *words, PREFECT_PLUGINS_ENABLED="true")
-        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        deadline = time.monotonic() + PATIENCE * _START_TIMEOUT_SECONDS
         while not _is_healthy(self.api_url):
             if time.monotonic() > deadline or self._processes["server"].poll() is not None:
                 raise RuntimeError(f"The Prefect server did not start:\n{self.log('server')}")

@@ -26,6 +26,7 @@ import pytest
 
 from batchyard.storage.bucket import S3Credentials
 from infra.images.s3.swift_config import BACKENDS, KINDS, write_configuration
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +151,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_until_healthy(url: str, processes: list[subprocess.Popen[bytes]], root: Path) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+    deadline = time.monotonic() + PATIENCE * _START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         if any(process.poll() is not None for process in processes):
             break

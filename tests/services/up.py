@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.patience import PATIENCE
 from tests.services.prefect_tables import put_tables
 from tests.services.window import terminal_of
 
@@ -121,7 +122,7 @@ def running_yard(folder: Path, *, first: bool = False, **more: str) -> Iterator[
         put_tables(folder / "home" / "prefect")
     yard = start_yard(folder, **more)
     try:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE * _START_SECONDS
         while READY not in yard.said():
             if yard.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"`batchyard up` did not start:\n{yard.said()}")

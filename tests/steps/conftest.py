@@ -18,6 +18,7 @@ from batchyard.steps.fetch import fetch_input
 from batchyard.storage.location import parse_location
 from tests.hurry import hurried
 from tests.lifecycle import prepare_batch, run_chunks, take_to_its_end
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,7 +42,7 @@ def chat_line(custom_id: str, text: str = "hello", **body: Any) -> dict[str, Any
 
 async def until(condition: Callable[[], Awaitable[object]], *, seconds: float = 30.0) -> None:
     """Return once it holds: the database tells nobody."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(PATIENCE * seconds):
         while not await condition():  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.01)
 

@@ -18,6 +18,7 @@ from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.web import WebAccess
+from tests.patience import PATIENCE
 from tests.unit.storage.web_server import gives, running_web_server, says
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Results:
 
 
 async def until_all_is_free(window: Window) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while window.file_room._free_bytes != ROOM_BYTES:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
@@ -151,7 +152,7 @@ async def test_a_request_whose_owner_leaves_gives_its_room_back(
                 )
             )
         await one.submit(results.request(99, server.url()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE * 20):
             # Once it has its file, it has given back the room that the file did not need.
             while window.file_room._free_bytes < ROOM_BYTES - 2000:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.005)

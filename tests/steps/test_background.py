@@ -16,6 +16,7 @@ from batchyard.steps.forecast import update_forecasts
 from batchyard.store.chunk.rows import CHUNKS
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def outlast(engine: StubEngine) -> None:
 
 async def answered(yard: Yard, batch_id: str, count: int) -> None:
     """Return when so many of its lines are durable."""
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while True:
             summary = await yard.services.store.chunks.summary(batch_id)
             if summary.completed >= count:

@@ -25,6 +25,7 @@ from batchyard.services.segments import encode_entry, finished_lines, put_bytes
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkAction
 from tests.lifecycle import run_chunks
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def lines(*texts: str) -> list[dict[str, Any]]:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while not is_so():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
@@ -181,7 +182,7 @@ class Running:
     engine: StubEngine
 
     async def end(self) -> Any:
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             return await self.task
 
 

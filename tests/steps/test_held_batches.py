@@ -13,6 +13,7 @@ from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.metric_families import BATCHES_HELD, LEASES_LOST
 from batchyard.services.held_batches import HeldBatches
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def test_a_newer_claim_of_the_same_owner_ends_the_work_under_the_older(
     """Made by another part of this process, which this one learns of from the database."""
     async with (
         HeldBatches(yard.services.store, yard.services.settings, owner="me") as held,
-        asyncio.timeout(SOON_SECONDS),
+        asyncio.timeout(PATIENCE * SOON_SECONDS),
     ):
 
         async def work() -> None:
@@ -68,7 +69,7 @@ async def test_a_batch_that_this_process_claims_again_is_worked_on_once(
     monkeypatch.setattr(intervals, "POLL_SECONDS", 3600)
     async with (
         HeldBatches(yard.services.store, yard.services.settings) as held,
-        asyncio.timeout(SOON_SECONDS),
+        asyncio.timeout(PATIENCE * SOON_SECONDS),
     ):
 
         async def work() -> None:
@@ -90,7 +91,7 @@ async def test_no_work_begins_on_a_batch_that_was_lost_before(yard: Yard, batch_
     has_begun = False
     async with (
         HeldBatches(yard.services.store, yard.services.settings) as held,
-        asyncio.timeout(SOON_SECONDS),
+        asyncio.timeout(PATIENCE * SOON_SECONDS),
     ):
         assert await held.claim(1) == [batch_id]
         await run_out(yard)
@@ -126,7 +127,7 @@ async def test_a_batch_whose_claim_got_no_answer_is_free_when_its_lease_has_run_
     yard.set(lease_seconds=0.3)
     async with (
         HeldBatches(yard.services.store, yard.services.settings) as held,
-        asyncio.timeout(SOON_SECONDS),
+        asyncio.timeout(PATIENCE * SOON_SECONDS),
     ):
         with pytest.raises(StoreUnavailable):
             await held.claim(1)
@@ -173,7 +174,7 @@ async def test_a_batch_whose_window_ends_is_stopped_by_who_holds_it(yard: Yard) 
 
     async with (
         HeldBatches(yard.services.store, yard.services.settings) as held,
-        asyncio.timeout(SOON_SECONDS),
+        asyncio.timeout(PATIENCE * SOON_SECONDS),
         held.hold(batch_id) as batch,
     ):
         await yard.services.store.database.write(overdue)
@@ -223,7 +224,7 @@ async def test_an_overdue_batch_whose_row_cannot_be_read_hides_no_news_of_the_ot
     await yard.services.store.database.write(spoil)
     async with (
         HeldBatches(yard.services.store, yard.services.settings) as held,
-        asyncio.timeout(SOON_SECONDS),
+        asyncio.timeout(PATIENCE * SOON_SECONDS),
     ):
         assert set(await held.claim(2)) == {batch_id, odd}
         async with held.hold(batch_id) as batch:

@@ -20,6 +20,7 @@ from batchyard.runner.run import Runner
 from batchyard.steps.forecast import late_hours, update_forecasts
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def lines(count: int) -> list[dict[str, Any]]:
 
 
 async def run_for_a_while(yard: Yard, batch_id: str | None = None) -> int:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         await check_hours(yard.services, MODEL)
         return await run_chunks(yard.services, MODEL, batch_id=batch_id)
 
@@ -103,7 +104,7 @@ async def test_outside_of_its_hours_an_engine_is_not_started(
     with pytest.raises(HoursOver, match=f"the hours of engine {MODEL} begin at "):
         await run_for_a_while(yard)
     # Also where they end between that question and the first claim.
-    async with Runner(yard.services, MODEL) as runner, asyncio.timeout(SOON_SECONDS):
+    async with Runner(yard.services, MODEL) as runner, asyncio.timeout(PATIENCE * SOON_SECONDS):
         assert await runner.serve() == 0
     assert yard.engine.executed == 0
 
@@ -151,7 +152,7 @@ async def test_a_process_with_one_batch_waits_and_says_so(
     waiting = asyncio.create_task(until_open(yard.services, batch_id, MODEL))
     assert "the hours of engine stub-model begin" in await reason_of(yard, batch_id)
     await yard.services.store.batches.cancel(batch_id)
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         assert not await waiting
     hours(ending_in(60))
     open_batch = await yard.prepared(lines(1))
@@ -159,7 +160,7 @@ async def test_a_process_with_one_batch_waits_and_says_so(
 
 
 async def reason_of(yard: Yard, batch_id: str) -> str:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while not (reason := (await yard.services.store.batches.get(batch_id)).wait_reason):  # noqa: ASYNC110 - the database tells nobody
             await asyncio.sleep(0.01)
     return reason

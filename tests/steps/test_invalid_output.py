@@ -22,6 +22,7 @@ from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
 from batchyard.steps.retry import RetryCaller, accept_retry
 from tests.lifecycle import run_chunks
+from tests.patience import PATIENCE
 from tests.steps.conftest import CHAT, Yard, chat_line
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def is_longer(body: bytes) -> bool:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while not is_so():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 

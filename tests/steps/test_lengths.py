@@ -15,6 +15,7 @@ from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner import learning
 from tests.lifecycle import run_chunks
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ async def test_after_enough_answers_the_rest_of_a_batch_is_estimated_anew(
     planned = await estimates(yard, batch_id)
     running = asyncio.create_task(run_chunks(yard.services, MODEL, batch_id=batch_id))
     try:
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             while await estimates(yard, batch_id) > planned / 10:  # noqa: ASYNC110 - the database tells nobody
                 await asyncio.sleep(0.02)
     finally:
@@ -212,7 +213,7 @@ async def test_a_write_that_hangs_delays_a_batch_by_little(
     monkeypatch.setattr(learning, "_LAST_PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(yard.services.store.lengths, "record", stuck, raising=False)
     yard.use(Writer({"short": 4}))
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         batch = await yard.run(lines("short", 50))
     assert batch.counts.completed == 50
 

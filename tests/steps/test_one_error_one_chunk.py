@@ -35,6 +35,7 @@ from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkStatus
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks, take_to_its_end
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ async def working(yard: Yard) -> AsyncIterator[asyncio.Task[int]]:
 
 
 async def ended(yard: Yard, batch_id: str) -> BatchRecord:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while True:
             batch = await yard.services.store.batches.get(batch_id)
             if batch.status in TERMINAL:
@@ -411,7 +412,7 @@ async def test_a_runner_that_finds_nothing_of_a_batch_leaves_it_to_others(
 
 
 async def claimed(yard: Yard, batch_id: str, *, times: int) -> None:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while True:
             chunks = await chunks_in(yard.services.store, batch_id)
             if sum(chunk.epoch for chunk in chunks) >= times:

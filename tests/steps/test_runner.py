@@ -16,6 +16,7 @@ from batchyard.services import patience
 from batchyard.store import RunnerKind
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def lines(count: int, name: str = "id") -> list[dict[str, Any]]:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while not is_so():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
@@ -58,7 +59,7 @@ class PoolRunner:
 
     async def ended(self) -> int:
         assert self.task is not None
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             return await self.task
 
     async def cancel(self) -> None:
@@ -68,7 +69,7 @@ class PoolRunner:
 
 
 async def done(yard: Yard, batch_id: str, chunks: int) -> None:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while (await yard.services.store.chunks.summary(batch_id)).done < chunks:  # noqa: ASYNC110 - the database tells nobody
             await asyncio.sleep(0.01)
 
@@ -109,7 +110,7 @@ async def test_a_runner_that_was_taken_for_dead_ends(yard: Yard, pool: PoolRunne
     """Another has its place by now."""
     pool.start()
     runners = yard.services.store.runners
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while not await runners.lose(-60):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
     assert await pool.ended() == 0
@@ -139,7 +140,7 @@ async def test_a_runner_reports_how_full_the_cache_of_its_engine_is(
 async def reports_of_cache(yard: Yard, used: float | None) -> None:
     """Return once the runner's row says so."""
     runners = yard.services.store.runners
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while True:
             rows = await runners.live(kind=RunnerKind.CHUNKS, within_seconds=60)
             if [each.load.cache_used for each in rows if each.load] == [used]:
@@ -263,7 +264,7 @@ async def test_the_end_of_a_lost_claim_leaves_a_newer_one_alone(yard: Yard) -> N
             model=MODEL, owner=runner._held.owner, lease_seconds=60
         )
         runner._held.leases[batch_id, 0] = new
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             assert await running is None
         assert runner._held.leases[batch_id, 0] is new
         assert runner.figures().counters[LEASES_LOST.name] == {"chunk": 1}

@@ -14,6 +14,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner.run import Runner
 from batchyard.store.batch.roots import BATCH_ROOTS
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ async def served(yard: Yard, engine: HeldEngine, batches: list[str], *, at_once:
     yard.use(engine)
     yard.set(runner_idle_seconds=0.0)
 
-    async with Runner(yard.services, MODEL) as runner, asyncio.timeout(SOON_SECONDS):
+    async with Runner(yard.services, MODEL) as runner, asyncio.timeout(PATIENCE * SOON_SECONDS):
         serving = asyncio.create_task(runner.serve())
         # A chunk that is leased may still be reading its input.
         while submitting(runner) < at_once:  # noqa: ASYNC110 - the chunks tell nobody
@@ -117,7 +118,7 @@ async def test_another_tenant_is_let_in_before_batches_that_begin_alike(yard: Ya
     other = await yard.prepared([chat_line("x")], tenant="b")
     engine = HeldEngine()
     yard.use(engine)
-    async with Runner(yard.services, MODEL) as runner, asyncio.timeout(SOON_SECONDS):
+    async with Runner(yard.services, MODEL) as runner, asyncio.timeout(PATIENCE * SOON_SECONDS):
         serving = asyncio.create_task(runner.serve())
         claimed: list[str] = []
         while len(claimed) < len(own) + 1:

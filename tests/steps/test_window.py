@@ -24,6 +24,7 @@ from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.retry_policy import RetryPolicy
 from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
@@ -78,7 +79,7 @@ class Owner:
             )
 
     async def withdraw(self, *, abort: bool) -> None:
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             await self.window.withdraw(self.name, abort=abort)
 
     async def has(self, count: int) -> None:
@@ -90,7 +91,7 @@ class Owner:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while not is_so():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
@@ -363,7 +364,7 @@ async def test_a_window_with_nothing_left_does_not_wait_for_a_restart() -> None:
                 await asyncio.sleep(3600)
 
     engine = SlowEngine(latency=latency_of)
-    async with asyncio.timeout(SOON_SECONDS), opened(engine) as window:
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS), opened(engine) as window:
         a = Owner(window, "a")
         await a.submit("slow")
         await until(lambda: engine.running == 1)
@@ -386,7 +387,7 @@ async def test_a_submission_that_its_owner_cancels_costs_no_slot() -> None:
         blocked.cancel()
         await asyncio.wait([blocked])
 
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             await b.submit("slow", "slow")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -627,7 +628,7 @@ async def test_time_in_which_nobody_could_look_does_not_count() -> None:
     await asyncio.sleep(3 * HANG_SECONDS / LOOKS)
 
     assert not watching.done()
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         await watching
 
 
@@ -708,7 +709,7 @@ async def test_what_is_in_flight_goes_on_while_the_gate_is_closed() -> None:
 
 async def test_a_window_that_ends_behind_a_closed_gate_ends_at_once() -> None:
     engine = Gated(max_num_seqs=2, latency=latency_of)
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         async with opened(engine) as window:
             await Owner(window, "a").submit("x")
     assert not engine.is_watched
@@ -754,7 +755,7 @@ async def test_submitters_of_a_window_that_broke_are_told(monkeypatch: pytest.Mo
     engine = Broken(max_num_seqs=1)
     async with opened(engine) as window:
         owner = Owner(window, "a")
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             with pytest.raises(
                 EngineLost, match="The engine could not be kept running: RuntimeError"
             ):
@@ -771,7 +772,7 @@ async def test_an_engine_that_fails_to_start_in_an_unknown_way_ends_the_window()
 
     async with opened(Broken(max_num_seqs=1, faults=[Fault(FaultKind.DEATH)])) as window:
         owner = Owner(window, "a")
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             with pytest.raises(EngineLost, match="The engine could not be kept running: OSError"):
                 await owner.submit(*["quick"] * 9)
 
@@ -815,7 +816,7 @@ async def test_an_abort_between_two_deaths_is_no_sign_of_life(
 
         engine.kill()
 
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             await window.ended()
         with pytest.raises(EngineLost):
             window.check()
@@ -843,7 +844,7 @@ async def test_an_engine_that_dies_again_and_again_is_started_after_ever_longer_
     engine = stub(faults=[Fault(FaultKind.DEATH)])
     async with opened(engine) as window:
         await Owner(window, "a").submit("quick")
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             await window.ended()
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
     assert engine.starts == 8
@@ -863,7 +864,7 @@ async def test_who_waits_for_a_slot_is_told_that_the_engine_was_given_up(
 
         engine.kill()
 
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             ends = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(end) for end in ends] == [EngineLost] * 3
 
@@ -1053,7 +1054,7 @@ async def test_an_engine_gets_other_options_between_two_requests() -> None:
         await a.submit("a while", "a while", "quick", "quick")
         await until(lambda: engine.running == 2)
         options.want((("max-num-batched-tokens", "8192"),), is_trial=False)
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             await window.change_options()
         await a.has(4)
     assert (engine.starts, engine.executed, engine.aborted) == (2, 4, 0)

@@ -16,6 +16,7 @@ from batchyard.runner import admission
 from batchyard.runner.admission import _ABSENT_SECONDS, Admission, AdmissionQueue
 from batchyard.store import ChunkLease
 from batchyard.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -70,7 +71,7 @@ class Entrance:
     async def admit(self, count: int) -> str:
         """Let so many requests in; whose they were, a letter for each."""
         before = len(self.order)
-        async with asyncio.timeout(SOON_SECONDS):
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
             for _ in range(count):
                 self._slots.release()
                 for _ in range(10):
@@ -198,7 +199,7 @@ async def test_a_chunk_that_is_cancelled_as_its_turn_comes_lets_the_next_one_pas
     queue, waiting = await two_behind_one()
     queue.end_pass()
     asyncio.get_running_loop().call_soon(waiting[0].cancel)
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         await waiting[1]
     assert waiting[0].cancelled()
 
@@ -211,7 +212,7 @@ async def test_a_chunk_that_is_being_cancelled_is_no_error_of_the_window() -> No
     queue, waiting = await two_behind_one()
     queue.end_pass()
     waiting[0].cancel()
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         await waiting[1]
     assert not errors
 
@@ -221,7 +222,7 @@ async def test_a_chunk_that_has_left_does_not_wait_for_turns(entrance: Entrance)
     admission = Admission(entrance.queue, lease_of("B"), standing, set(), may_return=lambda: True)
     entrance.chunk("A", 9)
     await asyncio.sleep(0)
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         await admission.submit(lambda: asyncio.sleep(0))
 
 
@@ -246,7 +247,7 @@ async def test_who_waits_for_a_place_at_the_door_learns_that_one_is_free(
     entrance.chunk("A", 1)
     waiting = asyncio.create_task(entrance.queue.until_left(3600))
     await entrance.admit(1)
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         await waiting
 
 

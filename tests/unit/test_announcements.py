@@ -14,6 +14,7 @@ from commands.prefect_worker.announcements import (
     SETTLED_SECONDS,
     Announcements,
 )
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -89,7 +90,7 @@ async def listening(interval_seconds: float = 1.0) -> AsyncIterator[Listening]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while not condition():  # noqa: ASYNC110 - the worker tells nobody
             await asyncio.sleep(0.001)
 

@@ -17,6 +17,7 @@ import pytest
 
 from commands.prefect_worker import fork_server, forked_run
 from flows.stop_signal import STOP
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ def _line_of(client: subprocess.Popen[str]) -> str:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + PATIENCE * _SECONDS
     while not condition():
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.01)

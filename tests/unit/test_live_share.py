@@ -13,6 +13,7 @@ from batchyard.engine.sharing import controller as rules
 from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.stub import StubEngine
 from batchyard.runner.live_share import LiveShare
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
@@ -23,7 +24,7 @@ PROMISED = LivePromise(Objective(first_token_seconds=0.25, inter_token_seconds=0
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while not is_true():  # noqa: ASYNC110 - the batch's own count
             await asyncio.sleep(0.01)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from commands.worker_process import _children, _is_alive
+from tests.patience import PATIENCE
 from tests.services.prefect import free_port
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ sys.exit(status)
 
 def started(path: Path) -> int:
     """The process id in the file, once it is there."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE * SECONDS
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -82,7 +83,7 @@ def started(path: Path) -> int:
 
 
 def until_gone(*processes: int) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE * SECONDS
     while any(map(_is_alive, processes)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -128,7 +129,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def metrics(port: int) -> str:
     """The page, as soon as it is there."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE * SECONDS
     while True:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -255,7 +256,7 @@ def test_a_worker_works_without_the_port_of_its_metrics(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ours = start(0.1, taken.getsockname()[1])
         started(tmp_path / "run")
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE * SECONDS
         said = ""
         while "/metrics cannot be served on 127.0.0.1, port" not in said:
             assert time.monotonic() < deadline

@@ -387,6 +387,7 @@ async def test_an_engine_that_hangs_is_started_again(
     assert processes_of(first_session) == {}
 
 
+@pytest.mark.alone
 @in_session_loop
 async def test_the_engines_death_in_mid_stream_is_noticed_at_once(
     session_vllm: VllmEngine,

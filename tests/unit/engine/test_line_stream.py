@@ -31,6 +31,7 @@ from batchyard.engine.middleware.line_frames import (
 )
 from batchyard.engine.middleware.line_stream import LineStream
 from batchyard.forms import AttachedFile, make_form
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -201,7 +202,7 @@ class Connection:
         self.to_server.put_nowait({"type": "http.disconnect"})
 
     async def until_answered(self, tag: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE * 20):
             while tag not in self._answered():  # noqa: ASYNC110 - bytes, without an event
                 await asyncio.sleep(0.01)
 
@@ -458,7 +459,7 @@ async def test_an_engine_that_dies_in_silence_is_noticed() -> None:
     await asyncio.sleep(0.05)
     health[0] = 503
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         assert (await connection.answers())[0][0] == ENGINE_DEAD
 
 

@@ -17,6 +17,7 @@ from batchyard.engine.sharing.gate import ShareGate
 from batchyard.engine.sharing.metrics_look import MetricsLook
 from batchyard.engine.sharing.objective import Objective
 from batchyard.engine.sharing.request_size import expected_tokens
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
@@ -81,13 +82,13 @@ async def watched(
 
 async def looked(server: Server, times: int = 3) -> None:
     target = server.looks + times
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while server.looks < target:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON_SECONDS):
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while not is_so():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 

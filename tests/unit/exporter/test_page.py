@@ -19,6 +19,7 @@ from batchyard.exporter.server import application
 from batchyard.metric_families import FAMILIES, INFLIGHT, LINE_SECONDS, READY, RETRIES
 from batchyard.runner.counts import BOUNDS, RunnerCounts
 from batchyard.services.published import FOLDER_VARIABLE, Figures, publishing
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -61,7 +62,7 @@ def files_in(folder: Path, pattern: str = "*") -> int:
 
 
 async def until_published(folder: Path, count: int = 1) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while files_in(folder, "*.json") < count:  # noqa: ASYNC110 - files have no events
             await asyncio.sleep(0.01)
 
