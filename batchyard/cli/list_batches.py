@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
@@ -93,6 +94,8 @@ async def _watch(tenant: str | None, unfinished: bool, limit: int, *, as_json: b
             if console is not None and not as_json:
                 live = stack.enter_context(Live(console=console, auto_refresh=False, screen=True))
                 show = _redrawn(live)
+                # Killed at once, it would leave the terminal without its own screen and cursor.
+                signal.signal(signal.SIGTERM, _end)
             while True:
                 # While the database cannot be reached, the last table stays.
                 with contextlib.suppress(StoreUnavailable):
@@ -101,6 +104,10 @@ async def _watch(tenant: str | None, unfinished: bool, limit: int, *, as_json: b
                     )
                     show(batches, await services.store.database.now())
                 await asyncio.sleep(intervals.LOOK_SECONDS)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _redrawn(live: Live) -> _Show:

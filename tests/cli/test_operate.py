@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -229,6 +231,32 @@ def test_with_json_a_watched_batch_is_printed_again_when_it_changes(
     (line,) = lines_from(process, 1)
     assert json.loads(line)["id"] == batch_id
     assert json.loads(line)["batchyard"]["paused_at"] is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_on_a_terminal_a_watched_list_gives_the_screen_back(
+    alone: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    begun()
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "200"), ("LINES", "20")):
+        monkeypatch.setenv(name, value)
+    controller, terminal = os.openpty()
+    command = [sys.executable, "-m", "batchyard.cli", "list", "--watch"]
+    with subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        while b"in_progress" not in shown:
+            shown += os.read(controller, 4096)
+        assert b"\x1b[?1049h" in shown  # the alternate screen
+        process.send_signal(number)
+        with contextlib.suppress(OSError):  # EIO: nobody has the terminal open
+            while block := os.read(controller, 4096):
+                shown += block
+    os.close(controller)
+    assert shown.rstrip().endswith((b"\x1b[?1049l\x1b[?25h", b"\x1b[?25h\x1b[?1049l"))
+    assert process.returncode == 128 + number
 
 
 def shown_on_a_terminal(table: Table, **variables: str) -> str:
