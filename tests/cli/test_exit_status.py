@@ -27,6 +27,7 @@ EXPECTED = {
     "WrongSealingKey": 1,
     "RequestRefused": 3,
     "QuotaExceeded": 3,
+    "StorageLimitExceeded": 3,
     "BatchLimitExceeded": 3,
     "BatchRateExceeded": 3,
     "WindowUnattainable": 3,

@@ -269,10 +269,10 @@ async def test_a_fetch_that_is_repeated_after_a_kill_gives_the_same_input(
     files = yard.services.store.files
     create_file = type(files).create
 
-    async def die(self: Any, new: Any) -> Any:
+    async def die(self: Any, new: Any, **options: Any) -> Any:
         if new.purpose == "batch":
             raise asyncio.CancelledError
-        return await create_file(self, new)
+        return await create_file(self, new, **options)
 
     with monkeypatch.context() as killed:
         killed.setattr(type(files), "create", die)
