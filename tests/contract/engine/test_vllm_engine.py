@@ -392,7 +392,7 @@ async def test_an_engine_that_hangs_is_started_again(
 async def test_the_engines_death_in_mid_stream_is_noticed_at_once(
     session_vllm: VllmEngine,
 ) -> None:
-    """EngineLost at the next look after the core's SIGKILL, and no answer that only says so.
+    """EngineLost within a second of the core's SIGKILL, and no answer that only says so.
 
     The last test of the file: the shared engine is dead afterwards.
     """
@@ -423,5 +423,4 @@ async def test_the_engines_death_in_mid_stream_is_noticed_at_once(
     await killer
 
     assert answers == []
-    # A look each half a second; two slow cores need another half to pass it on.
-    assert lost_at - killed_at < 3.0
+    assert lost_at - killed_at < 1.0
