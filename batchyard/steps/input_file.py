@@ -53,10 +53,15 @@ async def record_input(
     try:
         await services.store.files.create(file, quota=default_quota(services))
     except StorageLimitExceeded:
-        with suppress(StorageError):  # then the sweep does it
-            await services.storage.delete(stored.key)
+        await wipe_unnamed(services, stored.key)
         raise
     return stored.size_bytes
+
+
+async def wipe_unnamed(services: Services, key: str) -> None:
+    """Delete bytes that no row names. If that fails now, the sweep does it."""
+    with suppress(StorageError):
+        await services.storage.delete(key)
 
 
 def no_input_file(file_id: str) -> InputRefused:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from batchyard.errors import (
     ObjectNotFound,
     RecordNotFound,
     RequestRefused,
-    StorageError,
 )
 from batchyard.framing import joined
 from batchyard.lifecycle import TERMINAL, BatchStatus
@@ -29,6 +27,7 @@ from batchyard.steps.create import (
     parse_window,
 )
 from batchyard.steps.destinations import check_destinations, url_facts
+from batchyard.steps.input_file import wipe_unnamed
 from batchyard.steps.retry_lines import ALL_FAILED, chosen_lines, lines_of
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.store import NewBatch, NewFile
@@ -121,19 +120,13 @@ async def accept_retry(
             idempotency=caller.idempotency,
         )
     except (IdempotencyConflict, RequestRefused):
-        await _wipe(services, file)
+        await wipe_unnamed(services, file.storage_key)
         raise
     # After another error the batch may be there: then these are its bytes, or else the sweep's.
     if made.id != new.id:
         # The same request was accepted before.
-        await _wipe(services, file)
+        await wipe_unnamed(services, file.storage_key)
     return made
-
-
-async def _wipe(services: Services, file: NewFile) -> None:
-    """Delete bytes that no row names. If that fails now, the sweep does it."""
-    with suppress(StorageError):
-        await services.storage.delete(file.storage_key)
 
 
 async def _options(
