@@ -149,6 +149,6 @@ def test_a_page_without_end_is_cut_off() -> None:
 def test_no_line_takes_long(line: str) -> None:
     """prometheus_client's parser takes time that grows with the square of such a line."""
     page = MergedPage()
-    began = time.perf_counter()
+    began = time.thread_time()
     page.add(f"{line}\n" * 20, ZERO)
-    assert time.perf_counter() - began < 1.0
+    assert time.thread_time() - began < 1.0
