@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import hashlib
 import os
 import random
