@@ -30,9 +30,6 @@ NO_MEDIA_DOMAIN = "none.invalid"
 """A host that cannot exist (RFC 2606): where no other may be fetched from, nothing is fetched."""
 LEAST_STEP_TOKENS = 2048
 """vLLM's own step has at least so many tokens, on every device."""
-HOLDS_TOKENS = "held_tokens.scheduler"
-"""Where vLLM finds it: beside the middleware. Live requests' latencies are read from vLLM's
-metrics, in which tokens that were held would look late."""
 PRIORITY_POLICY = "priority"
 LINE_PRIORITY = 1
 """Of lines of batches in an engine that is live as well: live requests have 0, which goes first."""
@@ -215,7 +212,6 @@ def added_options(
         default("max-num-batched-tokens", str(max(profile.max_num_batched_tokens, sequences)))
     if not live:
         default("performance-mode", "throughput")
-        default("scheduler-cls", HOLDS_TOKENS)
     if media_domains is not None:
         # vLLM takes an empty list for no limit.
         default("allowed-media-domains", *(media_domains or [NO_MEDIA_DOMAIN]))

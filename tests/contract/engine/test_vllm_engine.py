@@ -197,36 +197,6 @@ async def test_an_adapter_answers_by_its_own_name_beside_its_model(
     assert said[0] == said[2] != said[1] == said[3]
 
 
-async def sent_by_the_core(engine: VllmEngine) -> int:
-    """How often it has sent tokens of a request to the API process, after its first one."""
-    name = "vllm:inter_token_latency_seconds_count{"
-    lines = (await engine.metrics()).splitlines()
-    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name))
-
-
-@in_session_loop
-async def test_tokens_stay_in_the_core_until_their_answer_is_whole(
-    session_vllm: VllmEngine,
-) -> None:
-    """Of a request with stop strings each is sent, as the API process looks for them."""
-
-    def asked(**more: Any) -> list[EngineRequest]:
-        same = {"max_tokens": 32, "ignore_eos": True, "temperature": 0, **more}
-        return [request(n, chat_body(f"question {n}", **same)) for n in range(8)]
-
-    before = await sent_by_the_core(session_vllm)
-    held = await ask(session_vllm, *asked())
-    between = await sent_by_the_core(session_vllm)
-    plain = await ask(session_vllm, *asked(stop=["a word that is never said"]))
-    after = await sent_by_the_core(session_vllm)
-
-    said = [[json.loads(answers[n].body) for n in range(8)] for answers in (held, plain)]
-    assert [each["choices"] for each in said[0]] == [each["choices"] for each in said[1]]
-    assert [each["usage"]["completion_tokens"] for each in said[0]] == [32] * 8
-    assert after - between == 8 * 31
-    assert between - before < 8 * 31 / 2
-
-
 @in_session_loop
 async def test_its_cache_fills_while_a_request_runs(session_vllm: VllmEngine) -> None:
     running = asyncio.create_task(ask(session_vllm, request(1, slow_body())))
