@@ -64,7 +64,10 @@ class Reply:
 
 @dataclass(slots=True)
 class Receiver:
-    """``answers`` are used up one per request; when there is none left, ``reply`` is given."""
+    """``answers`` are used up one per request; when there is none left, ``reply`` is given.
+
+    Those of ``answers_at`` a path go to its requests alone, and before the others.
+    """
 
     port: int
     ca_file: Path
@@ -75,6 +78,7 @@ class Receiver:
     only_path: str | None = None
     """What goes to another path is not for this server: 410, and it is not noted."""
     answers: list[Reply] = field(default_factory=list)
+    answers_at: dict[str, list[Reply]] = field(default_factory=dict)
     reply: Reply = field(default_factory=Reply)
     requests: list[Request] = field(default_factory=list)
 
@@ -103,7 +107,8 @@ class Receiver:
         seen = Request(request.method, request.path_qs, headers, body, time.time())
         # Before the pause: a client that gives up was here all the same.
         self.requests.append(seen)
-        reply = self.answers.pop(0) if self.answers else self.reply
+        answers = self.answers_at.get(request.path) or self.answers
+        reply = answers.pop(0) if answers else self.reply
         await asyncio.sleep(reply.delay_seconds)
         if reply.hangs_up:
             if request.transport is not None:

@@ -12,10 +12,11 @@ from batchyard.engine.stub import StubEngine
 from batchyard.errors import QuotaExceeded
 from batchyard.lifecycle import BatchStatus
 from batchyard.steps.create import BatchRequest, create_batch
+from batchyard.steps.fetch import fetch_input
 from batchyard.steps.forecast import update_forecasts
 from batchyard.store.chunk.rows import CHUNKS
 from tests.contract.store.samples import chunks_in
-from tests.lifecycle import run_chunks
+from tests.lifecycle import prepare_batch, run_chunks
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
@@ -105,12 +106,17 @@ async def test_chunks_of_it_are_given_back_for_one_that_must_run_alone(
     outlast(engine)
     gap = await yard.prepared(lines("gap", GAP), completion_window="background")
     await answered(yard, gap, 1)
-    other = await yard.prepared(lines("other", 5))
+    other = await yard.create(lines("other", 5))
+    # Until its chunk is suspected: one that is claimed before runs beside the others.
+    await yard.services.store.batch_schedule.pause(other)
+    await fetch_input(yard.services, other)
+    await prepare_batch(yard.services, other)
 
     async def suspect(connection: AsyncConnection) -> None:
         await connection.execute(update(CHUNKS).where(CHUNKS.c.batch_id == other).values(deaths=2))
 
     await yard.services.store.database.write(suspect)
+    await yard.services.store.batch_schedule.unpause(other)
     await answered(yard, other, 5)
     [chunk] = await chunks_in(yard.services.store, gap)
     assert chunk.completed < GAP

@@ -176,8 +176,10 @@ def ask(
     """Batches that go well and badly, each with every secret that it can have; their ids."""
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key=f"sk-by-{canaries.secret('wrongkey')}").models.list()
-    # What is refused is tried again, and both are in the log.
-    receiver.answers += [Reply(500, body=b"no"), Reply(302, {"Location": "/there"})]
+    # What is refused is tried again, and both are in the log. A second refusal of one delivery
+    # would make it wait for five minutes.
+    receiver.answers_at["/hook"] = [Reply(500, body=b"no")]
+    receiver.answers_at["/own"] = [Reply(302, {"Location": "/there"})]
     mail_server.refusals.append("451 Come again")
     endpoint = client.webhooks.create(
         name="canary",
