@@ -23,6 +23,7 @@ import uvicorn
 from batchyard.api.app import create_app
 from batchyard.services.services import Services, open_services
 from batchyard.settings import Settings, read_settings
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -63,7 +64,7 @@ class Api:
 
     def wait_for_objects(self, count: int) -> None:
         """The server notices what a client sent, and that it left, a moment later."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE * 10
         while len(self.objects()) != count and time.monotonic() < deadline:
             time.sleep(0.02)
         assert len(self.objects()) == count

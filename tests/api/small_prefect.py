@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from tests.patience import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -34,7 +36,7 @@ class SmallPrefect:
         return [path for path, _ in self.asked]
 
     def wait_until(self, is_true: Callable[[SmallPrefect], bool]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE * 10
         while not is_true(self):
             assert time.monotonic() < deadline, self.asked
             time.sleep(0.01)

@@ -25,6 +25,7 @@ from tests.api.test_batches_listed import Requests
 from tests.contract.store.samples import batch_in, rewrite
 from tests.hurry import hurried
 from tests.lifecycle import run_chunks, take_to_its_end
+from tests.patience import PATIENCE
 from tests.steps.conftest import CHAT, chat_line
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ async def created(
 
 async def polled(client: openai.AsyncOpenAI, batch_id: str, until: Callable[[Any], bool]) -> Any:
     """The batch, as soon as a client that polls finds it so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while True:
             batch = await client.batches.retrieve(batch_id)
             if until(batch):

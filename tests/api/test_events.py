@@ -23,6 +23,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewChunk
 from tests.api.conftest import ROOT
 from tests.contract.store.samples import MODEL, new_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -189,7 +190,7 @@ async def test_one_tenant_has_so_many_streams_and_the_others_have_theirs(
         with stream(api, others.id, api.other_key) as others_stream:
             assert others_stream.until("batch")
     # What has left makes room, when the server notices.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE * 10
     while True:
         with stream(api, batch.id) as again:
             if again.response.status_code == 200:
@@ -293,7 +294,7 @@ async def test_one_look_serves_all_watchers_and_none_is_made_for_nobody(
                 for each in (batch, other) * (MOST_OF_A_TENANT // 2)
             ]
             for watcher in watchers:
-                await asyncio.wait_for(watcher.changed.wait(), 10)
+                await asyncio.wait_for(watcher.changed.wait(), PATIENCE * 10)
             assert all(look == sorted([batch.id, other.id]) for look in database.looks)
             assert len(database.looks) < len(watchers) / 2
             with pytest.raises(TooManyWatch):
@@ -302,7 +303,7 @@ async def test_one_look_serves_all_watchers_and_none_is_made_for_nobody(
             for watcher in watchers[::2]:
                 while watcher.seen is None or not watcher.seen.has_ended:
                     watcher.changed.clear()
-                    await asyncio.wait_for(watcher.changed.wait(), 10)
+                    await asyncio.wait_for(watcher.changed.wait(), PATIENCE * 10)
         await asyncio.sleep(0.15)
         count = len(database.looks)
         await asyncio.sleep(0.3)
@@ -317,17 +318,17 @@ async def test_watchers_wait_while_the_database_is_away(
     database.failure = failure
     async with BatchWatch(database.live) as watch:
         with watch.watch(batch.id, "one") as watcher:
-            await asyncio.wait_for(database.looked_often.wait(), 10)
+            await asyncio.wait_for(database.looked_often.wait(), PATIENCE * 10)
             assert watcher.seen is None
             database.failure = None
-            await asyncio.wait_for(watcher.changed.wait(), 10)
+            await asyncio.wait_for(watcher.changed.wait(), PATIENCE * 10)
             assert watcher.seen is not None
 
 
 async def test_a_batch_that_is_deleted_ends_its_streams(services: Services) -> None:
     async with BatchWatch(services.store.batches.live) as watch:
         with watch.watch("batch_gone", "one") as watcher:
-            await asyncio.wait_for(watcher.changed.wait(), 10)
+            await asyncio.wait_for(watcher.changed.wait(), PATIENCE * 10)
             assert watcher.is_gone
 
 

@@ -132,7 +132,7 @@ async def serving(
                 yield Live(runner, services, folder)
             finally:
                 runner.drain()
-                await asyncio.wait_for(task, 30)
+                await asyncio.wait_for(task, PATIENCE * 30)
 
 
 @pytest.fixture

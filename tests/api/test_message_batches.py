@@ -21,6 +21,7 @@ from batchyard.store import Quota
 from tests.api.test_batches_run import HANGING, MODEL, REFUSED, runners
 from tests.contract.store.samples import batch_in, rewrite
 from tests.pages import block, replaced
+from tests.patience import PATIENCE
 from tests.steps.conftest import chat_line
 from tests.up.programs import run_python
 
@@ -63,7 +64,7 @@ async def created(client: anthropic.AsyncAnthropic, *texts: str) -> Any:
 async def polled(
     client: anthropic.AsyncAnthropic, batch_id: str, until: Callable[[Any], bool]
 ) -> Any:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while True:
             batch = await client.messages.batches.retrieve(batch_id)
             if until(batch):
@@ -78,7 +79,7 @@ async def ended(client: anthropic.AsyncAnthropic, batch_id: str) -> Any:
 async def answered(services: Services, message_batch_id: str, count: int) -> str:
     """The batch's own id, as soon as so many of its requests are answered."""
     batch_id = message_batch_id.removeprefix("msg")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while True:
             batch = await services.store.batches.get(batch_id)
             if batch.counts.completed >= count:
@@ -494,7 +495,7 @@ async def test_openais_route_takes_batches_of_messages_as_well(
         endpoint="/v1/messages",  # type: ignore[arg-type]  # OpenAI does not have it
         completion_window="24h",
     )
-    async with runners(services), asyncio.timeout(20):
+    async with runners(services), asyncio.timeout(PATIENCE * 20):
         while batch.status != "completed":
             batch = await client.batches.retrieve(batch.id)
             await asyncio.sleep(0.02)

@@ -20,6 +20,7 @@ from tests.api.conftest import make_keys
 from tests.api.test_batches_run import created, lines_of, runners, seen
 from tests.contract.store.samples import batch_in
 from tests.pages import block, replaced
+from tests.patience import PATIENCE
 from tests.services.postgres import postgres_for_session
 from tests.services.swift import BUCKET
 from tests.up.programs import run_python
@@ -113,7 +114,7 @@ async def test_results_go_to_a_multipart_upload_as_the_page_says(
         environment = {**os.environ, "OPENAI_BASE_URL": api.url, "OPENAI_API_KEY": api.key}
         await asyncio.to_thread(run_python, program, tmp_path, environment)
         deliveries = services.store.deliveries
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE * 60):
             while (await deliveries.page(batch_id=batch.id))[0].ended_at is None:  # noqa: ASYNC110 - the database tells nobody
                 await asyncio.sleep(0.05)
         content = (await client.files.content(batch.output_file_id)).content

@@ -28,6 +28,7 @@ from tests.api.conftest import served
 from tests.api.test_openapi import check
 from tests.hurry import hurried
 from tests.pages import block, replaced
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 from tests.up.programs import bash, run_python
 
@@ -296,7 +297,7 @@ async def test_the_pages_program_follows_a_batch_to_its_end(
     following = asyncio.create_task(
         asyncio.to_thread(run_python, program, tmp_path, programs_environment(api))
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE * 60):
         while not await yard.services.store.completions.of(batch_id):  # noqa: ASYNC110 - the database tells nobody
             await asyncio.sleep(0.02)
     await yard.finish(batch_id)
@@ -315,7 +316,7 @@ async def test_the_pages_commands_read_one_page_after_the_other(
     reading = asyncio.create_task(
         asyncio.to_thread(bash, twice, tmp_path, programs_environment(api))
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE * 60):
         while not (tmp_path / "read").exists():  # noqa: ASYNC110 - a program of its own makes it
             await asyncio.sleep(0.02)
     await segment(yard, batch_id, 0, chunk=1)

@@ -13,6 +13,7 @@ from batchyard.page import actions, new_batch
 from batchyard.page.shared import SharedAnswers
 from batchyard.store import NewFile
 from tests.contract.store.samples import begun_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -38,7 +39,7 @@ class Work:
     async def order_of(self, requests: list[Coroutine[Any, Any, Any]]) -> list[str]:
         """The tenants in the order in which their ``requests`` had their turn."""
         tasks = [asyncio.create_task(each) for each in requests]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE * 10):
             await self.has_begun.wait()
             # All of them wait by now: what they ask the database for takes less.
             await asyncio.sleep(0.3)

@@ -8,6 +8,7 @@ import pytest
 
 from batchyard.engine.stub import StubEngine
 from benchmarks.comparators import barriers, exchange, one_window
+from tests.patience import PATIENCE
 
 BODIES = [b"%d" % number for number in range(20)]
 
@@ -53,7 +54,7 @@ async def test_an_exchange_gives_each_request_its_own_answer_and_ends_with_the_b
     engine = StubEngine("m", latency=0.001)
     await engine.start()
     body = b'{"model": "m", "messages": [], "max_tokens": %d}'
-    async with asyncio.timeout(10), exchange(engine) as send:
+    async with asyncio.timeout(PATIENCE * 10), exchange(engine) as send:
         one, two, again = await asyncio.gather(*(send(body % number) for number in (1, 2, 1)))
     assert one == again
     assert one != two

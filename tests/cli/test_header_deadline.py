@@ -14,6 +14,7 @@ from batchyard.cli import header_deadline
 from batchyard.cli.header_deadline import HeaderDeadlineProtocol
 from batchyard.cli.serve import _serve, listening
 from batchyard.settings import LogSettings
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def test_a_connection_without_a_whole_header_is_closed(
 def test_a_header_that_comes_byte_by_byte_is_cut_off(connection: socket.socket) -> None:
     """Each byte does not buy more time."""
     connection.settimeout(LIMIT / 4)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE * 10
     for byte in b"GET / HTTP/1.1\r\n" + b"X-More: a\r\n" * 100:
         assert time.monotonic() < deadline
         try:

@@ -119,7 +119,7 @@ async def test_a_websocket_without_the_login_is_closed(api_url: str, path: str) 
                 url, subprotocols=protocols, additional_headers={"Origin": EVIL}
             ) as socket:
                 await socket.send('{"type": "auth", "token": "guess:ed"}')
-                await asyncio.wait_for(socket.recv(), 10)
+                await asyncio.wait_for(socket.recv(), PATIENCE * 10)
                 pytest.fail("it was let in")
 
 

@@ -13,6 +13,7 @@ import pytest
 import urllib3
 
 from tests.pages import block, words_of
+from tests.patience import PATIENCE
 from tests.services.prefect import PrefectServer, free_port, prefect_server
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def blocks(server: PrefectServer) -> dict[str, Any]:
 
 def said_at_start(server: PrefectServer) -> str:
     """What a flow run has said about its database; its log arrives a little after its end."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE * 30
     while True:
         for entry in ask(server, "logs/filter"):
             if "flow_run.uses" in entry["message"]:
@@ -294,7 +295,7 @@ def test_a_worker_waits_for_prefect_and_for_its_pool_and_then_says_that_it_is_he
     log = tmp_path / "log"
 
     def until(what: str) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE * 60
         while what not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from aiohttp import web
 
 from batchyard.engine.stub import StubEngine
@@ -95,6 +96,7 @@ async def test_cancelled_in_progress_it_leaves_the_engine_and_keeps_what_is_fini
         assert site.executions(other) == Counter(other.digests)
 
 
+@pytest.mark.alone
 async def test_a_batch_that_is_cancelled_while_it_yields_leaves_the_engine_too(
     site: Site,
 ) -> None:

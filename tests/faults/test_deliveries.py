@@ -20,6 +20,7 @@ from batchyard.batch_error import BatchError
 from batchyard.delivery.deliver import SCHEDULE_SECONDS, Delivered, Deliverer
 from batchyard.store import BatchLocations, DeliveryKind, DeliveryStatus, NewBatch
 from tests.faults.site import Site, open_site
+from tests.patience import PATIENCE
 from tests.services.postgres import postgres_for_session
 from tests.services.receiver import Reply, running_receiver
 
@@ -105,7 +106,7 @@ async def the_delivery(site: Site) -> DeliveryRecord:
 
 async def until_delivered(site: Site, count: int = 1, *, seconds: float = BY_THEN_SECONDS) -> None:
     deliveries = site.services.store.deliveries
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(PATIENCE * seconds):
         while True:
             found = await deliveries.page(limit=count, status=DeliveryStatus.DELIVERED)
             if len(found) == count:
@@ -120,6 +121,7 @@ def ids(requests: list[Request]) -> Counter[str]:
 # -- crashes --------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 async def test_a_crash_before_the_attempt_delays_a_delivery_by_seconds(
     receiver: Receiver, site: Site, nursery: Nursery
 ) -> None:

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import ChunkStatus
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 2.0
 
 
+@pytest.mark.alone
 async def test_a_paused_batch_leaves_the_engine_and_goes_on_where_it_stopped(
     site: Site,
 ) -> None:

@@ -13,6 +13,7 @@ from batchyard.responses import ResponseStatus
 from batchyard.steps.accept_response import accept_response
 from tests.contract.store.outbox_samples import endpoint
 from tests.faults.site import MODEL
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,7 +40,7 @@ async def accept_wave(site: Site, name: str) -> list[str]:
 
 
 async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE * 60
     while not await is_true():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)

@@ -19,6 +19,7 @@ from batchyard.steps.create import BatchRequest, create_batch
 from batchyard.storage.local_file import LocalFile
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.faults.site import MODEL, Asked, Site, lines, open_site
+from tests.patience import PATIENCE
 from tests.services.receiver import Reply, running_receiver
 from tests.services.traces import CALLER, TRACE, collecting, exported
 
@@ -69,7 +70,7 @@ async def ended_batch(
         receivers={DeliveryKind.WEBHOOK: url},
         traceparent=traceparent,
     )
-    async with asyncio.timeout(30), site.working(engine or StubEngine()):
+    async with asyncio.timeout(PATIENCE * 30), site.working(engine or StubEngine()):
         batch_id = await create_batch(site.services, request)
         batch = await site.ended(Asked(batch_id, [], []))
         while await site.services.store.deliveries.seconds_to_next() is not None:  # noqa: ASYNC110 - the database's

@@ -19,6 +19,7 @@ from batchyard.store import ChunkLease
 from tests.contract.store.samples import chunks_in
 from tests.faults.site import lines, open_site
 from tests.lifecycle import prepare_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +111,7 @@ async def test_a_control_that_wakes_up_after_another_published_changes_nothing(
     await site.check(asked)
 
     await nursery.signal(sleeper, signal.SIGCONT)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while "batch.lost" not in site.log():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)

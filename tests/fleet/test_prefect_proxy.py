@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tests.patience import PATIENCE
 from tests.services.nginx import Nginx, running_nginx
 from tests.services.prefect import PrefectServer, prefect_server
 
@@ -86,7 +87,7 @@ def test_commands_of_batchyard_and_prefect_reach_it(machine: dict[str, str]) -> 
 def test_events_reach_it_over_websockets(machine: dict[str, str], nginx: Nginx) -> None:
     run(machine, "-c", _EMIT)
     wanted = {"filter": {"event": {"name": ["batch.completed"]}}}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE * 60
     with httpx.Client(verify=nginx.context, auth=tuple(LOGIN.split(":"))) as http:
         token = http.get(f"{api_url(nginx)}/csrf-token", params={"client": "test"}).json()
         http.headers["Prefect-Csrf-Client"] = "test"

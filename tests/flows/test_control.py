@@ -11,6 +11,7 @@ import pytest
 from batchyard.services.services import Services, open_services
 from batchyard.settings import Settings
 from flows import control
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,7 +44,7 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
 async def looks(services: Services, scheduler: Scheduler, count: int) -> None:
     """Schedule until there were so many looks."""
     task = asyncio.create_task(control._keep_scheduling(services, scheduler))  # type: ignore[arg-type]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while scheduler.looks < count:  # noqa: ASYNC110 - the scheduler sets no event
             await asyncio.sleep(0.01)
     task.cancel()

@@ -14,6 +14,7 @@ from commands.foreground import run_to_end
 from commands.own_prefect import OwnPrefect
 from flows.run_batches import run_batches
 from tests.flows.conftest import create, request_lines
+from tests.patience import PATIENCE
 from tests.services.receiver import Reply, running_receiver
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     OpenYard = Callable[..., AbstractAsyncContextManager[Services]]
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = PATIENCE * 90.0
 
 
 async def task_runs(flow_run_id: UUID, *, at_least: int) -> list[TaskRun]:

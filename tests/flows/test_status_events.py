@@ -14,6 +14,7 @@ from batchyard.batch_error import BatchError
 from batchyard.dispatch import PrefectApi, report_status_changes
 from batchyard.errors import DispatchFailed
 from batchyard.store import NewBatch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     OpenYard = Callable[..., AbstractAsyncContextManager[Services]]
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = PATIENCE * 60.0
 
 
 async def ended(services: Services) -> str:

@@ -34,6 +34,7 @@ from flows.run_page import is_made_up
 from flows.submit_batch import submit_batch
 from tests.flows.conftest import create, request_lines
 from tests.flows.test_process_batch import artifacts_of
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     OpenYard = Callable[..., AbstractAsyncContextManager[Services]]
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = PATIENCE * 90.0
 
 
 async def read_run(flow_run_id: str | None) -> FlowRun:

@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING
 import trustme
 from aiohttp import web
 
+from tests.patience import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_START_SECONDS = 10
+_START_SECONDS = PATIENCE * 10
 _LOOK_SECONDS = 0.01
 _CLOSE_SECONDS = 0.01
 
@@ -93,7 +95,7 @@ class Receiver:
 
     async def wait_for(self, count: int, timeout_seconds: float = 10.0) -> list[Request]:
         """The requests, as soon as there are so many. Raises ``TimeoutError``."""
-        async with asyncio.timeout(timeout_seconds):
+        async with asyncio.timeout(PATIENCE * timeout_seconds):
             while len(self.requests) < count:  # noqa: ASYNC110 - they come in another thread
                 await asyncio.sleep(_LOOK_SECONDS)
         return list(self.requests)

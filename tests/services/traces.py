@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from batchyard import tracing
+from tests.patience import PATIENCE
 from tests.services.receiver import running_receiver
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def spans(collector: Receiver) -> list[Span]:
 
 async def exported(collector: Receiver, names: set[str], *, trace: str | None = None) -> list[Span]:
     """All spans, or those of one trace, as soon as there are those of these names."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while True:
             found = [each for each in spans(collector) if trace in {None, each.trace_id.hex()}]
             if names <= {span.name for span in found}:

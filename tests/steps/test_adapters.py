@@ -20,6 +20,7 @@ from batchyard.steps.retry import retry_batch
 from batchyard.steps.retry_lines import LineChoice
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
+from tests.patience import PATIENCE
 from tests.steps.conftest import chat_line
 from tests.steps.test_responses import accept, batches, collected, state
 
@@ -138,7 +139,7 @@ async def test_an_adapter_that_the_engine_lacks_is_left_to_the_next_engine(yard:
     async with Runner(yard.services, MODEL) as runner:
         serving = asyncio.create_task(runner.serve())
         batch_id = await yard.prepared(naming("law", MODEL))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE * 10):
             assert await serving == 0
     assert engines.pop(0).executed == 0
     assert [chunk.status for chunk in await chunks_in(yard.services.store, batch_id)] == ["pending"]

@@ -20,6 +20,7 @@ from batchyard.services.storage_mark import write_mark
 from batchyard.steps.fetch import fetch_input
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.memory import MemoryStorage
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ async def test_a_runner_that_crashed_is_not_waited_for_until_its_lease_ends(
     monkeypatch.setattr(stopping_runners, "MOST_SECONDS", 0.3)
     batch_id = await yard.prepared([chat_line("a")])
     await yard.services.store.chunks.claim(model="stub-model", owner="gone", lease_seconds=3600)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         await stopped(yard, batch_id)
 
 

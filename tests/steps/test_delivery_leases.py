@@ -11,6 +11,7 @@ from batchyard.delivery import deliver
 from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.store import NewBatch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from tests.steps.conftest import Yard
@@ -64,7 +65,7 @@ async def test_attempts_under_an_earlier_name_keep_their_leases(
         deliverer._in_flight[attempt] = "earlier"
         attempt.add_done_callback(deliverer._forget)
         deliverer._let_leases_end()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE * 10):
             while not renewed:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.01)
     assert set(renewed) == {"earlier"}

@@ -17,6 +17,7 @@ from batchyard.services.keys import segment_key
 from batchyard.services.segments import encode_entry, put_bytes
 from batchyard.steps.retry import retry_batch
 from batchyard.wire import BatchUsage
+from tests.patience import PATIENCE
 from tests.steps.conftest import chat_line
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def lines(bad: int, good: int, slow: int) -> list[dict[str, Any]]:
 
 async def test_the_batch_fails_with_the_reason_and_what_is_finished(yard: Yard) -> None:
     yard.use(StubEngine(max_num_seqs=8, faults=[BAD, SLOW]))
-    batch = await asyncio.wait_for(yard.run(lines(2, 3, 1), error_threshold="2"), 20)
+    batch = await asyncio.wait_for(yard.run(lines(2, 3, 1), error_threshold="2"), PATIENCE * 20)
     assert batch.status is BatchStatus.FAILED
     [error] = batch.errors or ()
     assert (error.code, error.param) == ("error_threshold_reached", "error_threshold")
@@ -81,7 +82,7 @@ async def test_what_had_failed_before_a_restart_counts(yard: Yard) -> None:
     await put_bytes(yard.services.storage, key, [entry])
     await chunks.record_progress(lease, completed=0, failed=1, usage=BatchUsage())
     await chunks.release(lease)
-    batch = await asyncio.wait_for(yard.finish(batch_id), 20)
+    batch = await asyncio.wait_for(yard.finish(batch_id), PATIENCE * 20)
     assert (batch.status, batch.counts.failed) == (BatchStatus.FAILED, 1)
 
 
@@ -97,14 +98,17 @@ async def test_an_earlier_owner_does_not_stop_the_batch(yard: Yard) -> None:
         await asyncio.sleep(0.3)
     batches = yard.services.store.batches
     assert (await batches.get(batch_id)).status is BatchStatus.IN_PROGRESS
-    async with stopped_by_errors(yard.services, batch_id, held.epoch), asyncio.timeout(10):
+    async with (
+        stopped_by_errors(yard.services, batch_id, held.epoch),
+        asyncio.timeout(PATIENCE * 10),
+    ):
         while (await batches.get(batch_id)).status is not BatchStatus.FINALIZING:  # noqa: ASYNC110 - the database's
             await asyncio.sleep(0.02)
 
 
 async def test_a_retry_of_a_stopped_batch_runs_what_was_not_run(yard: Yard) -> None:
     yard.use(StubEngine(max_num_seqs=8, faults=[BAD, SLOW]))
-    first = await asyncio.wait_for(yard.run(lines(2, 0, 2), error_threshold="2"), 20)
+    first = await asyncio.wait_for(yard.run(lines(2, 0, 2), error_threshold="2"), PATIENCE * 20)
     yard.use(StubEngine(max_num_seqs=8))
     second = await yard.finish(await retry_batch(yard.services, first.id))
     assert (second.status, second.counts.completed) == (BatchStatus.COMPLETED, 4)

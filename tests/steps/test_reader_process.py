@@ -24,6 +24,7 @@ from batchyard.steps.deep_validation import DeepFindings
 from batchyard.steps.input_reader import Check, ReadingJob, WritePlan
 from batchyard.steps.reader_process import input_reader
 from batchyard.wire import RequestCounts
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ async def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
     assert is_there(pid)
     parent.kill()
     await parent.wait()
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE * 30
     try:
         while is_there(pid):
             assert time.monotonic() < until

@@ -16,6 +16,7 @@ from batchyard.responses import ResponseStatus
 from batchyard.steps.accept_response import accept_response
 from batchyard.steps.retry import retry_batch
 from batchyard.store.response.responses import Responses
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from batchyard.store import ResponseRecord
@@ -30,7 +31,7 @@ async def accept(yard: Yard, text: str = "hello", **changes: Any) -> str:
 async def collected(yard: Yard, owner: str = "first") -> ResponseGroups:
     """A new process, once nothing waits for it to collect it."""
     groups = ResponseGroups(yard.services, owner)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while await yard.services.store.responses.waiting():
             await groups.look()
             await asyncio.sleep(0.01)

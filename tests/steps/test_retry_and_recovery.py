@@ -26,6 +26,7 @@ from batchyard.steps import publish
 from batchyard.store import ChunkStatus
 from tests.contract.store.samples import chunks_in
 from tests.lifecycle import run_chunks
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ async def test_after_kill_9_finished_lines_are_not_run_again(yard: Yard, tmp_pat
     home = str(yard.services.settings.home_folder)
     command = [sys.executable, "-c", CRASHING_RUN, home, batch_id, str(log)]
     process = subprocess.Popen(command)  # noqa: ASYNC220 - it must be there to be killed
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + PATIENCE * 30
     while (await yard.services.store.batches.get(batch_id)).counts.completed < 60:
         assert time.monotonic() < give_up_at
         await asyncio.sleep(0.02)

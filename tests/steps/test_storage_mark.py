@@ -23,6 +23,7 @@ from batchyard.services.storage_mark import (
 )
 from batchyard.store import Mark
 from batchyard.wire import new_batch_id
+from tests.patience import PATIENCE
 from tests.steps.test_retention import keys, put, record
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ async def test_marks_are_written_while_others_work(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batchyard.services.storage_mark._SECONDS", 0.04)
-    async with keep_marking(yard.services), asyncio.timeout(10):
+    async with keep_marking(yard.services), asyncio.timeout(PATIENCE * 10):
         while (found := await stored_mark(yard.services)) is None or found.number < 3:  # noqa: ASYNC110 - a file
             await asyncio.sleep(0.01)
 

@@ -444,7 +444,7 @@ async def test_whatever_happens_no_slot_is_lost_and_nobody_else_misses_a_line(se
         async def stay(name: str) -> None:
             owner = Owner(window, name)
             await owner.submit(*(f"number {n}" for n in range(60)))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE * 60):
                 while len(owner.results) < 60:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.01)
 

@@ -18,6 +18,7 @@ from batchyard.errors import StoreUnavailable
 from flows import batch_flow_run
 from flows.batch_flow_run import FlowRuns
 from flows.process_batch import process_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -118,7 +119,7 @@ async def test_flow_runs_run_side_by_side(client: Client) -> None:
         return Completed()
 
     runs = FlowRuns(process_batch)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         await asyncio.gather(*(run(runs, work) for _ in range(5)))
     assert len(client.created) == len(client.ends) == 5
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from batchyard.services.interruption import Interruption
+from tests.patience import PATIENCE
 
 
 async def test_the_block_ends_early_and_in_silence() -> None:
     interruption = Interruption()
     asyncio.get_running_loop().call_soon(interruption.now)
-    async with asyncio.timeout(5), interruption:
+    async with asyncio.timeout(PATIENCE * 5), interruption:
         await asyncio.sleep(3600)
     assert interruption.has_happened
 
@@ -19,7 +20,7 @@ async def test_one_that_comes_before_the_block_ends_it_at_its_first_await() -> N
     interruption = Interruption()
     interruption.now()
     has_begun = has_gone_on = False
-    async with asyncio.timeout(5), interruption:
+    async with asyncio.timeout(PATIENCE * 5), interruption:
         has_begun = True
         await asyncio.sleep(3600)
         has_gone_on = True
@@ -37,7 +38,7 @@ async def test_a_second_one_leaves_the_clean_up_alone() -> None:
         interruption.now()
 
     twice = asyncio.create_task(interrupt_twice())
-    async with asyncio.timeout(5), interruption:
+    async with asyncio.timeout(PATIENCE * 5), interruption:
         try:
             await asyncio.sleep(3600)
         finally:

@@ -8,6 +8,7 @@ import pytest
 
 from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.services.renewal import renewing
+from tests.patience import PATIENCE
 
 
 async def test_a_renewal_that_fails_is_not_the_last() -> None:
@@ -23,7 +24,7 @@ async def test_a_renewal_that_fails_is_not_the_last() -> None:
             raise ValueError("a defect")
         renewed_often.set()
 
-    async with asyncio.timeout(10), renewing(renew, every_seconds=0.001, what="it"):
+    async with asyncio.timeout(PATIENCE * 10), renewing(renew, every_seconds=0.001, what="it"):
         await renewed_often.wait()
 
 

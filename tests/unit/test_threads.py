@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from batchyard.threads import from_thread, in_executor, in_thread
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +73,7 @@ async def test_a_long_call_is_asked_to_end_when_its_caller_is_cancelled() -> Non
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, PATIENCE * 20)
     assert stopping.is_set()
 
 

@@ -11,6 +11,7 @@ import pytest
 from batchyard.services import work_places
 from batchyard.services.work_places import WorkPlace, WorkPlaces
 from batchyard.turns import Standing
+from tests.patience import PATIENCE
 
 SMALL, LARGE = 2, 4
 
@@ -155,5 +156,5 @@ async def test_a_batch_that_is_claimed_here_a_second_time_waits_beside_the_first
     await settled()
     for batch_id in ("a-0", "a-1"):
         await queue.give_back(batch_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         await asyncio.gather(*again)

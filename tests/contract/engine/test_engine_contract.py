@@ -14,6 +14,7 @@ from batchyard.api.message_results import translated
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.results import answered
 from tests.contract.engine.conftest import CHAT, MODEL, Subject, chat_body, request, slow_body
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -335,7 +336,7 @@ async def test_the_work_done_grows_while_a_request_runs(subject: Subject) -> Non
     before = await subject.engine.work_done()
     assert before is not None
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while (await subject.engine.work_done() or 0) <= before:
             pass
 

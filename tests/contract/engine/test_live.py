@@ -26,6 +26,7 @@ from tests.contract.engine.conftest import (
     vllm_engine,
     vllm_running,
 )
+from tests.patience import PATIENCE
 from tests.services.receiver import running_receiver
 from tests.services.traces import CALLER, TRACE, exported
 
@@ -87,7 +88,7 @@ async def live_post(engine: VllmEngine, body: bytes) -> AsyncIterator[aiohttp.Cl
 
 
 async def runs(engine: VllmEngine, count: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE * 30):
         while await vllm_running(engine) != count:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.02)
 

@@ -40,6 +40,7 @@ from tests.contract.engine.conftest import (
     vllm_running,
 )
 from tests.contract.engine.engine_owner import ASKED
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -200,13 +201,13 @@ async def test_an_adapter_answers_by_its_own_name_beside_its_model(
 @in_session_loop
 async def test_its_cache_fills_while_a_request_runs(session_vllm: VllmEngine) -> None:
     running = asyncio.create_task(ask(session_vllm, request(1, slow_body())))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while not (used := await session_vllm.cache_used()):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.02)
     assert 0 < used <= 1
     running.cancel()
     await asyncio.wait([running])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         while await session_vllm.cache_used() != 0:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.02)
 
@@ -417,7 +418,7 @@ async def test_the_engines_death_in_mid_stream_is_noticed_at_once(
 
     killer = asyncio.create_task(kill_soon())
     with pytest.raises(EngineLost, match="tiny-chat"):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE * 60):
             await read()
     lost_at = time.monotonic()
     await killer

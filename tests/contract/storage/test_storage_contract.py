@@ -15,6 +15,7 @@ from batchyard.errors import LocationRefused, ObjectNotFound
 from batchyard.storage.base import StoredObject
 from batchyard.storage.local import LocalStorage
 from tests.contract.storage.conftest import BUCKET
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -147,7 +148,7 @@ async def test_a_cancelled_put_leaves_nothing(storage: Storage, taken: bytes) ->
         await asyncio.Event().wait()
 
     putting = asyncio.create_task(storage.put(KEY, endless()))
-    await asyncio.wait_for(waiting.wait(), timeout=20)
+    await asyncio.wait_for(waiting.wait(), timeout=PATIENCE * 20)
     putting.cancel()
 
     with pytest.raises(asyncio.CancelledError):
@@ -267,7 +268,7 @@ async def test_a_put_that_goes_on_is_left_alone(storage: Storage) -> None:
         await go_on.wait()
 
     putting = asyncio.create_task(storage.put(KEY, slow()))
-    await asyncio.wait_for(going_on.wait(), timeout=20)
+    await asyncio.wait_for(going_on.wait(), timeout=PATIENCE * 20)
     assert await storage.remove_unfinished("files/", 60) == 0
     go_on.set()
     await putting

@@ -21,6 +21,7 @@ from tests.contract.store.samples import (
     new_file,
     rewrite,
 )
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from batchyard.store import BatchRecord, Store
@@ -191,7 +192,7 @@ async def test_nobody_goes_away_empty_while_there_is_enough_for_all(
 async def test_a_lease_that_ran_out_comes_back_with_a_higher_epoch(store: Store) -> None:
     batch = await created(store)
     await claim(store, lease_seconds=0.05)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while not (leases := await claim(store, "b")):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
     assert leases == [BatchLease(batch.id, 2, "b")]
@@ -298,7 +299,7 @@ async def test_a_batch_that_was_given_back_for_later_is_free_then(store: Store) 
     await created(store)
     [lease] = await claim(store)
     await store.batch_leases.release(lease, after_seconds=0.05)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while not await claim(store, "b"):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
 

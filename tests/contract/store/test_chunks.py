@@ -31,6 +31,7 @@ from tests.contract.store.samples import (
     new_batch,
     rewrite,
 )
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from batchyard.store import ChunkLease, Store
@@ -133,7 +134,7 @@ async def test_a_lease_that_ran_out_comes_back_with_a_higher_epoch(store: Store)
 async def test_a_lease_runs_out_by_itself(store: Store) -> None:
     await begun_batch(store)
     await claim(store, "a", lease_seconds=0.05)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         while not await claim(store, "b"):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
 

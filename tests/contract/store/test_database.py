@@ -19,6 +19,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.store import open_store
 from batchyard.store.chunk.candidates import batches_with_free_chunks, free_chunks
 from tests.contract.store.samples import MODEL, begun_batch, new_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from batchyard.store import Store
@@ -151,7 +152,7 @@ async def test_cancelled_writers_leave_no_lock_behind(store: Store) -> None:
         for writer in writers:
             writer.cancel()
         await asyncio.gather(*writers, return_exceptions=True)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE * 20):
         await asyncio.gather(*(store.batches.create(new_batch()) for _ in range(20)))
 
 

@@ -22,6 +22,7 @@ from batchyard.store.leasing import in_one_order
 from batchyard.store.tenant import tenants
 from tests.contract.store.outbox_samples import endpoint, of_batch
 from tests.contract.store.samples import MODEL, NOW_OVER, begun_batch, finish, new_batch, new_file
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from batchyard.store import BatchLease, Store
@@ -173,7 +174,7 @@ async def test_what_another_transaction_has_locked_is_passed_over(
         locking = asyncio.create_task(store.database.write(lock))
         await is_locked.wait()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE * 20):
                 assert not await LOCKS[what](other)
         finally:
             may_end.set()
@@ -220,7 +221,7 @@ async def test_a_transaction_whose_caller_is_cancelled_ends_by_itself(store: Sto
     await asyncio.wait([writer])
     assert writer.cancelled()
     may_go_on.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE * 10):
         await ended.wait()
 
 

@@ -208,7 +208,7 @@ class Connection:
 
     async def answers(self) -> dict[int, tuple[int, bytes, bytes]]:
         """Once the stream has ended: tag → status, body, Retry-After."""
-        await asyncio.wait_for(self.task, 20)
+        await asyncio.wait_for(self.task, PATIENCE * 20)
         return self._answered()
 
     def _answered(self) -> dict[int, tuple[int, bytes, bytes]]:
@@ -423,7 +423,7 @@ async def test_a_dropped_connection_ends_everything_in_flight() -> None:
     await asyncio.sleep(0.05)
 
     connection.disconnect()
-    await asyncio.wait_for(connection.task, 20)
+    await asyncio.wait_for(connection.task, PATIENCE * 20)
 
     assert application.disconnected == 1  # type: ignore[attr-defined]
     assert application.cancelled == 1  # type: ignore[attr-defined]

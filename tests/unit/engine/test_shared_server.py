@@ -20,6 +20,7 @@ from batchyard.engine.sharing import controller
 from batchyard.engine.sharing import gate as gates
 from batchyard.engine.sharing.objective import Objective
 from batchyard.errors import EngineLost, SettingsError
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -262,7 +263,7 @@ async def test_the_gate_of_a_started_engine_reads_the_servers_metrics() -> None:
         assert gate is not None
         opened = asyncio.Event()
         task = asyncio.create_task(gate.watch(opened.set, lambda: True))
-        await asyncio.wait_for(opened.wait(), 20)
+        await asyncio.wait_for(opened.wait(), PATIENCE * 20)
         task.cancel()
         await asyncio.wait([task])
         assert gate.is_open
@@ -310,7 +311,7 @@ async def test_an_objective_of_the_engine_is_judged_by_the_servers_histograms(
             assert gate is not None
             assert gate.controller.quarter == 8
             task = asyncio.create_task(gate.watch(lambda: None, lambda: True))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE * 20):
                 while gate.controller.share(time.monotonic()) > 1 or not gate.is_open:  # noqa: ASYNC110 - nobody tells of it
                     await asyncio.sleep(0.01)
             gate.controller.sent(time.monotonic(), "one", 100)

@@ -14,6 +14,7 @@ import pytest
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -280,7 +281,7 @@ async def test_a_start_ends_what_ran_before_it() -> None:
     await engine.start()
 
     with pytest.raises(EngineLost):
-        await asyncio.wait_for(stream, 10)
+        await asyncio.wait_for(stream, PATIENCE * 10)
 
 
 async def test_death_takes_other_streams_too() -> None:
@@ -292,7 +293,7 @@ async def test_death_takes_other_streams_too() -> None:
     engine.kill()
 
     with pytest.raises(EngineLost):
-        await asyncio.wait_for(stream, 10)
+        await asyncio.wait_for(stream, PATIENCE * 10)
 
 
 async def test_a_death_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from batchyard.engine.middleware import line_stream
 from batchyard.errors import EngineLost, EngineStartFailed
 from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -382,7 +383,7 @@ async def test_an_error_of_the_caller_ends_a_stream_on_which_nothing_moves(
             pass
 
     with pytest.raises(LookupError, match="the plan is gone"):
-        await asyncio.wait_for(read(), 20)
+        await asyncio.wait_for(read(), PATIENCE * 20)
 
 
 async def test_an_engine_that_hangs_under_a_healthy_server_is_started_again(
@@ -399,7 +400,7 @@ async def test_an_engine_that_hangs_under_a_healthy_server_is_started_again(
         await window.submit(
             WindowRequest(1, "id", "/hang", b"", lambda _, one: delivered.put_nowait(one), "test")
         )
-        result = await asyncio.wait_for(delivered.get(), 30)
+        result = await asyncio.wait_for(delivered.get(), PATIENCE * 30)
 
     assert json.loads(result.line)["error"]["code"] == "engine_crash"
     assert not processes_of(first)

@@ -275,7 +275,7 @@ async def test_an_engine_that_misbehaves_costs_its_own_part_only(
         publish({"model": "good", "engine": "1"}, figures(2, socket=second)),
     ):
         await until_published(folder, 2)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE * 30):
             page = await make_page(folder, ["0", "1"], WORKER)
     assert values(page, "vllm:x") == {("good", "1", "0", "m"): 7}
     ok = {("bad", "0"): 0, ("good", "1"): 1}

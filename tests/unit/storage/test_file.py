@@ -22,6 +22,7 @@ from batchyard.errors import (
 )
 from batchyard.storage.file import make_folder, read_file, write_file
 from batchyard.storage.local import LocalStorage
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -150,7 +151,7 @@ async def test_a_pipe_is_not_read_and_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(pipe)
 
     with pytest.raises(ObjectNotFound, match="not a regular file"):
-        await asyncio.wait_for(anext(read_file(pipe)), timeout=5)
+        await asyncio.wait_for(anext(read_file(pipe)), timeout=PATIENCE * 5)
 
 
 async def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
