@@ -24,9 +24,15 @@ ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / ".models" / "tiny-chat")
 SMALL = str(ROOT / ".models" / "small-chat")
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
-RUN_BATCH_PROGRAM = (ENGINE_PYTHON, ROOT / "benchmarks" / "run_batch_timed.py")
+_RUN_BATCH = ROOT / "benchmarks" / "run_batch_timed.py"
+_PACKAGES = ENGINE_PYTHON.parents[1] / "lib" / "python3.11" / "site-packages"
+RUN_BATCH_PROGRAM = ("env", f"PYTHONPATH={_PACKAGES}", ENGINE_PYTHON, "-S", _RUN_BATCH)
+"""As who installs vLLM has it: without our three ``.pth`` files, which ``-S`` leaves unread
+(decision 2). The processes that it starts have the same option."""
 
 RUN_BATCH = "run_batch"
+RUN_BATCH_TUNED = "run_batch-tuned"
+"""In the engine environment as Batchyard makes it, with its ``.pth`` files."""
 OURS = "batchyard"
 OURS_INPUT_ORDER = "batchyard-input-order"
 HTTP_WINDOW = "http-window"
@@ -88,20 +94,18 @@ class Timed:
 
 
 def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> list[Timed]:
-    """Run what is ``run_batch``'s on one engine, then the rest on another one like it.
+    """Run what is ``run_batch``'s on an engine of its own, then the rest on one like it.
 
     ``warm_up`` is a file that each engine answers first, untimed, in each way. Exits if anybody
     left a request unanswered or answered it with fewer tokens than it asked for.
     """
-    theirs = [job for job in jobs if job.way == RUN_BATCH]
-    others = [job for job in jobs if job.way != RUN_BATCH]
+    ours = (sys.executable, "-m", "benchmarks.serve_timed")
+    programs = {RUN_BATCH: RUN_BATCH_PROGRAM, RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH)}
     seconds: dict[Job, float] = {}
-    if theirs:
-        seconds |= run_with(RUN_BATCH_PROGRAM, theirs, options, warm_up)
-    if others:
-        seconds |= run_with(
-            [sys.executable, "-m", "benchmarks.serve_timed"], others, options, warm_up
-        )
+    for program in (*programs.values(), ours):
+        some = [job for job in jobs if programs.get(job.way, ours) == program]
+        if some:
+            seconds |= run_with(program, some, options, warm_up)
     return [judged(job, seconds[job]) for job in jobs]
 
 
