@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from starlette.requests import Request
 
 if TYPE_CHECKING or __package__:
+    from batchyard.engine.middleware import short_prompts
     from batchyard.engine.middleware.cache_salt import FIELD, combined, spliced
     from batchyard.engine.middleware.line_stream import (
         CANCELS_KEY,
@@ -38,6 +39,7 @@ if TYPE_CHECKING or __package__:
     )
 else:
     # In the engine's process, where this folder is on the path and Batchyard is not.
+    import short_prompts
     from cache_salt import FIELD, combined, spliced
     from line_stream import CANCELS_KEY, LINE_PRIORITY_VARIABLE, SALT_KEY
 
@@ -88,6 +90,7 @@ class DirectRoutes:
             # The routes are complete when the first request comes, and not before.
             self._routes = self._look_up(scope)
             _remember_variables()
+            short_prompts.read_here(scope["app"])
         route = self._routes.get(scope["path"])
         salt = scope.get(SALT_KEY)
         is_json = dict(scope["headers"]).get(b"content-type") == _JSON
@@ -108,9 +111,11 @@ class DirectRoutes:
             return
         if salt is not None and hasattr(parsed, FIELD):
             setattr(parsed, FIELD, combined(salt, getattr(parsed, FIELD)))
-        if self._line_priority and SALT_KEY in scope and getattr(parsed, "priority", None) == 0:
-            # Only lines have the key; a live request comes the same way without it.
-            parsed.priority = self._line_priority
+        # Only lines have the key; a live request comes the same way without it.
+        if SALT_KEY in scope:
+            short_prompts.note(body)
+            if self._line_priority and getattr(parsed, "priority", None) == 0:
+                parsed.priority = self._line_priority
         await self._direct({**scope, "batchyard.call": (route, parsed)}, receive, send)
 
     def _look_up(self, scope: Scope) -> dict[str, _Route]:
