@@ -33,13 +33,13 @@ from benchmarks.timed import (
     OURS,
     ROOT,
     RUN_BATCH,
-    RUN_BATCH_PROGRAM,
     TINY,
     Job,
     Timed,
     judged,
     median_rate,
     of_way,
+    run_batch_program,
     run_jobs,
     run_with,
     spread,
@@ -117,7 +117,7 @@ def measure(size: Size | None = None) -> dict[str, Outcome]:
         newer = [Job(NEWER_RUN_BATCH, file) for file in files]
         found: dict[str, Outcome] = {
             RUN_BATCH: of_way(timed, RUN_BATCH),
-            NEWER_RUN_BATCH: attempt(RUN_BATCH_PROGRAM, newer, options, warm_up),
+            NEWER_RUN_BATCH: attempt(run_batch_program(), newer, options, warm_up),
             OURS: of_way(timed, OURS),
         }
         with _serving() as url:

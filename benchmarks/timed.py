@@ -25,10 +25,6 @@ TINY = str(ROOT / ".models" / "tiny-chat")
 SMALL = str(ROOT / ".models" / "small-chat")
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 _RUN_BATCH = ROOT / "benchmarks" / "run_batch_timed.py"
-_PACKAGES = ENGINE_PYTHON.parents[1] / "lib" / "python3.11" / "site-packages"
-RUN_BATCH_PROGRAM = ("env", f"PYTHONPATH={_PACKAGES}", ENGINE_PYTHON, "-S", _RUN_BATCH)
-"""As who installs vLLM has it: without our three ``.pth`` files, which ``-S`` leaves unread
-(decision 2). The processes that it starts have the same option."""
 
 RUN_BATCH = "run_batch"
 RUN_BATCH_TUNED = "run_batch-tuned"
@@ -100,13 +96,22 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
     left a request unanswered or answered it with fewer tokens than it asked for.
     """
     ours = (sys.executable, "-m", "benchmarks.serve_timed")
-    programs = {RUN_BATCH: RUN_BATCH_PROGRAM, RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH)}
+    programs = {RUN_BATCH: run_batch_program(), RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH)}
     seconds: dict[Job, float] = {}
     for program in (*programs.values(), ours):
         some = [job for job in jobs if programs.get(job.way, ours) == program]
         if some:
             seconds |= run_with(program, some, options, warm_up)
     return [judged(job, seconds[job]) for job in jobs]
+
+
+def run_batch_program() -> tuple[Any, ...]:
+    """The command of ``run_batch`` on vLLM as it is installed.
+
+    ``-S`` leaves our three ``.pth`` files unread (decision 2), also in the processes it starts.
+    """
+    (packages,) = ENGINE_PYTHON.parents[1].glob("lib/python*/site-packages")
+    return ("env", f"PYTHONPATH={packages}", ENGINE_PYTHON, "-S", _RUN_BATCH)
 
 
 def cache_ceilings(files: Sequence[str], *, model: str, block_size: int) -> list[float]:

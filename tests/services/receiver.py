@@ -93,9 +93,9 @@ class Receiver:
         """A URL on this server. The certificate is for ``localhost`` and ``127.0.0.1``."""
         return f"{self.scheme}://{host}:{self.port}{path_and_query or self.path}"
 
-    async def wait_for(self, count: int, timeout_seconds: float = 10.0) -> list[Request]:
+    async def wait_for(self, count: int, timeout_seconds: float = PATIENCE * 10) -> list[Request]:
         """The requests, as soon as there are so many. Raises ``TimeoutError``."""
-        async with asyncio.timeout(PATIENCE * timeout_seconds):
+        async with asyncio.timeout(timeout_seconds):
             while len(self.requests) < count:  # noqa: ASYNC110 - they come in another thread
                 await asyncio.sleep(_LOOK_SECONDS)
         return list(self.requests)

@@ -90,7 +90,7 @@ class DirectRoutes:
             # The routes are complete when the first request comes, and not before.
             self._routes = self._look_up(scope)
             _remember_variables()
-            short_prompts.read_here(scope["app"])
+            short_prompts.skip_threads(scope.get("app"))
         route = self._routes.get(scope["path"])
         salt = scope.get(SALT_KEY)
         is_json = dict(scope["headers"]).get(b"content-type") == _JSON
@@ -113,7 +113,7 @@ class DirectRoutes:
             setattr(parsed, FIELD, combined(salt, getattr(parsed, FIELD)))
         # Only lines have the key; a live request comes the same way without it.
         if SALT_KEY in scope:
-            short_prompts.note(body)
+            short_prompts.note_body(body)
             if self._line_priority and getattr(parsed, "priority", None) == 0:
                 parsed.priority = self._line_priority
         await self._direct({**scope, "batchyard.call": (route, parsed)}, receive, send)

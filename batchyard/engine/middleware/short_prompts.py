@@ -1,8 +1,8 @@
-"""Short prompts are made into tokens where they are, and not in another thread of vLLM's server.
+"""Short prompts are rendered and tokenized in the event loop, and not in a thread of vLLM's server.
 
-vLLM hands a chat's template and its tokens to a thread, each by itself, so that a long prompt holds
-up nobody. For a short one the two ways there and back cost more than the work. Loaded twice, as
-``line_stream`` is: it imports the standard library only.
+vLLM renders a chat's template in a thread, and tokenizes the text in a thread again, so that a long
+prompt does not delay other requests. A short prompt takes less time than these two changes of
+thread. Loaded twice, as ``line_stream`` is: it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SHORT_BYTES: Final = 2048
-"""Of a request's body: some hundred tokens, in a tenth of a millisecond. A server with cores to
-spare makes longer ones beside its other work."""
+"""Of a request's body: some hundred tokens, in a tenth of a millisecond. For longer ones a thread,
+which may have a core of its own, is worth its cost."""
 _TEMPLATE: Final = b"chat_template"
-"""What a template gets from its request may keep it busy, for which vLLM's threads have a limit."""
+"""A request's arguments may make a template run for long; vLLM limits the time of its threads."""
 
 _is_short: contextvars.ContextVar[bool] = contextvars.ContextVar("is_short", default=False)
 
 
-def note(body: bytes) -> None:
-    """Of the request that the current task runs from now on."""
+def note_body(body: bytes) -> None:
+    """Remember for the current task whether its request is short."""
     _is_short.set(len(body) <= SHORT_BYTES and _TEMPLATE not in body)
 
 
-def read_here(app: Any) -> None:
-    """Let vLLM's renderer run what a noted task asks of its threads at once, if it is short.
+def skip_threads(app: Any) -> None:
+    """Let the renderer of vLLM's application do without threads where a request is short.
 
-    A server that is made otherwise stays as it is.
+    An application without such a renderer is not changed.
     """
     with contextlib.suppress(AttributeError):
         executor = app.state.engine_client.renderer._executor  # noqa: SLF001 - its only name
@@ -46,7 +46,7 @@ def _at_once_if_short(in_thread: Callable[..., Future[Any]]) -> Callable[..., Fu
         done: Future[Any] = Future()
         try:
             done.set_result(function(*args, **named))
-        except BaseException as error:  # noqa: BLE001 - as a thread does: whoever waits raises it
+        except BaseException as error:  # noqa: BLE001 - as in a thread: it is raised where it is awaited
             done.set_exception(error)
         return done
 

@@ -7,6 +7,9 @@ import asyncio
 import functools
 import json
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 from unittest.mock import Mock
 
@@ -283,6 +286,27 @@ async def test_the_handler_of_a_line_runs_in_its_task() -> None:
         assert answer.status_code == 200
         assert (tasks[-1] is asyncio.current_task()) is is_same
     assert told == ["cancels"]
+
+
+async def test_of_short_requests_those_of_lines_need_no_thread() -> None:
+    app = FastAPI()
+    threads: list[int] = []
+
+    @app.post("/thread")
+    async def thread(request: Body, raw_request: Request) -> JSONResponse:
+        loop = asyncio.get_running_loop()
+        threads.append(await loop.run_in_executor(executor, threading.get_ident))
+        return JSONResponse({})
+
+    app.add_middleware(DirectRoutes)
+    with ThreadPoolExecutor(1) as executor:
+        app.state.engine_client = SimpleNamespace(renderer=SimpleNamespace(_executor=executor))
+        # Each request has a task of its own, as in the server.
+        await asyncio.create_task(post(app, "/thread", BODY))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+            await client.post("/thread", json={"text": ""})
+    assert [each == threading.get_ident() for each in threads] == [True, False]
 
 
 @pytest.mark.vllm

@@ -24,7 +24,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
     """As a server's renderer has it, which has been told to read short prompts itself."""
     with ThreadPoolExecutor(1) as executor:
         client = SimpleNamespace(renderer=SimpleNamespace(_executor=executor))
-        short_prompts.read_here(SimpleNamespace(state=SimpleNamespace(engine_client=client)))
+        short_prompts.skip_threads(SimpleNamespace(state=SimpleNamespace(engine_client=client)))
         yield executor
 
 
@@ -33,7 +33,7 @@ async def run(executor: ThreadPoolExecutor, body: bytes | None) -> bool:
 
     async def request() -> int:
         if body is not None:
-            short_prompts.note(body)
+            short_prompts.note_body(body)
         return await asyncio.get_running_loop().run_in_executor(executor, threading.get_ident)
 
     return await asyncio.create_task(request()) == threading.get_ident()
@@ -69,16 +69,21 @@ async def test_what_the_work_raises_is_raised_where_it_is_awaited(
     def fail() -> None:
         raise ValueError("no such role")
 
-    short_prompts.note(SHORT)
+    short_prompts.note_body(SHORT)
     with pytest.raises(ValueError, match="no such role"):
         await asyncio.get_running_loop().run_in_executor(executor, fail)
 
 
 @pytest.mark.parametrize(
-    "state", [SimpleNamespace(), SimpleNamespace(engine_client=SimpleNamespace(renderer=None))]
+    "app",
+    [
+        None,
+        SimpleNamespace(state=SimpleNamespace()),
+        SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(renderer=None))),
+    ],
 )
-def test_a_server_that_is_made_otherwise_stays_as_it_is(state: Any) -> None:
-    short_prompts.read_here(SimpleNamespace(state=state))
+def test_an_application_without_such_a_renderer_is_not_changed(app: Any) -> None:
+    short_prompts.skip_threads(app)
 
 
 @pytest.mark.vllm
