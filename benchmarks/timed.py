@@ -108,7 +108,7 @@ def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> li
 def run_batch_program() -> tuple[Any, ...]:
     """The command of ``run_batch`` on vLLM as it is installed.
 
-    ``-S`` leaves our three ``.pth`` files unread (decision 2), also in the processes it starts.
+    ``-S`` leaves our ``.pth`` files unread (decision 2), also in the processes it starts.
     """
     (packages,) = ENGINE_PYTHON.parents[1].glob("lib/python*/site-packages")
     return ("env", f"PYTHONPATH={packages}", ENGINE_PYTHON, "-S", _RUN_BATCH)

@@ -351,6 +351,18 @@ def test_embeddings_tell_nothing_and_take_the_salt(embedded: Embedded) -> None:
     assert "canary" not in json.dumps([salted, error])
 
 
+def test_nothing_of_the_engine_interrupts_its_worker(serving_owner: Owner) -> None:
+    """What wakes beside the worker waits for a free core (decision 2)."""
+    session = serving_owner.session
+    interrupting = [
+        name
+        for pid, name in processes_of(session).items()
+        if pid != session and os.sched_getscheduler(pid) != os.SCHED_BATCH
+    ]
+
+    assert interrupting == ["VLLM::Worker"]
+
+
 def test_killing_the_owner_of_a_serving_engine_leaves_no_process(serving_owner: Owner) -> None:
     """API server, engine core and worker die with the process that started them."""
     commands = processes_of(serving_owner.session).values()
