@@ -129,8 +129,8 @@ async def test_a_request_is_a_span_below_the_one_that_it_names(
 async def _run_lines(engine: VllmEngine, order: list[Any]) -> None:
     async def some() -> AsyncIterator[EngineRequest]:
         for tag in range(LINES):
-            # The first is long enough for the live request to arrive on a busy machine.
-            tokens = 600 if tag == 0 else 50
+            # Long enough for the live request to arrive before the last one, on a busy machine.
+            tokens = 600 if tag == 0 else 300
             yield request(tag, chat_body(f"line {tag}", max_tokens=tokens, ignore_eos=True))
 
     async for answer in engine.stream(some(), timeout_seconds=120):
