@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -35,6 +36,7 @@ _BIN = Path(sys.executable).parent
 _START_TIMEOUT_SECONDS = 90.0
 _COMMAND_TIMEOUT_SECONDS = 240.0
 _STOP_TIMEOUT_SECONDS = 20.0
+_SERVER_PORTS = range(20_000, 32_768)
 
 _QUICK_AND_QUIET = {
     **LEAN_SERVER,
@@ -237,6 +239,9 @@ def _is_healthy(api_url: str) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """One below those that Linux gives to outgoing connections: none takes it before the server."""
+    while True:
+        port = _SERVER_PORTS[secrets.randbelow(len(_SERVER_PORTS))]
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
