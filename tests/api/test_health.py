@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from batchyard.api import health
 from tests.api.conftest import LINE, served
-from tests.services.prefect import free_port
+from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from batchyard.settings import Settings

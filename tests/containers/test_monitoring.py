@@ -20,7 +20,7 @@ from batchyard.settings import read_settings
 from tests.api.conftest import make_keys, served
 from tests.contract.store.samples import MODEL, batch_in, begun_batch
 from tests.deploy.test_monitoring import MONITORING, expressions
-from tests.services.prefect import free_port
+from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import boto3
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.services.prefect import free_port
+from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,8 @@ import urllib3
 
 from tests.pages import block, words_of
 from tests.patience import PATIENCE
-from tests.services.prefect import PrefectServer, free_port, prefect_server
+from tests.services.ports import free_port
+from tests.services.prefect import PrefectServer, prefect_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.run_states import STOPPED
 from batchyard.store import RunnerKind
 from tests.deployed.conftest import executed_again, until
-from tests.services.prefect import free_port
+from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

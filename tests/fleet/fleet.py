@@ -34,8 +34,9 @@ from tests.deployed.conftest import executed_again, until
 from tests.faults.site import Asked, Site
 from tests.patience import PATIENCE
 from tests.services.nginx import Nginx, running_nginx
+from tests.services.ports import free_port
 from tests.services.postgres import PostgresCluster, postgres_on
-from tests.services.prefect import PrefectServer, free_port, prefect_server
+from tests.services.prefect import PrefectServer, prefect_server
 from tests.services.receiver import Receiver, running_receiver
 from tests.services.swift import BUCKET
 

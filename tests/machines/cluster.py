@@ -22,8 +22,9 @@ from batchyard.store import PATIENCE_SECONDS, upgrade
 from commands.prefect_worker import PREFECT_WORKER
 from tests.contract.engine.conftest import ENGINE_PYTHON, TINY_CHAT
 from tests.machines.machine import Machine, make_machine, require_namespaces
+from tests.services.ports import free_port
 from tests.services.postgres import PostgresCluster, postgres_on
-from tests.services.prefect import PrefectServer, free_port, prefect_server
+from tests.services.prefect import PrefectServer, prefect_server
 from tests.services.swift import BUCKET, SwiftServer, swift_for_session
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import trustme
 
 from tests.patience import PATIENCE
 from tests.services.debian import unpacked
-from tests.services.prefect import free_port
+from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from commands.lean_prefect import LEAN_SERVER
 from commands.prefect_worker import PREFECT_WORKER
 from tests.patience import PATIENCE
+from tests.services.ports import free_port
 from tests.services.prefect_tables import put_tables
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ _BIN = Path(sys.executable).parent
 _START_TIMEOUT_SECONDS = 90.0
 _COMMAND_TIMEOUT_SECONDS = 240.0
 _STOP_TIMEOUT_SECONDS = 20.0
-_SERVER_PORTS = range(20_000, 32_768)
 
 _QUICK_AND_QUIET = {
     **LEAN_SERVER,
@@ -236,12 +234,3 @@ def _is_healthy(api_url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def free_port() -> int:
-    """One below those that Linux gives to outgoing connections: none takes it before the server."""
-    while True:
-        port = _SERVER_PORTS[secrets.randbelow(len(_SERVER_PORTS))]
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ import pytest
 from batchyard.storage.bucket import S3Credentials
 from infra.images.s3.swift_config import BACKENDS, KINDS, write_configuration
 from tests.patience import PATIENCE
+from tests.services.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ class SwiftServer:
 def swift_for_session(root: Path) -> Iterator[SwiftServer]:
     """Run Swift with everything it writes under ``root``; stop it on the way out."""
     _require_programs()
-    ports = dict(zip(KINDS, _free_ports(len(KINDS)), strict=True))
+    ports = dict(zip(KINDS, free_ports(len(KINDS)), strict=True))
     server = SwiftServer(f"http://127.0.0.1:{ports['proxy']}", root)
     write_configuration(
         root,
@@ -120,15 +120,6 @@ def _require_programs() -> None:
 
 def _program(kind: str) -> Path:
     return Path(sys.executable).parent / f"swift-{kind}-server"
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports free now, all held until the last one is known so that they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _start(root: Path, kind: str) -> subprocess.Popen[bytes]:

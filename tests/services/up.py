@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.patience import PATIENCE
+from tests.services.ports import free_ports
 from tests.services.prefect_tables import put_tables
 from tests.services.window import terminal_of
 
@@ -89,7 +89,7 @@ def start_yard(folder: Path, *, output: int | None = None, **more: str) -> Yard:
 
     ``output``: a descriptor for what it says, instead of the file that :meth:`Yard.said` reads.
     """
-    port, prefect_port = _free_ports(2)
+    port, prefect_port = free_ports(2)
     environment = _clean() | {
         "BATCHYARD_HOME": str(folder / "home"),
         "BATCHYARD_API_PORT": str(port),
@@ -139,15 +139,6 @@ def running_yard(folder: Path, *, first: bool = False, **more: str) -> Iterator[
 def _clean() -> dict[str, str]:
     ours = ("PREFECT_", "BATCHYARD_", "OPENAI_", "AWS_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-
-
-def _free_ports(count: int) -> list[int]:
-    """All at once, so that no two are the same."""
-    with contextlib.ExitStack() as stack:
-        listeners = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 def _process_ids() -> list[int]:

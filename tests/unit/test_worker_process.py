@@ -21,7 +21,7 @@ import pytest
 
 from commands.worker_process import _children, _is_alive
 from tests.patience import PATIENCE
-from tests.services.prefect import free_port
+from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

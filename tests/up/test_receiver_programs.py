@@ -19,6 +19,7 @@ import pytest
 
 from tests.pages import block, replaced
 from tests.services.node import node_folder
+from tests.services.ports import free_port
 from tests.up.programs import WAIT_SECONDS, batch_of, custom_ids, shown
 
 if TYPE_CHECKING:
@@ -136,11 +137,6 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
     context = httpx.create_ssl_context()
     authority.configure_trust(context)
     return context
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def listens(port: int) -> bool:

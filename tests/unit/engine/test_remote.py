@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
 from batchyard.web.retry_after import retry_after_seconds
 from tests.contract.engine.stub_server import API_KEY, serve
+from tests.services.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,13 +47,6 @@ async def started_stub(*faults: Fault) -> StubEngine:
     stub = StubEngine(faults=faults)
     await stub.start()
     return stub
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_a_server_that_is_not_there_fails_the_start() -> None:
