@@ -60,7 +60,7 @@ bench: setup ## measure, and rewrite the tables of docs/benchmarks.md; about twe
 	.venv/bin/python -m benchmarks
 
 bench-gpu: $(INSTALLED) ## MODEL=path: measure a real model on a GPU, into docs/benchmarks-gpu.md
-	@.venv/bin/python -m benchmarks.gpu "$(MODEL)"
+	@.venv/bin/python -m benchmarks.gpu "$(MODEL)" $(ARGS)
 
 docs: $(INSTALLED) ## the reference pages, from the code, and the site of all pages in site/
 	.venv/bin/python -m reference

@@ -1,6 +1,6 @@
 """`make bench-gpu MODEL=path`: B1 to B3 and a grid of options with a real model on a GPU.
 
-Into docs/benchmarks-gpu.md.
+Into docs/benchmarks-gpu.md, table after table, each when it is measured.
 
 The same files and comparisons as on the CPU (:mod:`benchmarks.plan_gain`, ``no_barrier`` and
 ``overhead``), with engines of the model that is given. The cache of B1 is cut to a third of what
@@ -15,13 +15,19 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import inputs, no_barrier, overhead, page, plan_gain, timed, tuning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _SAMPLE_REQUESTS = 20
 _LEAST_BLOCKS = plan_gain.MODEL_TOKENS // plan_gain.BLOCK_SIZE + 4
 """An engine refuses a cache that has no room for one request of the longest kind."""
+
+
+NOT_MEASURED = "Not measured:"
 
 
 class Refused(Exception):
@@ -48,6 +54,15 @@ WHOLE = Size(
     part=640,
     grid=tuning.GridSize(requests=6_000, tuned=12_000, words=400, output=256, seats=256),
 )
+SHORT = Size(
+    plan_gain.Size(unshared=150),
+    overhead.Size(requests=3_000, barrier_requests=100),
+    sequences=64,
+    tail=2_000,
+    part=192,
+    grid=tuning.GridSize(requests=1_000, tuned=3_000, words=200, output=64, seats=128),
+)
+"""For a GPU that one has for a quarter of an hour; most of that is starts of engines."""
 
 
 def check(model: str) -> None:
@@ -65,8 +80,12 @@ def check(model: str) -> None:
         )
 
 
-def measure(model: str, *, on_cpu: bool = False, size: Size = WHOLE) -> str:
-    """What the page is to say. Raises :class:`Refused`; without a GPU unless ``on_cpu``."""
+def measure(model: str, *, on_cpu: bool = False, size: Size = WHOLE) -> Iterator[str]:
+    """What the page is to say, part after part: what it is about, then a part for each table.
+
+    A table that could not be measured is a part that says why; the others are measured anyway.
+    Raises :class:`Refused`, before the first part; without a GPU unless ``on_cpu``.
+    """
     check(model)
     facts = _facts(model, size)
     if facts["device"] is None and not on_cpu:
@@ -76,19 +95,41 @@ def measure(model: str, *, on_cpu: bool = False, size: Size = WHOLE) -> str:
         )
     device = facts["device"] or "the CPU, and no GPU"
     name, cores = page.processor()
-    gains = plan_gain.measure(size.plan_gain, model=model, blocks=_blocks(facts, size))
-    shares = no_barrier.on_vllm(size.tail, size.part, model=model, sequences=size.sequences)
-    rates = overhead.measure(size.overhead, model=model)
-    grid = asyncio.run(tuning.measure_grid(size.grid, model=model))
-    return "\n\n".join(
-        (
-            f"{Path(model).name} with vLLM {facts['vllm']} on {device}; {cores} cores of {name}.",
-            f"## B1: the order of requests\n\n{plan_gain.table(gains)}",
-            f"## B2: no barrier between chunks\n\n{no_barrier.table([shares])}",
-            f"## B3: overhead around the engine\n\n{overhead.table(rates)}",
-            f"## Engines that tune themselves\n\n{tuning.grid_table(grid)}",
-        )
+    yield (
+        f"{Path(model).name} with vLLM {facts['vllm']} and PyTorch {facts['torch']} on {device}; "
+        f"{cores} cores of {name}."
     )
+    yield _part(
+        "B1: the order of requests",
+        lambda: plan_gain.table(
+            plan_gain.measure(size.plan_gain, model=model, blocks=_blocks(facts, size))
+        ),
+    )
+    yield _part(
+        "B3: overhead around the engine",
+        lambda: overhead.table(overhead.measure(size.overhead, model=model)),
+    )
+    yield _part(
+        "B2: no barrier between chunks",
+        lambda: no_barrier.table(
+            [no_barrier.on_vllm(size.tail, size.part, model=model, sequences=size.sequences)]
+        ),
+    )
+    yield _part(
+        "Engines that tune themselves",
+        lambda: tuning.grid_table(
+            asyncio.run(tuning.measure_grid(size.grid, model=model, is_eager=on_cpu))
+        ),
+    )
+
+
+def _part(title: str, table: Callable[[], str]) -> str:
+    try:
+        text = table()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is that table's
+        # An engine that did not start for one table may start for the next one.
+        text = f"{NOT_MEASURED} {error}"
+    return f"## {title}\n\n{text}"
 
 
 def _facts(model: str, size: Size) -> dict[str, Any]:
@@ -114,15 +155,19 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("model", nargs="?", default="", help="the folder of the model")
     parser.add_argument("--page", type=Path, default=page.GPU_PAGE, help="where its table goes")
+    parser.add_argument("--short", action="store_true", help="smaller files, so less certain")
     options = parser.parse_args(words)
+    parts: list[str] = []
     try:
-        text = measure(options.model)
+        for part in measure(options.model, size=SHORT if options.short else WHOLE):
+            parts.append(part)
+            page.write("gpu", "\n\n".join(parts), options.page)
+            print(f"{part}\n", flush=True)
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return 2
-    page.write("gpu", text, options.page)
     print(f"written: {options.page}")
-    return 0
+    return 1 if any(NOT_MEASURED in part for part in parts) else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs in the engine environment: which vLLM and GPU there is, and how long a file's prompts are.
 
-Prints one JSON object: ``vllm``, ``device`` (null without a GPU), ``tokens`` (the mean of the
-prompts). Arguments: model folder, a file of chat requests.
+Prints one JSON object: ``vllm``, ``torch``, ``device`` (null without a GPU), ``tokens`` (mean of
+the prompts). Arguments: model folder, a file of chat requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ def main() -> None:
     )
     tokens = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    facts = {"vllm": __version__, "device": device, "tokens": tokens / len(lines)}
+    facts = {
+        "vllm": __version__,
+        "torch": torch.__version__,
+        "device": device,
+        "tokens": tokens / len(lines),
+    }
     print("RESULT " + json.dumps(facts), flush=True)
 
 

@@ -110,8 +110,20 @@ def run_batch_program() -> tuple[Any, ...]:
 
     ``-S`` leaves our ``.pth`` files unread (decision 2), also in the processes it starts.
     """
-    (packages,) = ENGINE_PYTHON.parents[1].glob("lib/python*/site-packages")
+    if not is_environment_tuned():
+        return (ENGINE_PYTHON, _RUN_BATCH)
+    packages = _packages()
     return ("env", f"PYTHONPATH={packages}", ENGINE_PYTHON, "-S", _RUN_BATCH)
+
+
+def is_environment_tuned() -> bool:
+    """Whether the engine environment has ``.pth`` files of Batchyard: that of a GPU has none."""
+    return any(_packages().glob("*-cpu.pth"))
+
+
+def _packages() -> Path:
+    (packages,) = ENGINE_PYTHON.parents[1].glob("lib/python*/site-packages")
+    return packages
 
 
 def cache_ceilings(files: Sequence[str], *, model: str, block_size: int) -> list[float]:
@@ -122,7 +134,7 @@ def cache_ceilings(files: Sequence[str], *, model: str, block_size: int) -> list
 
 
 def facts_of(model: str, file: str) -> dict[str, Any]:
-    """The engine's ``vllm`` and ``device`` (None: no GPU); ``tokens`` of a prompt of the file."""
+    """The engine's ``vllm``, ``torch`` and ``device`` (None: no GPU); ``tokens`` of a prompt."""
     script = str(ROOT / "benchmarks" / "model_facts.py")
     return dict(_result_of([str(ENGINE_PYTHON), script, model, file]))
 

@@ -331,14 +331,19 @@ class Measured:
 
 
 async def measure_grid(
-    size: GridSize = GridSize(), *, model: str = TINY, environment: dict[str, str] | None = None
+    size: GridSize = GridSize(),
+    *,
+    model: str = TINY,
+    environment: dict[str, str] | None = None,
+    is_eager: bool = True,
 ) -> list[Measured]:
     """The engine's own options, each other one by itself, and its own again; then a tuned batch.
 
     What was kept in that is in its name. Its file is far too small for restarts to be worth it, so
-    their bound is lifted.
+    their bound is lifted. ``is_eager``: nothing is compiled, which a tiny model gains nothing by.
     """
-    options = ("--max-num-seqs", str(size.seats), "--max-model-len", "1024", "--enforce-eager")
+    options = ("--max-num-seqs", str(size.seats), "--max-model-len", "1024")
+    options += ("--enforce-eager",) if is_eager else ()
     environment = environment or {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     engine = partial(VllmEngine, model, options, python=ENGINE_PYTHON, environment=environment)
     facts = await engine(tune=True).facts()

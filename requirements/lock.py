@@ -142,7 +142,11 @@ def engine_list() -> dict[str, str]:
 
 def cuda_list() -> dict[str, str]:
     """The list of the GPU engine's environment, with torch and CUDA as vLLM's wheel pins them."""
-    pins = resolve("-r", str(ENGINE / "requirements-cuda.in"))
+    loose = ("-r", str(ENGINE / "requirements-cuda.in"))
+    release = resolve(*loose)["torch"].partition("+")[0]
+    # A CPU build, if pip is configured for a source that has one, satisfies vLLM's wheel as well,
+    # and pip prefers it; `===` compares the text, and so leaves the build of PyPI alone.
+    pins = resolve(*loose, f"torch==={release}")
     return {"infra/engine/requirements-cuda.txt": CUDA_HEADER + with_hashes(pins)}
 
 

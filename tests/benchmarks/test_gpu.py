@@ -27,6 +27,9 @@ SMALL = gpu.Size(
 )
 
 
+FACTS = {"vllm": "0.32.0", "torch": "2.13.0", "device": "NVIDIA X", "tokens": 400.0}
+
+
 def test_the_page_has_a_place_for_the_tables_and_no_figures() -> None:
     text = page.GPU_PAGE.read_text()
     assert page.sections(text) == ["gpu"]
@@ -55,9 +58,10 @@ def test_without_an_engine_environment_nothing_is_measured(
 
 def test_the_command_of_the_page_is_the_make_files() -> None:
     """As far as one can see without running it: its model goes to the program as one word."""
-    command = ["make", "--dry-run", "--assume-old=.venv/.installed", "bench-gpu", "MODEL=/a model"]
+    command = ["make", "--dry-run", "--assume-old=.venv/.installed", "bench-gpu"]
+    command += ["MODEL=/a model", "ARGS=--short"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert '.venv/bin/python -m benchmarks.gpu "/a model"' in done.stdout.splitlines()
+    assert '.venv/bin/python -m benchmarks.gpu "/a model" --short' in done.stdout.splitlines()
 
 
 def test_every_engine_has_the_model_that_is_given_and_a_cache_for_a_third_of_it(
@@ -74,39 +78,69 @@ def test_every_engine_has_the_model_that_is_given_and_a_cache_for_a_third_of_it(
     for module in (plan_gain, no_barrier, overhead):
         monkeypatch.setattr(module, "run_jobs", run)
 
-    async def grid(size: tuning.GridSize, *, model: str) -> list[tuning.Measured]:
-        assert (size, model) == (gpu.WHOLE.grid, timed.TINY)
+    async def grid(size: tuning.GridSize, *, model: str, is_eager: bool) -> list[tuning.Measured]:
+        assert (size, model, is_eager) == (gpu.WHOLE.grid, timed.TINY, False)
         return [tuning.Measured("its own options", 1.0)]
 
     monkeypatch.setattr(tuning, "measure_grid", grid)
     monkeypatch.setattr(plan_gain, "cache_ceilings", lambda files, **_: [0.5] * len(files))
-    facts = {"vllm": "0.32.0", "device": "NVIDIA X", "tokens": 400.0}
-    monkeypatch.setattr(timed, "facts_of", lambda *_: facts)
-    text = gpu.measure(timed.TINY, size=gpu.WHOLE)
-    assert "tiny-chat with vLLM 0.32.0 on NVIDIA X; " in text
+    monkeypatch.setattr(timed, "facts_of", lambda *_: FACTS)
+    text = "\n".join(gpu.measure(timed.TINY, size=gpu.WHOLE))
+    assert "tiny-chat with vLLM 0.32.0 and PyTorch 2.13.0 on NVIDIA X; " in text
+    assert gpu.NOT_MEASURED not in text
     assert len(engines) == 3
     assert {each[each.index("--model") + 1] for each in engines} == {timed.TINY}
     blocks = int(engines[0][engines[0].index("--num-gpu-blocks-override") + 1])
     assert blocks * plan_gain.BLOCK_SIZE == pytest.approx(32 * 400 / 3, rel=0.05)
 
 
+def test_a_table_that_cannot_be_measured_says_why_and_costs_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> list[plan_gain.Gain]:
+        raise SystemExit("run_batch did not do all the work")
+
+    def interrupt(*_: object, **__: object) -> list[plan_gain.Gain]:
+        raise KeyboardInterrupt
+
+    rates = overhead.Rates(60, {timed.RUN_BATCH: 100.0, timed.OURS: 150.0}, {})
+    rates.spreads.update(dict.fromkeys(rates.rates, 0.1))
+    monkeypatch.setattr(timed, "facts_of", lambda *_: FACTS)
+    monkeypatch.setattr(plan_gain, "measure", fail)
+    monkeypatch.setattr(overhead, "measure", lambda *_, **__: rates)
+    monkeypatch.setattr(no_barrier, "on_vllm", interrupt)
+    kept = tmp_path / "page.md"
+    shutil.copy(page.GPU_PAGE, kept)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main([timed.TINY, "--page", str(kept)])
+    written = kept.read_text()
+    assert f"{gpu.NOT_MEASURED} run_batch did not do all the work" in written
+    assert "| Batchyard | 150 | **1.50×** | 10 % |" in written
+    monkeypatch.setattr(no_barrier, "on_vllm", fail)
+    monkeypatch.setattr(tuning, "measure_grid", fail)
+    assert gpu.main([timed.TINY, "--page", str(kept)]) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_without_a_gpu_nothing_is_measured() -> None:
     with pytest.raises(gpu.Refused, match="sees no GPU"):
-        gpu.measure(timed.TINY, size=SMALL)
+        next(gpu.measure(timed.TINY, size=SMALL))
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
 def test_a_small_size_runs_on_the_cpu_and_is_written(tmp_path: Path) -> None:
-    text = gpu.measure(timed.TINY, on_cpu=True, size=SMALL)
+    text = "\n\n".join(gpu.measure(timed.TINY, on_cpu=True, size=SMALL))
     kept = tmp_path / "page.md"
     shutil.copy(page.GPU_PAGE, kept)
     page.write("gpu", text, kept)
     written = kept.read_text()
-    assert re.search(r"tiny-chat with vLLM \d\S+ on the CPU, and no GPU; \d+ cores of ", written)
+    assert re.search(
+        r"tiny-chat with vLLM \d\S+ and PyTorch \d\S+ on the CPU, and no GPU; \d+ cores of ",
+        written,
+    )
     headings = ("B1: the order", "B2: no barrier", "B3: overhead", "Engines that tune")
     for heading in headings:
         assert f"## {heading}" in written
