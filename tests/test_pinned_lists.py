@@ -36,3 +36,18 @@ def test_what_a_package_requires_is_in_the_list(version: str) -> None:
             if wanted and canonicalize_name(each.name) not in names:
                 missing.add(f"{name} needs {each}")
     assert missing == set()
+
+
+def test_the_list_for_gpus_names_no_build_for_processors_and_has_cudas_libraries() -> None:
+    """pip prefers a build like ``torch==2.13.0+cpu`` if one of its sources has it."""
+    pins = dict(
+        re.findall(
+            r"^([\w.-]+)==(\S+)",
+            (ROOT / "infra" / "engine" / "requirements-cuda.txt").read_text(),
+            re.MULTILINE,
+        )
+    )
+    assert [pin for pin in pins.items() if "+" in pin[1]] == []
+    assert {"torch", "triton", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"} <= set(
+        pins
+    )

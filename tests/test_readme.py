@@ -66,3 +66,15 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     assert hourly
     least, most = (int(each.replace(",", "")) // 100 * 100 for each in hourly.groups())
     assert f"at {least:,} to {most:,} an hour" in readme
+
+
+def test_the_figures_on_a_gpu_are_those_of_its_page() -> None:
+    """The losing row as well as the winning ones."""
+    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs/benchmarks-gpu.md").read_text()
+    *shared, unshared = map(float, re.findall(r"\*\*([\d.]+)×\*\* \|[^|]+%", page)[:4])
+    overhead = re.search(r"^\| Batchyard \| \d+ \| \*\*([\d.]+)×", page, re.MULTILINE)
+    assert overhead
+    assert f"{min(shared):.1f} to {max(shared):.1f} times as fast" in readme
+    assert f"{overhead[1]} times on short requests" in readme
+    assert f"{unshared:.2f} times where nothing is shared" in readme
