@@ -53,10 +53,13 @@ class AdmissionQueue:
     """The way into one window, for one request at a time.
 
     ``turn_requests``: how many requests of a chunk follow one another while others wait.
+    ``on_all_begun`` is called when every chunk that is in the queue has begun.
     """
 
-    def __init__(self, turn_requests: int) -> None:
+    def __init__(self, turn_requests: int, on_all_begun: Callable[[], None] = lambda: None) -> None:
         self._turn_requests = turn_requests
+        self._on_all_begun = on_all_begun
+        self._to_begin: set[LeaseKey] = set()
         self._turns = Turns(urgent_first=True)
         self._at: dict[LeaseKey, Standing] = {}
         self._waiting: dict[LeaseKey, _Waiting] = {}
@@ -78,6 +81,11 @@ class AdmissionQueue:
     def is_empty(self) -> bool:
         """Whether no chunk is in the queue."""
         return not self._at
+
+    @property
+    def have_all_begun(self) -> bool:
+        """Whether no chunk in the queue has still to come with its first request."""
+        return not self._to_begin
 
     @property
     def keys(self) -> set[LeaseKey]:
@@ -121,15 +129,24 @@ class AdmissionQueue:
     def enter(self, key: LeaseKey, standing: Standing) -> None:
         """A chunk is to be admitted."""
         self._at[key] = standing
+        self._to_begin.add(key)
         self._peers[key] = {each for each in self._at if self._are_peers(key, each)}
         for each in self._peers[key]:
             self._peers[each].add(key)
         self._turns.join(standing)
-        # It may go before the one that has the turn.
-        self._left_of_turn = 0
+
+    def begin(self, key: LeaseKey) -> None:
+        """The chunk has a request at hand. Another call does nothing."""
+        if key in self._to_begin:
+            self._to_begin.discard(key)
+            # It may go before the one that has the turn.
+            self._left_of_turn = 0
+            if not self._to_begin:
+                self._on_all_begun()
 
     def leave(self, key: LeaseKey) -> None:
         """All of the chunk is admitted, or no more of it is to be. A second call does nothing."""
+        self.begin(key)
         if key in self._at:
             self._turns.leave(self._at.pop(key))
             self._sweep.forget(key)
@@ -307,6 +324,7 @@ class Admission:
         self, submitting: Callable[[], Awaitable[None]], prompt: Callable[[], bytes] = bytes
     ) -> None:
         """Do so when it is the chunk's turn. ``prompt`` gives what the request's begins with."""
+        self._queue.begin(self._key)
         if not self._queue.has_to_wait(self._key):
             await submitting()
             return
@@ -318,6 +336,7 @@ class Admission:
 
     async def until_room(self, prompt: Callable[[], bytes] = bytes) -> None:
         """Wait while other batches keep a background batch out, for what takes no turns."""
+        self._queue.begin(self._key)
         if self._standing.is_background:
             await self.submit(_nothing, prompt)
 

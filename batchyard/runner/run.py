@@ -95,6 +95,7 @@ class Runner:
         """By the database's clock, in seconds."""
         self._hours = HoursWatch(services, model)
         self._is_told_of_hours = False
+        self._has_claimed_all = False
         self._live: LiveRequests | None = None
         self._pace: Pace | None = None
         self.answered = 0
@@ -168,7 +169,7 @@ class Runner:
             self._cache = CacheWatch(self._engine)
             if self._registration is not None:
                 await stack.enter_async_context(self._cache.watching())
-            self._queue = AdmissionQueue(turn_requests=max(1, self._window.size // 2))
+            self._queue = AdmissionQueue(max(1, self._window.size // 2), self._fill)
             self._claims = Claims(
                 self.services,
                 self.model,
@@ -245,10 +246,16 @@ class Runner:
                 log.warning("chunks.not_claimed", error, runner=self._held.owner)
                 lease = None
             if lease is not None:
+                if not self._held.leases:
+                    # Others may be claimed in a moment, and are to have their turns.
+                    self._window.hold_back()
+                self._has_claimed_all = False
                 self._held.add(lease)
                 yield lease
                 idle_since = time.monotonic()
                 continue
+            self._has_claimed_all = True
+            self._fill()
             if self._held.leases:
                 idle_since = time.monotonic()
             if (
@@ -324,6 +331,11 @@ class Runner:
         stack.push_async_callback(lambda: registration.retire(self.answered))
 
     # -- what it claims ---------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Use the whole window, once what there is to claim is here and takes part."""
+        if self._has_claimed_all and self._queue.have_all_begun:
+            self._window.fill()
 
     async def _next(self) -> ChunkLease | None:
         await self._hours.look()

@@ -15,7 +15,7 @@ import math
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from batchyard.runner.window_request import WindowRequest
 
 log = event_logger(__name__)
+
+_MOST_HELD_BACK: Final = 4096
+"""An operator may have said that there are a billion slots; each is given back by itself."""
 
 
 class Window:
@@ -88,6 +91,7 @@ class Window:
         self._retry = retry or RetryPolicy()
         self._on_restart = on_restart
         self._slots = asyncio.Semaphore(self.size)
+        self._held_back = 0
         self._feed_ready = asyncio.Event()
         # A request that has a slot is in exactly one of these two.
         self._backlog = Backlog(self._feed_ready.set)
@@ -157,6 +161,25 @@ class Window:
             served = ENDPOINTS.keys() - self._not_served
             result = not_served(request.custom_id, new_request_id(), request.url, served)
             self._leave(request, result)
+
+    def hold_back(self) -> None:
+        """Until :meth:`fill`, let no more requests in than the engine runs at once.
+
+        For an owner that may get company in a moment: those that only wait in the engine would be
+        ahead of everything that comes. Nobody waits in :meth:`submit`. Does nothing unless the
+        window is empty.
+        """
+        is_empty = not (self._in_flight or self._backlog.waiting or self._backlog.postponed)
+        if is_empty and not self._held_back:
+            behind = self.size - self._engine.max_num_seqs
+            self._held_back = max(0, min(behind, _MOST_HELD_BACK))
+            self._slots = asyncio.Semaphore(self.size - self._held_back)
+
+    def fill(self) -> None:
+        """Let in what was held back, if anything was."""
+        held_back, self._held_back = self._held_back, 0
+        for _ in range(held_back):
+            self._slots.release()
 
     def serves(self, url: str) -> bool:
         """Whether the engine serves this endpoint, as far as is known."""

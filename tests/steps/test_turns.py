@@ -104,6 +104,32 @@ async def test_large_batches_of_two_tenants_run_side_by_side_line_by_line(yard: 
     assert 0.35 < both.count("fine") / len(both) < 0.65
 
 
+async def test_the_first_batch_is_ahead_of_other_tenants_by_the_engines_seats_only(
+    yard: Yard,
+) -> None:
+    """Its requests could fill the window twice before the next batch is claimed."""
+    for tenant in ("first", "second"):
+        await yard.prepared(large_batch(tenant), tenant=tenant)
+    engine = StubEngine(max_num_seqs=8, latency=0.2)
+    async with serving(yard, engine):
+        await until(lambda: asyncio.sleep(0, len(engine.log) >= 16), seconds=SOON_SECONDS)
+    ahead = [request for request in engine.log[:16] if b"first" in request.body]
+    # And one that had the turn.
+    assert len(ahead) in {8, 9}
+
+
+async def test_a_batch_without_others_fills_the_window(yard: Yard) -> None:
+    await yard.prepared(large_batch("only"))
+    sent = []
+
+    def latency(body: bytes) -> float:
+        sent.append(body)
+        return 2 * SOON_SECONDS
+
+    async with serving(yard, StubEngine(max_num_seqs=8, latency=latency)):
+        await until(lambda: asyncio.sleep(0, len(sent) == 16), seconds=SOON_SECONDS)
+
+
 @contextlib.asynccontextmanager
 async def taking_up(
     yard: Yard, take: Callable[[Services, str], Awaitable[object]]

@@ -869,6 +869,26 @@ async def test_who_waits_for_a_slot_is_told_that_the_engine_was_given_up(
     assert [type(end) for end in ends] == [EngineLost] * 3
 
 
+async def test_what_is_held_back_comes_in_when_the_window_is_to_be_full() -> None:
+    async with opened(stub(max_num_seqs=2)) as window:
+        a = Owner(window, "a")
+        window.hold_back()
+        submitting = asyncio.create_task(a.submit(*["slow"] * 5))
+        await until(lambda: window.in_flight == 2)
+        await asyncio.sleep(0.05)
+        assert window.in_flight + window.queued == 2
+        # Not again: it is in use.
+        window.hold_back()
+        window.fill()
+        window.fill()
+        await until(lambda: window.in_flight == 4)
+        await asyncio.sleep(0.05)
+        assert (window.in_flight + window.queued, submitting.done()) == (4, False)
+        submitting.cancel()
+        await asyncio.wait([submitting])
+        await a.withdraw(abort=True)
+
+
 async def test_the_end_of_an_engine_with_a_million_seats_is_no_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
