@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import AsyncIterator
 
 
@@ -39,6 +40,13 @@ class Nursery:
     async def signal(self, actor: Actor, number: signal.Signals) -> None:
         # Sent by its parent: an id that nobody has waited for yet belongs to nobody else.
         await self._tell(f"signal {actor.pid} {int(number)}")
+
+    async def stand_still(self, actor: Actor) -> None:
+        """SIGSTOP; return when none of its threads runs any more."""
+        await self.signal(actor, signal.SIGSTOP)
+        threads = Path(f"/proc/{actor.pid}/task")
+        while any(_state(each) != "T" for each in threads.iterdir()):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
 
     def is_alive(self, actor: Actor) -> bool:
         return actor.pid not in self.ended
@@ -87,3 +95,12 @@ async def running_nursery(**variables: str) -> AsyncIterator[Nursery]:
         process.stdin.close()
         await process.wait()
         await listener
+
+
+def _state(thread: Path) -> str:
+    """The letter of ``/proc/…/stat``, of which T is stopped; empty for one that has just ended."""
+    try:
+        # It follows the name, which may be anything.
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

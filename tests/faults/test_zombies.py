@@ -43,7 +43,7 @@ def lease_of(chunk: SimpleNamespace) -> ChunkLease:
 async def put_to_sleep(site: Site, nursery: Nursery, actor: Actor, asked: Asked) -> None:
     """Stop it outside of its transactions: in one it would keep others out for as long."""
     while True:
-        await nursery.signal(actor, signal.SIGSTOP)
+        await nursery.stand_still(actor)
         write = asyncio.create_task(site.services.store.batch_schedule.set_priority(asked.id, 0))
         await asyncio.wait([write], timeout=0.5)
         if write.done():
