@@ -28,7 +28,7 @@ from batchyard.services.services import anything_is_offered
 from commands.own_prefect import Access, OwnPrefect
 from tests.contract.engine.stub_server import API_KEY, serve
 from tests.patience import PATIENCE
-from tests.services.prefect_tables import put_tables
+from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables
 from tests.services.up import Yard, running_yard
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def prefect_access(prefect_home: Path) -> Iterator[Access]:
     server = OwnPrefect()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(prefect_home))
+        for name, value in HAS_BLOCK_TYPES.items():
+            patch.setenv(name, value)
         access = asyncio.run(server.start(prefect_home / "server.log"))
     yield access
     # These talk to one server for as long as they live: not to the next one of other tests, and

@@ -25,7 +25,7 @@ from tests.cli.conftest import Background, Terminal, chat_line
 from tests.cli.screen import drawn
 from tests.pages import block, replaced, words_of
 from tests.patience import PATIENCE
-from tests.services.prefect_tables import put_tables
+from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables
 from tests.services.receiver import running_receiver
 from tests.services.swift import BUCKET
 from tests.unit.storage.web_server import gives, running_web_server
@@ -358,6 +358,7 @@ def test_pressing_ctrl_c_again_and_again_ends_the_command_in_silence(
         BATCHYARD_FLUSH_SECONDS="0.1",
         PREFECT_API_URL=None,
         PREFECT_HOME=str(terminal.home / "prefect"),
+        **HAS_BLOCK_TYPES,
     )
     _wait_for_segments(terminal.home)
     os.killpg(process.pid, signal.SIGINT)

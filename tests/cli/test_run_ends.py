@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.patience import PATIENCE
-from tests.services.prefect_tables import put_tables
+from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables
 from tests.services.window import terminal_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def environment(terminal: Terminal) -> dict[str, str]:
     }
     prefect_home = terminal.home / "prefect"
     put_tables(prefect_home)
-    return own | {"PREFECT_HOME": str(prefect_home), "BATCHYARD_FLUSH_SECONDS": "0.1"}
+    ours = {"PREFECT_HOME": str(prefect_home), "BATCHYARD_FLUSH_SECONDS": "0.1"}
+    return own | HAS_BLOCK_TYPES | ours
 
 
 @pytest.fixture

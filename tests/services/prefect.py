@@ -23,7 +23,7 @@ from commands.lean_prefect import LEAN_SERVER
 from commands.prefect_worker import PREFECT_WORKER
 from tests.patience import PATIENCE
 from tests.services.ports import free_port
-from tests.services.prefect_tables import put_tables
+from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -192,6 +192,7 @@ def prefect_server(folder: Path, more: Mapping[str, str]) -> Iterator[PrefectSer
     environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": api_url}
     if "PREFECT_API_DATABASE_CONNECTION_URL" not in environment:
         put_tables(folder / "prefect")
+        environment |= HAS_BLOCK_TYPES
     server = PrefectServer(folder, api_url, environment)
     try:
         server.start_server()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tests.patience import PATIENCE
 from tests.services.ports import free_ports
-from tests.services.prefect_tables import put_tables
+from tests.services.prefect_tables import HAS_BLOCK_TYPES, put_tables
 from tests.services.window import terminal_of
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def running_yard(folder: Path, *, first: bool = False, **more: str) -> Iterator[
     if not first:
         (folder / "home").mkdir(mode=0o700, exist_ok=True)
         put_tables(folder / "home" / "prefect")
+        more = HAS_BLOCK_TYPES | more
     yard = start_yard(folder, **more)
     try:
         deadline = time.monotonic() + PATIENCE * _START_SECONDS
