@@ -44,8 +44,7 @@ class Nursery:
     async def stand_still(self, actor: Actor) -> None:
         """SIGSTOP; return when none of its threads runs any more."""
         await self.signal(actor, signal.SIGSTOP)
-        threads = Path(f"/proc/{actor.pid}/task")
-        while any(_state(each) != "T" for each in threads.iterdir()):  # noqa: ASYNC110 - nobody tells
+        while not _stands_still(actor.pid):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
 
     def is_alive(self, actor: Actor) -> bool:
@@ -95,6 +94,10 @@ async def running_nursery(**variables: str) -> AsyncIterator[Nursery]:
         process.stdin.close()
         await process.wait()
         await listener
+
+
+def _stands_still(pid: int) -> bool:
+    return all(_state(thread) == "T" for thread in Path(f"/proc/{pid}/task").iterdir())
 
 
 def _state(thread: Path) -> str:
