@@ -26,9 +26,15 @@ if TYPE_CHECKING:
     from tests.steps.conftest import Yard
 
 
-def with_slots(yard: Yard, *devices: str, lease_seconds: float = 0.3) -> Services:
+def with_slots(yard: Yard, *devices: str, lease_seconds: float = 60.0) -> Services:
     yard.set(engine_slots=list(devices), lease_seconds=lease_seconds)
     return yard.services
+
+
+def impatient(services: Services) -> Services:
+    """Another process of the machine; it gives up at once where no slot is free."""
+    settings = services.settings.model_copy(update={"lease_seconds": 0.1})
+    return replace(services, settings=settings)
 
 
 async def test_each_engine_gets_devices_of_its_own(yard: Yard) -> None:
@@ -42,7 +48,7 @@ async def test_a_machine_without_a_setting_has_one_slot_with_every_device(yard: 
     async with engine_slot(services) as slot:
         assert slot.devices is None
         with pytest.raises(NoSlotFree, match="No engine slot is free"):
-            async with engine_slot(services):
+            async with engine_slot(impatient(services)):
                 pass
 
 
@@ -53,12 +59,13 @@ async def test_a_slot_is_free_again_when_its_engine_has_stopped(yard: Yard) -> N
             assert slot.devices == "0"
 
 
+@pytest.mark.alone
 async def test_a_slot_is_kept_for_longer_than_one_lease(yard: Yard) -> None:
-    services = with_slots(yard, "0")
+    services = with_slots(yard, "0", lease_seconds=0.6)
     async with engine_slot(services):
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(1.4)
         with pytest.raises(NoSlotFree):
-            async with engine_slot(services):
+            async with engine_slot(impatient(services)):
                 pass
 
 
@@ -73,7 +80,7 @@ async def test_the_slot_of_a_dead_runner_is_waited_for(yard: Yard) -> None:
 
 async def test_an_engine_whose_slot_is_lost_is_stopped(yard: Yard) -> None:
     """Its process stood still for longer than a lease, and another engine has the devices."""
-    services = with_slots(yard, "0")
+    services = with_slots(yard, "0", lease_seconds=0.3)
     with pytest.raises(LeaseLost, match="has another owner"):
         await _serve_until_robbed(services)
 
@@ -104,7 +111,7 @@ async def test_containers_of_one_host_share_slots_by_a_common_name(yard: Yard) -
     yard.set(machine="gpu-host")
     async with engine_slot(yard.services):
         with pytest.raises(NoSlotFree, match="on gpu-host"):
-            async with engine_slot(yard.services):
+            async with engine_slot(impatient(yard.services)):
                 pass
         async with engine_slot(services):
             """A container with a hostname of its own has its own slots."""
