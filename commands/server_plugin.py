@@ -1,9 +1,9 @@
 """Additions to Prefect's own server: a plugin, and an app for the servers that we start.
 
-The plugin closes failed cursors, where Prefect's database is SQLite; ``batchyard.failed_cursors``
-says what happens without it. It also lets an idle server do less. Prefect loads the plugin by its
-entry point, ``prefect.plugins`` in pyproject.toml, with ``PREFECT_PLUGINS_ENABLED=true`` in the
-server's environment.
+Where Prefect's database is SQLite, the plugin gives it the cursors of
+``batchyard.sqlite_cursors``, which says what happens without them. It also lets an idle server do
+less. Prefect loads the plugin by its entry point, ``prefect.plugins`` in pyproject.toml, with
+``PREFECT_PLUGINS_ENABLED=true`` in the server's environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prefect.plugins import register_hook
 from sqlalchemy.engine import Engine
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from batchyard.failed_cursors import close_failed_cursors
+from batchyard.sqlite_cursors import use_own_cursors
 from commands.closed_prefect import HOSTS
 from commands.lean_prefect import look_less_often
 
@@ -30,7 +30,7 @@ def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - its name i
 
 
 def _add_to_server() -> None:
-    close_failed_cursors(Engine)
+    use_own_cursors(Engine)
     look_less_often(Worker)
 
 

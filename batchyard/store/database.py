@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from batchyard.errors import SettingsError, StoreUnavailable
-from batchyard.failed_cursors import close_failed_cursors
+from batchyard.sqlite_cursors import use_own_cursors
 from batchyard.store.clock import clock
 from batchyard.store.failures import translated
 from batchyard.store.sealed import give_keys
@@ -193,7 +193,7 @@ def _engine(url: URL, patience_seconds: float, *, migrates: bool) -> AsyncEngine
     )
     if is_sqlite:
         _keep_private(Path(str(url.database)))
-        close_failed_cursors(engine.sync_engine)
+        use_own_cursors(engine.sync_engine)
         _prepare_sqlite(engine, foreign_keys=not migrates)
     elif not migrates:
         _limit_postgresql(engine, patience_seconds)
