@@ -2,9 +2,10 @@
 
 Batchyard's time runs from the call of the process-batch flow to its return: fetch, validate, plan,
 run, collect, publish, and Prefect's share. A client's runs from its first request to its last
-answer; it reads its file before and writes its output after. The engine and the Prefect API are
-up before, the prefix cache is emptied before each job. Prints one JSON list, the seconds of each
-job. Arguments: a JSON file of jobs (way, file, output), engine options.
+answer; it reads its file before and writes its output after. The engine, the Prefect API and the
+process that runs batches are up before, the prefix cache is emptied before each job. Prints one
+JSON list, the seconds of each job. Arguments: a JSON file of jobs (way, file, output), engine
+options.
 """
 
 from __future__ import annotations
@@ -14,33 +15,41 @@ import json
 import sys
 import tempfile
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.foreground import prepare_prefect
 
-prepare_prefect()
+OWN_PREFECT = prepare_prefect()
 
 import aiohttp  # noqa: E402 - Prefect reads its settings on import
+from prefect.settings import (  # noqa: E402
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    temporary_settings,
+)
 
 from batchyard.engine.warm import WarmEngine  # noqa: E402
 from batchyard.lifecycle import BatchStatus  # noqa: E402
 from batchyard.services.engine_python import engine_python  # noqa: E402
-from batchyard.services.services import open_services  # noqa: E402
+from batchyard.services.held_batches import HeldBatches  # noqa: E402
+from batchyard.services.services import as_current, open_services  # noqa: E402
 from batchyard.settings import read_settings  # noqa: E402
 from batchyard.steps.create import BatchRequest, create_batch  # noqa: E402
 from batchyard.storage.location import parse_location  # noqa: E402
 from benchmarks import timed  # noqa: E402
 from benchmarks.comparators import URL, barriers, exchange, one_window  # noqa: E402
 from benchmarks.open_engine import OpenEngine  # noqa: E402
-from flows.control import control_services  # noqa: E402
-from flows.process_batch import process_here  # noqa: E402
+from flows.prefect_client import shared_client  # noqa: E402
+from flows.process_batch import ProcessBatchRuns  # noqa: E402
 from flows.worker import credentials_from_block  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from batchyard.services.services import Services
     from benchmarks.comparators import Send
 
 _TRIES = 5
@@ -55,41 +64,56 @@ async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> list[floa
     warm = WarmEngine(engine)
     seconds = []
     with tempfile.TemporaryDirectory() as home:
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(warm.close)
             await warm.start()
+            batches = await stack.enter_async_context(_batches(warm, Path(home)))
             for way, file, output in jobs:
                 await engine.empty_cache()
-                if way in {timed.OURS, timed.OURS_INPUT_ORDER}:
-                    seconds.append(await _pipeline(warm, way, file, output, Path(home)))
+                if way in batches:
+                    seconds.append(await _batch_seconds(*batches[way], file, output))
                 else:
                     seconds.append(await _client(engine, way, file, output))
-        finally:
-            await warm.close()
     return seconds
 
 
-async def _pipeline(engine: WarmEngine, way: str, file: str, output: str, home: Path) -> float:
+@asynccontextmanager
+async def _batches(
+    engine: WarmEngine, home: Path
+) -> AsyncIterator[dict[str, tuple[Services, ProcessBatchRuns]]]:
+    """For each of Batchyard's ways, what a process has that runs one batch after the other."""
+
     async def engine_for(_: str) -> WarmEngine:
         return engine
 
-    order = "input" if way == timed.OURS_INPUT_ORDER else "prefix"
-    async with (
-        open_services(
-            read_settings(home=home, order=order),
-            engine_for=engine_for,
-            credentials=credentials_from_block,
-        ),
-        control_services() as services,
-    ):
-        batch_id = await create_batch(
-            services,
-            BatchRequest(input=parse_location(file), output=parse_location(output)),
-            owner=services.owner,
-        )
+    prefect = await OWN_PREFECT.start(home / "prefect.log")
+    access = {PREFECT_API_URL: prefect.url, PREFECT_API_AUTH_STRING: prefect.login}
+    async with AsyncExitStack() as stack:
+        stack.enter_context(temporary_settings(access))
+        await stack.enter_async_context(shared_client())
+        found = {}
+        for way, order in ((timed.OURS, "prefix"), (timed.OURS_INPUT_ORDER, "input")):
+            settings = read_settings(home=home, order=order)
+            opening = open_services(
+                settings, engine_for=engine_for, credentials=credentials_from_block
+            )
+            services = await stack.enter_async_context(opening)
+            held = await stack.enter_async_context(HeldBatches(services.store, settings))
+            services = replace(services, held=held)
+            found[way] = services, ProcessBatchRuns(services)
+        yield found
+
+
+async def _batch_seconds(
+    services: Services, runs: ProcessBatchRuns, file: str, output: str
+) -> float:
+    request = BatchRequest(input=parse_location(file), output=parse_location(output))
+    with as_current(services):
+        batch_id = await create_batch(services, request, owner=services.owner)
         began = time.perf_counter()
-        state = await process_here(services, batch_id)
+        state = await runs.run(batch_id)
         seconds = time.perf_counter() - began
-        batch = await services.store.batches.get(batch_id)
+    batch = await services.store.batches.get(batch_id)
     if batch.status is not BatchStatus.COMPLETED or batch.counts.failed:
         sys.exit(f"{file}: {state.message}")
     return seconds

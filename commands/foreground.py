@@ -118,10 +118,12 @@ async def _check_prefect(url: str) -> None:
 
 
 async def _run_flow(services: Services, batch_id: str) -> Ending:
-    from flows.process_batch import process_here  # noqa: PLC0415 - Prefect
+    from flows.prefect_client import shared_client  # noqa: PLC0415 - Prefect
+    from flows.process_batch import ProcessBatchRuns  # noqa: PLC0415 - Prefect
 
     try:
-        state = await process_here(services, batch_id)
+        async with shared_client():
+            state = await ProcessBatchRuns(services).run(batch_id)
     except Exception as error:
         raise DispatchFailed(f"Prefect's API was lost ({type(error).__name__}).") from error
     batch = await services.store.batches.get(batch_id)

@@ -8,6 +8,7 @@ logs, task runs, artifacts, a final state.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect.client.schemas.actions import FlowRunCreate
@@ -37,6 +38,21 @@ _LAST_CALL_SECONDS: Final = 5.0
 """How long a process that is told to stop waits for Prefect, whose client tries for a minute."""
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the work of a flow run ended."""
+
+    state: State[Any]
+    report: Callable[[], Awaitable[object]] | None = None
+    """Shows people more of it. Nothing waits for it but the end of the flow run."""
+
+    async def reported(self) -> State[Any]:
+        """The state, once the rest is shown."""
+        if self.report is not None:
+            await self.report()
+        return self.state
+
+
 class FlowRuns:
     """Runs of ``flow``, whose work is given instead of its function."""
 
@@ -46,13 +62,13 @@ class FlowRuns:
 
     async def run(
         self,
-        work: Callable[[], Awaitable[State[Any]]],
+        work: Callable[[], Awaitable[End]],
         *,
         name: str,
         tags: Sequence[str],
         parameters: dict[str, Any],
     ) -> State[Any]:
-        """Await ``work`` as a flow run that ends with the state that it returns.
+        """Await ``work`` as a flow run that ends with the state that it returns; the state.
 
         An exception ends the flow run as failed, a cancellation as crashed; both are raised.
         """
@@ -60,12 +76,15 @@ class FlowRuns:
             run = await self._create(client, name=name, tags=list(tags), parameters=parameters)
             try:
                 with self._context(client, run):
-                    state = await work()
+                    end = await work()
             except BaseException as error:
                 await _end_after(client, run, error)
                 raise
-            await client.set_flow_run_state(run.id, state, force=True)
-        return state
+            with self._context(client, run):
+                await asyncio.gather(
+                    client.set_flow_run_state(run.id, end.state, force=True), end.reported()
+                )
+        return end.state
 
     async def _create(self, client: PrefectClient, **fields: Any) -> FlowRun:
         # Prefect's client would look for the flow each time.

@@ -19,10 +19,9 @@ from batchyard.runner.hours_watch import until_open
 from batchyard.services import story
 from batchyard.services.held_batches import BatchEnded
 from batchyard.steps.prepare import preparing
-from flows.batch_flow_run import FlowRuns
+from flows.batch_flow_run import End, FlowRuns
 from flows.cancel import cancel_its_batch, cancelled_with_flow_run
 from flows.control import control_services
-from flows.prefect_client import shared_client
 from flows.progress import watch_progress
 from flows.report import report_batch
 from flows.run_chunks import serve
@@ -36,6 +35,8 @@ from tasks.upload import upload
 from tasks.validate import validate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -53,29 +54,40 @@ async def process_batch(batch_id: str) -> State:
     """
     await name_run(batch_id)
     async with control_services() as services:
-        return await take_to_its_end(services, batch_id)
+        end = await take_to_its_end(services, batch_id)
+        return await end.reported()
 
 
-async def process_here(services: Services, batch_id: str) -> State:
-    """The same in a flow run that this process makes by itself, with fewer calls.
+class ProcessBatchRuns:
+    """Flow runs of process-batch that this process makes by itself, with fewer calls.
 
-    ``services`` lease batches. Raises what Prefect's client raises.
+    ``services`` lease batches. Within :func:`~flows.prefect_client.shared_client`, they share one
+    client of Prefect.
     """
-    batch = await services.store.batches.get(batch_id)
-    async with shared_client():
-        return await FlowRuns(process_batch).run(
-            partial(take_to_its_end, services, batch_id),
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._runs = FlowRuns(process_batch)
+
+    async def run(self, batch_id: str, *, tags: Sequence[str] = ()) -> State:
+        """Take the batch to its end. Raises what Prefect's client raises.
+
+        ``tags``: of the flow run, before those of the batch.
+        """
+        batch = await self._services.store.batches.get(batch_id)
+        return await self._runs.run(
+            partial(take_to_its_end, self._services, batch_id),
             name=batch_id,
-            tags=tags_of(batch),
+            tags=[*tags, *tags_of(batch)],
             parameters={"batch_id": batch_id},
         )
 
 
-async def take_to_its_end(services: Services, batch_id: str) -> State:
-    """Run the remaining steps as tasks of the current flow run; returns its state."""
+async def take_to_its_end(services: Services, batch_id: str) -> End:
+    """Run the remaining steps as tasks of the current flow run."""
     batch = await services.store.batches.get(batch_id)
     if batch.status in TERMINAL:
-        return Completed(message=f"The batch was already {batch.status.value}")
+        return End(Completed(message=f"The batch was already {batch.status.value}"))
     story.began(batch, services.settings.page_of(batch_id))
     await tag_run(batch)
     history = RunHistory()
@@ -106,12 +118,11 @@ async def take_to_its_end(services: Services, batch_id: str) -> State:
     except BatchEnded:
         pass
     except LeaseLost as error:
-        return Completed(name=TAKEN_OVER, message=str(error))
+        return End(Completed(name=TAKEN_OVER, message=str(error)))
     except BatchyardError as error:
-        return Failed(name=PUT_OFF, message=f"The batch waits: {error}")
+        return End(Failed(name=PUT_OFF, message=f"The batch waits: {error}"))
     batch = await services.store.batches.get(batch_id)
-    await report_batch(services, batch, history)
-    return _final_state(batch)
+    return End(_final_state(batch), partial(report_batch, services, batch, history))
 
 
 async def _prepare(services: Services, batch_id: str) -> None:

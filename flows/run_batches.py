@@ -15,11 +15,9 @@ from batchyard.dispatch import TAKEN_UP
 from batchyard.errors import DispatchFailed
 from batchyard.run_states import PUT_OFF, STOPPED
 from batchyard.services.published import publishing
-from flows.batch_flow_run import FlowRuns
 from flows.control import control_services
 from flows.prefect_client import shared_client
-from flows.process_batch import process_batch, take_to_its_end
-from flows.run_page import tags_of
+from flows.process_batch import ProcessBatchRuns
 from flows.stop_signal import StopSignal
 from tasks.deliver import deliver
 
@@ -58,16 +56,9 @@ class _Processor:
     """
 
     def __init__(self, services: Services) -> None:
-        self._services = services
-        self._runs = FlowRuns(process_batch)
+        self._runs = ProcessBatchRuns(services)
 
     async def __call__(self, batch_id: str) -> None:
-        batch = await self._services.store.batches.get(batch_id)
-        state = await self._runs.run(
-            partial(take_to_its_end, self._services, batch_id),
-            name=batch.id,
-            tags=[TAKEN_UP, *tags_of(batch)],
-            parameters={"batch_id": batch_id},
-        )
+        state = await self._runs.run(batch_id, tags=[TAKEN_UP])
         if state.name == PUT_OFF:
             raise DispatchFailed(state.message or "The batch waits.")

@@ -173,7 +173,8 @@ async def submit_batch(
                 replace(asked, input=source, output=results, error=failed),
                 owner=services.owner,
             )
-            state = await take_to_its_end(services, batch_id)
+            end = await take_to_its_end(services, batch_id)
+            state = await end.reported()
             outcome = await kept_outcome(services, batch_id)
             if state.is_completed():
                 state.data = outcome

@@ -335,7 +335,7 @@ class Learning:
         """Estimate what is left of the batches of which enough more is known."""
         store = self._services.store
         for batch_id, batch in list(self._batches.items()):
-            if batch.finished < batch.estimate_at:
+            if not batch.estimate_at <= batch.finished < batch.requests:
                 continue
             batch.tenant.learn()
             runs = await store.chunks.expect(batch_id, batch.expected())

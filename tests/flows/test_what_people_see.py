@@ -29,7 +29,8 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import EngineStartFailed
 from batchyard.services.stop_batch import stop_failed
 from flows import progress, run_page
-from flows.process_batch import process_batch, process_here
+from flows.prefect_client import shared_client
+from flows.process_batch import ProcessBatchRuns, process_batch
 from flows.run_page import is_made_up
 from flows.submit_batch import submit_batch
 from tests.flows.conftest import create, request_lines
@@ -121,7 +122,8 @@ async def test_the_flow_run_of_a_command_shows_the_same(
     """Prefect's engine does not run it."""
     async with open_yard() as services:
         batch_id = await create(services, tmp_path, request_lines(5))
-        ended = await process_here(services, batch_id)
+        async with shared_client():
+            ended = await ProcessBatchRuns(services).run(batch_id)
         batch = await services.store.batches.get(batch_id)
     run = await read_run(str(batch.flow_run_id))
     assert run.name == batch_id

@@ -16,7 +16,7 @@ from prefect.states import Completed, State
 
 from batchyard.errors import StoreUnavailable
 from flows import batch_flow_run
-from flows.batch_flow_run import FlowRuns
+from flows.batch_flow_run import End, FlowRuns
 from flows.process_batch import process_batch
 from tests.patience import PATIENCE
 
@@ -82,10 +82,10 @@ async def run(runs: FlowRuns, work: Any) -> State[Any]:
 
 
 async def test_a_flow_run_costs_two_calls_and_its_flow_one(client: Client) -> None:
-    async def work() -> State[Any]:
+    async def work() -> End:
         assert flow_run.id == str(client.run_id)
         assert flow_run.name == NAME
-        return Completed(message="10 of 10")
+        return End(Completed(message="10 of 10"))
 
     runs = FlowRuns(process_batch)
     for _ in range(2):
@@ -100,8 +100,8 @@ async def test_a_flow_run_costs_two_calls_and_its_flow_one(client: Client) -> No
 
 
 async def test_a_server_that_lost_its_database_gets_the_flow_again(client: Client) -> None:
-    async def work() -> State[Any]:
-        return Completed()
+    async def work() -> End:
+        return End(Completed())
 
     runs = FlowRuns(process_batch)
     await run(runs, work)
@@ -114,14 +114,39 @@ async def test_a_server_that_lost_its_database_gets_the_flow_again(client: Clien
 async def test_flow_runs_run_side_by_side(client: Client) -> None:
     are_all_there = asyncio.Barrier(5)
 
-    async def work() -> State[Any]:
+    async def work() -> End:
         await are_all_there.wait()
-        return Completed()
+        return End(Completed())
 
     runs = FlowRuns(process_batch)
     async with asyncio.timeout(PATIENCE * 10):
         await asyncio.gather(*(run(runs, work) for _ in range(5)))
     assert len(client.created) == len(client.ends) == 5
+
+
+async def test_the_report_is_shown_beside_the_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It belongs to the flow run, whose end waits for it, and it costs no time of its own."""
+    beside = asyncio.Barrier(2)
+    set_state = client.set_flow_run_state
+    reporters: list[str | None] = []
+
+    async def set_flow_run_state(*args: Any, **options: Any) -> None:
+        await beside.wait()
+        await set_state(*args, **options)
+
+    async def report() -> None:
+        await beside.wait()
+        reporters.append(flow_run.id)
+
+    async def work() -> End:
+        return End(Completed(), report)
+
+    monkeypatch.setattr(client, "set_flow_run_state", set_flow_run_state)
+    async with asyncio.timeout(PATIENCE * 10):
+        await run(FlowRuns(process_batch), work)
+    assert reporters == [str(client.run_id)]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +160,7 @@ async def test_flow_runs_run_side_by_side(client: Client) -> None:
 async def test_an_exception_ends_the_flow_run_and_is_raised(
     client: Client, error: BaseException, end: str, message: str | None
 ) -> None:
-    async def work() -> State[Any]:
+    async def work() -> End:
         raise error
 
     with pytest.raises(type(error)):
@@ -151,7 +176,7 @@ async def test_what_ended_the_work_is_raised_although_prefect_is_away(
 ) -> None:
     """A cancellation that became another error would not stop the process."""
 
-    async def work() -> State[Any]:
+    async def work() -> End:
         client.is_away = True
         raise error
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Double, and_, case, cast, func, select
+from sqlalchemy import Double, and_, bindparam, case, cast, func, select
 
 from batchyard.store.chunk.rows import CHUNKS
 from batchyard.store.columns import USAGE_COLUMNS
@@ -14,6 +14,7 @@ from batchyard.wire import TokenUsage
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from sqlalchemy import Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 
@@ -34,12 +35,7 @@ class Share:
         return self.completed + self.failed
 
 
-async def shares_of(
-    connection: AsyncConnection, batch_ids: Collection[str]
-) -> dict[str, dict[str, Share]]:
-    """By batch, and then by model, in one query. A batch without chunks is not in it."""
-    if not batch_ids:
-        return {}
+def _of_batches() -> Select[Any]:
     answered = cast(CHUNKS.c.completed + CHUNKS.c.failed, Double) / CHUNKS.c.request_count
     is_counted = and_(CHUNKS.c.output_tokens > 0, CHUNKS.c.prompt_tokens.is_not(None))
     estimate = case(
@@ -47,19 +43,32 @@ async def shares_of(
         else_=CHUNKS.c.token_estimate * answered,
     )
     names = ("completed", "failed", *USAGE_COLUMNS)
-    statement = (
+    return (
         select(
             CHUNKS.c.batch_id,
             CHUNKS.c.model,
             func.sum(estimate).label("estimate"),
             *(func.sum(CHUNKS.c[name]).label(name) for name in names),
         )
-        .where(CHUNKS.c.batch_id.in_(batch_ids))
+        .where(CHUNKS.c.batch_id.in_(bindparam("batches", expanding=True)))
         .group_by(CHUNKS.c.batch_id, CHUNKS.c.model)
         .order_by(CHUNKS.c.batch_id, CHUNKS.c.model)
     )
+
+
+_OF_BATCHES: Final = _of_batches()
+"""Made once: it is in every look at a batch, and to make it takes longer than to run it."""
+
+
+async def shares_of(
+    connection: AsyncConnection, batch_ids: Collection[str]
+) -> dict[str, dict[str, Share]]:
+    """By batch, and then by model, in one query. A batch without chunks is not in it."""
+    if not batch_ids:
+        return {}
     shares: dict[str, dict[str, Share]] = {}
-    for row in (await connection.execute(statement)).mappings():
+    found = await connection.execute(_OF_BATCHES, {"batches": list(batch_ids)})
+    for row in found.mappings():
         # PostgreSQL adds 64-bit integers up to a Decimal.
         shares.setdefault(row["batch_id"], {})[row["model"]] = Share(
             completed=int(row["completed"]),
