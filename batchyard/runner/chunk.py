@@ -117,7 +117,7 @@ class ChunkRun:
     _flushed: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: Exception | None = None
     _flush_due: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_lost: bool = False
+    is_lost: bool = False
     _action: ChunkAction = ChunkAction.RUN
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -127,7 +127,7 @@ class ChunkRun:
 
     def lose(self) -> None:
         """Another runner owns the lease now: :meth:`run` ends with ``LeaseLost``."""
-        self._is_lost = True
+        self.is_lost = True
         self._interrupted.set()
 
     def stop(self, action: ChunkAction) -> None:
@@ -171,7 +171,7 @@ class ChunkRun:
             for task in (work, interrupted, window_end):
                 task.cancel()
             await asyncio.wait((work, interrupted, window_end))
-            if not self._is_lost:
+            if not self.is_lost:
                 await self._save()
             if self._rest is not None:
                 self._rest.close()
@@ -201,7 +201,7 @@ class ChunkRun:
         await self._end(work)
         await self._leave_window()
         self._raise_failure()
-        if self._is_lost:
+        if self.is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
         if self._retries is not None and self._action is ChunkAction.DROP:
             self._retries.deliver_kept()
@@ -226,7 +226,7 @@ class ChunkRun:
         is_left = False
         while not is_left:
             self._interrupted.clear()
-            abort = self._is_lost or self._action is ChunkAction.DROP or self._failure is not None
+            abort = self.is_lost or self._action is ChunkAction.DROP or self._failure is not None
             leaving = asyncio.create_task(self.window.withdraw(self.lease.key, abort=abort))
             interrupted = asyncio.create_task(self._interrupted.wait())
             try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
+from batchyard.runner.standstill import Standstill
 from batchyard.services.renewal import renewing
 from batchyard.store import ChunkAction
 
@@ -27,6 +29,9 @@ class HeldChunks:
         self.leases: dict[tuple[str, int], ChunkLease] = {}
         """By batch and index."""
         self.running: dict[LeaseKey, ChunkRun] = {}
+        self.standstill = Standstill(services.settings.lease_seconds)
+        """Until it is over, some of them may be others'."""
+        self._one_ended = asyncio.Event()
         self._services = services
         self._returns = returns
 
@@ -34,10 +39,13 @@ class HeldChunks:
     async def kept(self) -> AsyncIterator[None]:
         """Renew what is held while the block runs; give it back at the end."""
         every_seconds = self._services.settings.lease_seconds / 3
+        watching = asyncio.create_task(self.standstill.watch(self._look_after_standstill))
         try:
             async with renewing(self._renew, every_seconds=every_seconds, what=self.owner):
                 yield
         finally:
+            watching.cancel()
+            await asyncio.wait([watching])
             for lease in self.leases.values():
                 # If this fails, the lease expires, because it is no longer renewed.
                 await self._returns.release(lease)
@@ -46,6 +54,11 @@ class HeldChunks:
     def add(self, lease: ChunkLease) -> None:
         """It was claimed."""
         self.leases[lease.batch_id, lease.index] = lease
+
+    def ended(self, key: LeaseKey) -> None:
+        """It runs no more, and nothing of it is in the window."""
+        del self.running[key]
+        self._one_ended.set()
 
     def forget(self, lease: ChunkLease) -> None:
         """It was done, released or lost."""
@@ -69,6 +82,14 @@ class HeldChunks:
                     chunk.lose()
                 else:
                     chunk.stop(actions[key])
+
+    async def _look_after_standstill(self) -> None:
+        """Keep what can be kept; return when nothing is left of what others have."""
+        await self._renew()
+        await self.look()
+        while any(chunk.is_lost for chunk in self.running.values()):
+            self._one_ended.clear()
+            await self._one_ended.wait()
 
     async def _renew(self) -> None:
         """Renew every lease that is held, in one statement."""

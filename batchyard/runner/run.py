@@ -161,8 +161,10 @@ class Runner:
                     counts=self._counts,
                     company=self._live,
                     options=self._options,
+                    may_send=lambda: self._held.standstill.is_over,
                 )
             )
+            self._held.standstill.on_over = self._window.wake
             await stack.enter_async_context(tuning.going_on(self._window))
             if self._live is not None:
                 self._live = await self._opened(self._live, stack)
@@ -304,7 +306,7 @@ class Runner:
             self._inputs.forget(batch_id)
             await self._returns.after(error, lease)
         finally:
-            del self._held.running[lease.key]
+            self._held.ended(lease.key)
             admission.leave()
         self._held.forget(lease)
         return tally

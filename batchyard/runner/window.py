@@ -61,6 +61,8 @@ class Window:
     the one that crashes the engine runs alone; only that one fails. Beside ``company`` it is not
     alone: then :attr:`needs_quiet` asks the company to stay away while it runs again. An engine
     that makes no progress on requests in flight for ``hang_seconds`` counts as crashed.
+
+    Nothing is sent while ``may_send`` says no; when it says yes again, call :meth:`wake`.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Window:
         counts: RunnerCounts | None = None,
         company: Company | None = None,
         options: OptionsInUse | None = None,
+        may_send: Callable[[], bool] = lambda: True,
     ) -> None:
         self.size = engine.window_size
         """Requests in flight, at most."""
@@ -89,6 +92,7 @@ class Window:
         self._hang_seconds = hang_seconds
         self._options = options or OptionsInUse(engine)
         self._retry = retry or RetryPolicy()
+        self._may_send = may_send
         self._on_restart = on_restart
         self._slots = asyncio.Semaphore(self.size)
         self._held_back = 0
@@ -180,6 +184,10 @@ class Window:
         held_back, self._held_back = self._held_back, 0
         for _ in range(held_back):
             self._slots.release()
+
+    def wake(self) -> None:
+        """Look again whether something may be sent."""
+        self._feed_ready.set()
 
     def serves(self, url: str) -> bool:
         """Whether the engine serves this endpoint, as far as is known."""
@@ -395,7 +403,7 @@ class Window:
 
     @property
     def _has_room(self) -> bool:
-        is_open = self._gate is None or self._gate.is_open
+        is_open = self._may_send() and (self._gate is None or self._gate.is_open)
         has_seat = len(self._in_flight) < self._crashes.limit
         return is_open and has_seat and self.kv_room.is_there_for(self._queue[0])
 

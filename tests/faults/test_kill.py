@@ -130,9 +130,9 @@ async def kill_test(
     assert set(executed) == set(asked.digests)
     assert wasted <= bound
 
-    # Those that sleep wake up, everybody looks around: no result changes any more. A runner goes
-    # on with what is in its window until it has looked.
-    late = len(supervisor.asleep) * 4 * MAX_NUM_SEQS
+    # Those that sleep wake up, everybody looks around: no result changes any more. An engine goes
+    # on with what it has.
+    late = len(supervisor.asleep) * 2 * MAX_NUM_SEQS
     for actor in supervisor.actors:
         await nursery.signal(actor, signal.SIGCONT)
     await asyncio.sleep(1.0)
