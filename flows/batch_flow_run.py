@@ -78,12 +78,15 @@ class FlowRuns:
                 with self._context(client, run):
                     end = await work()
             except BaseException as error:
-                await _end_after(client, run, error)
+                await _show_soon(client, run, await _state_after(error))
                 raise
-            with self._context(client, run):
-                await asyncio.gather(
-                    client.set_flow_run_state(run.id, end.state, force=True), end.reported()
-                )
+            showing = client.set_flow_run_state(run.id, end.state, force=True)
+            try:
+                with self._context(client, run):
+                    await asyncio.gather(showing, end.reported())
+            except asyncio.CancelledError:
+                await _show_soon(client, run, end.state)
+                raise
         return end.state
 
     async def _create(self, client: PrefectClient, **fields: Any) -> FlowRun:
@@ -122,13 +125,14 @@ class FlowRuns:
         )
 
 
-async def _end_after(client: PrefectClient, run: FlowRun, error: BaseException) -> None:
-    """Show the end. The error itself goes on, whatever Prefect says, and soon."""
-    state = (
-        Failed(message=describe(error))
-        if isinstance(error, Exception)
-        else await exception_to_crashed_state(error)
-    )
+async def _state_after(error: BaseException) -> State[Any]:
+    if isinstance(error, Exception):
+        return Failed(message=describe(error))
+    return await exception_to_crashed_state(error)
+
+
+async def _show_soon(client: PrefectClient, run: FlowRun, state: State[Any]) -> None:
+    """Show the end, if Prefect lets us soon: an error is on its way, whatever Prefect says."""
     try:
         async with asyncio.timeout(_LAST_CALL_SECONDS):
             await client.set_flow_run_state(run.id, state, force=True)

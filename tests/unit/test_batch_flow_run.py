@@ -149,6 +149,29 @@ async def test_the_report_is_shown_beside_the_end(
     assert reporters == [str(client.run_id)]
 
 
+async def test_a_flow_run_that_is_stopped_as_it_reports_ends_as_its_work_did(
+    client: Client,
+) -> None:
+    """Otherwise Prefect would show it as running, for good."""
+    reports = asyncio.Event()
+
+    async def report() -> None:
+        reports.set()
+        await asyncio.Event().wait()
+
+    async def work() -> End:
+        return End(Completed(message="10 of 10"), report)
+
+    running = asyncio.create_task(run(FlowRuns(process_batch), work))
+    async with asyncio.timeout(PATIENCE * 10):
+        await reports.wait()
+        client.ends.clear()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert [state.message for state in client.ends] == ["10 of 10"]
+
+
 @pytest.mark.parametrize(
     ("error", "end", "message"),
     [
