@@ -77,13 +77,15 @@ class FlowRuns:
             try:
                 with self._context(client, run):
                     end = await work()
+                    # It finds its flow run in the context that it is made in.
+                    reporting = asyncio.create_task(end.reported())
             except BaseException as error:
                 await _show_soon(client, run, await _state_after(error))
                 raise
-            showing = client.set_flow_run_state(run.id, end.state, force=True)
             try:
-                with self._context(client, run):
-                    await asyncio.gather(showing, end.reported())
+                await asyncio.gather(
+                    client.set_flow_run_state(run.id, end.state, force=True), reporting
+                )
             except asyncio.CancelledError:
                 await _show_soon(client, run, end.state)
                 raise

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchyard.errors import StoreError
 from batchyard.logs import event_logger
 from batchyard.prices import cost_words
+from batchyard.services.log_words import describe
 from batchyard.services.places import places_of
 from batchyard.time_words import duration
 from flows.artifacts import create_artifact
 from flows.plot import speed_plot
-from flows.run_page import NOT_SHOWN
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -25,7 +24,7 @@ log = event_logger(__name__)
 
 
 async def report_batch(services: Services, batch: BatchRecord, history: RunHistory) -> None:
-    """The batch as a Markdown artifact, keyed by its id."""
+    """The batch as a Markdown artifact, keyed by its id. Raises nothing."""
     try:
         await create_artifact(
             kind="markdown",
@@ -33,8 +32,8 @@ async def report_batch(services: Services, batch: BatchRecord, history: RunHisto
             data=await _report(services, batch, history),
             description=_headline(batch),
         )
-    except (*NOT_SHOWN, StoreError) as error:
-        log.warning("report.not_shown", error, batch=batch.id)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the batch has its end
+        log.warning("report.not_shown", describe(error), batch=batch.id)
 
 
 def _headline(batch: BatchRecord) -> str:

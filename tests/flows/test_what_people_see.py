@@ -133,6 +133,26 @@ async def test_the_flow_run_of_a_command_shows_the_same(
     await tasks_of(batch.flow_run_id, "fetch", "validate", "plan chunks", "upload results")
 
 
+async def test_a_report_that_cannot_be_made_is_not_the_batchs_matter(
+    open_yard: OpenYard,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever is wrong with it; what a library says of it may quote a request."""
+
+    async def fail(*_: object) -> str:
+        raise ValueError("a prompt")
+
+    monkeypatch.setattr("flows.report._report", fail)
+    async with open_yard() as services:
+        batch_id = await create(services, tmp_path, request_lines(3))
+        state = await process_batch(batch_id, return_state=True)
+    assert state.is_completed()
+    assert "report.not_shown" in caplog.text
+    assert "a prompt" not in caplog.text
+
+
 async def test_a_step_says_what_it_has_done(open_yard: OpenYard, tmp_path: Path) -> None:
     refused = Fault(FaultKind.ANSWER, lambda body: b'"q 3"' in body, status=400)
     async with open_yard(StubEngine(faults=[refused])) as services:
