@@ -118,6 +118,7 @@ class ChunkRun:
     _failure: Exception | None = None
     _flush_due: asyncio.Event = field(default_factory=asyncio.Event)
     is_lost: bool = False
+    """Another runner owns the lease."""
     _action: ChunkAction = ChunkAction.RUN
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -84,12 +84,18 @@ class HeldChunks:
                     chunk.stop(actions[key])
 
     async def _look_after_standstill(self) -> None:
-        """Keep what can be kept; return when nothing is left of what others have."""
+        """Keep what can be kept; return when nothing is left of what others have.
+
+        Or after the time of a lease: a lost chunk that a slow store keeps here must not hold up
+        the other batches of the engine.
+        """
         await self._renew()
         await self.look()
-        while any(chunk.is_lost for chunk in self.running.values()):
-            self._one_ended.clear()
-            await self._one_ended.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._services.settings.lease_seconds):
+                while any(chunk.is_lost for chunk in self.running.values()):
+                    self._one_ended.clear()
+                    await self._one_ended.wait()
 
     async def _renew(self) -> None:
         """Renew every lease that is held, in one statement."""
