@@ -1,8 +1,8 @@
 """Connections of SQLite that go to their thread no oftener than they have to.
 
-SQLAlchemy's aiosqlite dialect (2.0.58, ``AsyncAdapt_aiosqlite_cursor.execute``) goes there four
-times for each statement: to make a cursor, to execute, to fetch all rows and to close it; and once
-more to begin, to commit or to roll back, and to roll back what is committed. Each time another
+SQLAlchemy's aiosqlite dialect (2.0.58, ``AsyncAdapt_aiosqlite_cursor.execute``) goes there up to
+four times for each statement: to make a cursor, to execute, to fetch rows and to close it; and
+again to begin, to commit or to roll back, and to roll back what is committed. Each time another
 thread has to be woken up, twice, which takes longer than most statements. Here one function does
 all for a statement. BEGIN waits for the first statement and goes with it, nothing is rolled back
 where no transaction is open, and nobody waits for a rollback: what comes after it waits in the

@@ -88,7 +88,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 async def test_a_transaction_goes_to_the_thread_once_for_each_statement_and_to_commit(
     tmp_path: Path, trips: list[object]
 ) -> None:
-    """SQLAlchemy does four times for each statement, and to begin and roll back; decision 68."""
+    """SQLAlchemy does eight times for one statement with its transaction; decision 68."""
     async with _engine(tmp_path) as engine:
         trips.clear()
         async with engine.connect() as connection:
