@@ -11,17 +11,21 @@ import asyncio
 import random
 import ssl
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import httpx
 import prefect
 from prefect.context import AsyncClientContext
 from prefect.settings import PREFECT_API_URL
 
+from batchyard.dispatch.csrf import CsrfToken, is_token_wanted
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from prefect.client.orchestration import PrefectClient
 
+_REFUSED: Final = 403
 _BUSY: Final = 503
 _WAITS_SECONDS: Final = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 """After these it is Prefect's client that waits and asks again."""
@@ -30,35 +34,89 @@ _WAITS_SECONDS: Final = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 class _AskAgainSoon(httpx.Auth):
     """Adds no login: ``auth`` is where httpx lets a client send a request again by its answer."""
 
+    def __init__(self, api_url: str) -> None:
+        self._api_url = api_url
+        self._token = CsrfToken()
+
     async def async_auth_flow(
         self, request: httpx.Request
     ) -> AsyncGenerator[httpx.Request, httpx.Response]:
         for seconds in _WAITS_SECONDS:
+            used = self._token.value
+            request.headers.update(self._token.headers)
             answer = yield request
+            if await _wants_token(answer):
+                async with self._token.renewal(refused=used) as is_due:
+                    if is_due:
+                        self._token.take(await _token_in((yield self._token_request(request))))
+                if self._token.value not in {used, None}:
+                    continue
             # A server that says when to come back, as during its maintenance, is obeyed.
-            if answer.status_code != _BUSY or "Retry-After" in answer.headers:
+            elif answer.status_code != _BUSY or "Retry-After" in answer.headers:
                 return
             # Those that were refused together are not to come back together.
             await asyncio.sleep(seconds * random.uniform(0.5, 1.5))  # noqa: S311 - not a secret
+        request.headers.update(self._token.headers)
         yield request
 
+    def _token_request(self, request: httpx.Request) -> httpx.Request:
+        """With the login, the other headers and the time-outs of the call that needs it."""
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if not name.startswith(("content-", "prefect-csrf-"))
+        }
+        url = self._api_url + self._token.path
+        return httpx.Request("GET", url, headers=headers, extensions=request.extensions)
 
-SETTINGS: Final = {"auth": _AskAgainSoon()}
-_PLAIN: Final = {**SETTINGS, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
-"""It trusts no certificate. Prefect's client would read all authorities, for 20 to 50 ms in
-which nothing else runs, to speak HTTP without TLS."""
+
+async def _wants_token(answer: httpx.Response) -> bool:
+    if answer.status_code != _REFUSED:
+        return False
+    await answer.aread()
+    return is_token_wanted(answer.text)
+
+
+async def _token_in(answer: httpx.Response) -> Any:
+    """None: there is none in it, and Prefect's client will see the refusal."""
+    await answer.aread()
+    try:
+        return answer.json() if answer.is_success else None
+    except ValueError:
+        return None
+
+
+_settings: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, dict[str, Any]]]
+_settings = WeakKeyDictionary()
+"""By event loop and address: a token is waited for in one loop."""
 
 
 def client_settings() -> dict[str, Any]:
-    """What our clients of Prefect give to httpx; always the same for one address."""
-    return SETTINGS if str(PREFECT_API_URL.value()).startswith("https:") else _PLAIN
+    """What our clients of Prefect give to httpx: in one loop always the same for one address."""
+    url = str(PREFECT_API_URL.value()).rstrip("/")
+    of_loop = _settings.setdefault(asyncio.get_running_loop(), {})
+    if url not in of_loop:
+        of_loop[url] = {"auth": _AskAgainSoon(url)}
+        if not url.startswith("https:"):
+            # It trusts no certificate. Prefect's client would read all authorities, for 20 to 50 ms
+            # in which nothing else runs, to speak HTTP without TLS.
+            of_loop[url]["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return of_loop[url]
 
 
 def get_client() -> PrefectClient:
     """Prefect's client, to be used as an async context manager."""
-    return prefect.get_client(httpx_settings=client_settings())
+    return _without_its_tokens(prefect.get_client(httpx_settings=client_settings()))
 
 
 def shared_client() -> AsyncClientContext:
     """An async context manager in which :func:`get_client` returns one client, and not new ones."""
-    return AsyncClientContext(httpx_settings=client_settings())
+    context = AsyncClientContext(httpx_settings=client_settings())
+    _without_its_tokens(context.client)
+    return context
+
+
+def _without_its_tokens(client: PrefectClient) -> PrefectClient:
+    # The setting for this is one of the whole process, whose other clients need it.
+    client._client.enable_csrf_support = False  # noqa: SLF001 - it has no other way in
+    return client

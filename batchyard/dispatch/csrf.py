@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    import aiohttp
+    from collections.abc import AsyncIterator
 
 
 class CsrfToken:
-    """Fetched when the server asks for it, so that one without the protection is never asked."""
+    """The token of one client of one server.
 
-    def __init__(self, session: aiohttp.ClientSession, api_url: str) -> None:
-        self._session = session
-        self._url = f"{api_url}/csrf-token"
+    Fetched when the server asks for it, so that one without the protection is never asked.
+    """
+
+    def __init__(self) -> None:
         self._client = str(uuid4())
         self._renewing = asyncio.Lock()
         self.value: str | None = None
@@ -27,19 +29,26 @@ class CsrfToken:
             return {}
         return {"Prefect-Csrf-Token": self.value, "Prefect-Csrf-Client": self._client}
 
-    async def is_wanted_by(self, response: aiohttp.ClientResponse) -> bool:
-        """The request had no token, or an expired one."""
-        return response.status == 403 and "CSRF token" in await response.text()
+    @property
+    def path(self) -> str:
+        """What to GET for a new one, under the address of the API."""
+        return f"/csrf-token?client={self._client}"
 
-    async def renew(self, *, refused: str | None) -> None:
-        """Get a token instead of the refused one.
+    @asynccontextmanager
+    async def renewal(self, *, refused: str | None) -> AsyncIterator[bool]:
+        """Whether the block is to :meth:`take` a new token instead of the refused one.
 
-        Once for all calls that were refused with the same one: a new token ends the old one.
+        One block does for all calls that were refused with the same one: a new token ends the old
+        one, so two calls that each get their own refuse each other.
         """
         async with self._renewing:
-            if self.value != refused:
-                return
-            async with self._session.get(self._url, params={"client": self._client}) as response:
-                response.raise_for_status()
-                found = await response.json()
-            self.value = str(found.get("token")) if isinstance(found, dict) else None
+            yield self.value == refused
+
+    def take(self, answer: Any) -> None:
+        """Use the token that the server has answered with; None: it gave none."""
+        self.value = str(answer.get("token")) if isinstance(answer, dict) else None
+
+
+def is_token_wanted(text: str) -> bool:
+    """Whether the server says with 403 that a change had no token, or an old one."""
+    return "CSRF token" in text

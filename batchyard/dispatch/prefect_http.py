@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import stamina
 
-from batchyard.dispatch.csrf import CsrfToken
+from batchyard.dispatch.csrf import CsrfToken, is_token_wanted
 from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.web.url import shown
 
@@ -65,7 +65,7 @@ class PrefectHttp:
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
             trust_env=False,
         )
-        self._csrf = CsrfToken(self._session, self._url)
+        self._csrf = CsrfToken()
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -103,10 +103,11 @@ class PrefectHttp:
             async with self._session.request(
                 method, self._url + path, json=body, headers=self._csrf.headers
             ) as response:
-                if not is_repeated and await self._csrf.is_wanted_by(response):
-                    await self._csrf.renew(refused=token)
+                is_refused = response.status == 403
+                if is_refused and not is_repeated and is_token_wanted(await response.text()):
+                    await self._renew_token(refused=token)
                     return await self._call_once(method, path, body, is_repeated=True)
-                if response.status in {401, 403}:
+                if is_refused or response.status == 401:
                     raise SettingsError(
                         f"The Prefect server at {self._shown} refuses the login "
                         f"(HTTP {response.status}): set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
@@ -130,6 +131,13 @@ class PrefectHttp:
             raise DispatchFailed(
                 f"The Prefect server at {self._shown} did not answer: {reason}."
             ) from error
+
+    async def _renew_token(self, *, refused: str | None) -> None:
+        async with self._csrf.renewal(refused=refused) as is_due:
+            if is_due:
+                async with self._session.get(self._url + self._csrf.path) as response:
+                    response.raise_for_status()
+                    self._csrf.take(await response.json())
 
 
 def _date(headers: Mapping[str, str]) -> datetime | None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _DRAIN_SECONDS = 10.0
+_CLOSED = {"PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true"}
+"""As `batchyard up` has it."""
 
 
 # Prefect's own fixture for this imports the whole server, in each process that collects tests, and
@@ -34,7 +36,7 @@ _DRAIN_SECONDS = 10.0
 @pytest.fixture(scope="package", autouse=True)
 def _prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with (
-        prefect_server(tmp_path_factory.mktemp("prefect"), {}) as server,
+        prefect_server(tmp_path_factory.mktemp("prefect"), _CLOSED) as server,
         temporary_settings({PREFECT_API_URL: server.api_url}),
     ):
         yield

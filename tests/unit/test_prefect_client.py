@@ -10,8 +10,7 @@ import httpx
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import prefect_client
-from flows.prefect_client import get_client, shared_client
+from flows.prefect_client import client_settings, get_client, shared_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +50,7 @@ def answers_of_server(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answers], No
 
 
 async def ask() -> httpx.Response:
-    async with httpx.AsyncClient(auth=prefect_client.SETTINGS["auth"]) as client:
+    async with httpx.AsyncClient(auth=client_settings()["auth"]) as client:
         return await client.post("http://127.0.0.1:9/api/flow_runs/", json={"name": "a"})
 
 
@@ -81,6 +80,95 @@ async def test_other_answers_are_for_prefects_client(
     answers_of_server([answer])
     assert (await ask()).status_code == answer.status_code
     assert not waits
+
+
+class Protected:
+    """A server with CSRF protection: it knows one token of each client, the newest."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, str] = {}
+        self.made: list[httpx.Headers] = []
+        self.says: httpx.Response | None = None
+        """What it answers whoever asks for a token, instead of one."""
+
+    async def answer(self, _: Any, request: httpx.Request) -> httpx.Response:
+        # Others come before it has answered.
+        await asyncio.sleep(0.001)
+        if request.url.path == "/api/csrf-token":
+            return self.says or self._token(request)
+        client = request.headers.get("Prefect-Csrf-Client", "")
+        if self.tokens.get(client) != request.headers.get("Prefect-Csrf-Token", "none"):
+            return httpx.Response(403, json={"detail": "Invalid CSRF token or client identifier."})
+        return httpx.Response(201)
+
+    def _token(self, request: httpx.Request) -> httpx.Response:
+        self.made.append(request.headers)
+        self.tokens[request.url.params["client"]] = token = f"token {len(self.made)}"
+        return httpx.Response(200, json={"token": token})
+
+
+@pytest.fixture
+def protected(monkeypatch: pytest.MonkeyPatch) -> Protected:
+    """The server of these calls."""
+    server = Protected()
+
+    async def answer(transport: Any, request: httpx.Request) -> httpx.Response:
+        return await server.answer(transport, request)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", answer)
+    return server
+
+
+async def test_calls_side_by_side_get_one_token(protected: Protected) -> None:
+    """Prefect's client would get one for each of them, and each ends the one before it."""
+    answers = await asyncio.gather(*(ask() for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert len(protected.made) == 1
+
+
+async def test_a_token_that_the_server_does_not_know_any_more_is_replaced_once(
+    protected: Protected,
+) -> None:
+    await ask()
+    protected.tokens.clear()
+    answers = await asyncio.gather(*(ask() for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert len(protected.made) == 2
+
+
+async def test_a_token_is_asked_for_with_the_login(protected: Protected) -> None:
+    settings = client_settings()
+    async with httpx.AsyncClient(auth=settings["auth"], headers={"Authorization": "x"}) as client:
+        await client.post("http://127.0.0.1:9/api/flow_runs/", json={"name": "a"})
+    (headers,) = protected.made
+    assert headers["Authorization"] == "x"
+    assert "Content-Length" not in headers
+
+
+@pytest.mark.parametrize(
+    "says", [httpx.Response(500), httpx.Response(200, text="<html>"), httpx.Response(200, json=[])]
+)
+async def test_where_there_is_no_token_the_refusal_is_for_prefects_client(
+    protected: Protected, says: httpx.Response
+) -> None:
+    protected.says = says
+    assert (await ask()).status_code == 403
+
+
+async def test_another_event_loop_has_a_token_of_its_own() -> None:
+    """They would wait for each other."""
+    here = client_settings()["auth"]
+    assert client_settings()["auth"] is here
+
+    async def there() -> object:
+        return client_settings()["auth"]
+
+    assert await asyncio.to_thread(asyncio.run, there()) is not here
+
+
+async def test_prefects_client_gets_no_tokens_of_its_own() -> None:
+    assert not get_client()._client.enable_csrf_support
+    assert not shared_client().client._client.enable_csrf_support
 
 
 async def test_calls_of_a_process_share_a_client_where_it_asks_for_that() -> None:
