@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
@@ -11,6 +12,7 @@ from batchyard.services.places import places_of
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
+    from batchyard.storage.access import Access, Location
     from batchyard.store import BatchRecord
 
 
@@ -24,17 +26,25 @@ async def check_urls(services: Services, batch: BatchRecord) -> None:
         return
     wanted = await places_of(services, batch.id)
     access = services.access_for(batch.options)
-    doubts = {}
-    for kind, place in (("output", wanted.output), ("error", wanted.error)):
-        if place is None:
-            continue
-        try:
-            await place.probe(access)
-        except (AccessDenied, ObjectNotFound) as error:
-            message = f"The {kind} file could not be written: {error}."
-            refusal = BatchError(code="destination_refused", message=message, param=f"{kind}_url")
-            raise InputRefused([refusal]) from None
-        except StorageError as error:
-            doubts[kind] = str(error)
+    places = {"output": wanted.output, "error": wanted.error}
+    asked = {kind: place for kind, place in places.items() if place is not None}
+    # Side by side: a server that says nothing is waited for.
+    answers = await asyncio.gather(*(_doubt_of(kind, asked[kind], access) for kind in asked))
+    if refusals := [answer for answer in answers if isinstance(answer, BatchError)]:
+        raise InputRefused(refusals)
+    found = zip(asked, answers, strict=True)
+    doubts = {kind: answer for kind, answer in found if isinstance(answer, str)}
     if doubts or any(facts.doubt for facts in batch.options.urls.values()):
         await services.store.batch_places.note_doubts(batch.id, doubts)
+
+
+async def _doubt_of(kind: str, place: Location, access: Access) -> BatchError | str | None:
+    """Why the place will not take the file; words where that is not certain."""
+    try:
+        await place.probe(access)
+    except (AccessDenied, ObjectNotFound) as error:
+        message = f"The {kind} file could not be written: {error}."
+        return BatchError(code="destination_refused", message=message, param=f"{kind}_url")
+    except StorageError as error:
+        return str(error)
+    return None

@@ -47,10 +47,10 @@ def receiver(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         yield running
 
 
-def signed(seconds: float, host: str = "https://127.0.0.1:8443") -> str:
+def signed(seconds: float, host: str = "https://127.0.0.1:8443", path: str = "/out") -> str:
     """A URL that holds for so long from now on."""
     at = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return f"{host}/out?{SIGNED}&X-Amz-Date={at}&X-Amz-Expires={int(seconds)}"
+    return f"{host}{path}?{SIGNED}&X-Amz-Date={at}&X-Amz-Expires={int(seconds)}"
 
 
 @contextlib.asynccontextmanager
@@ -81,6 +81,40 @@ async def test_a_batch_whose_url_no_store_would_take_ends_before_anything_runs(y
     assert (error.code, error.param) == ("destination_refused", "output_url")
     assert "SignatureDoesNotMatch" in error.message
     assert "hunter2" not in error.message
+
+
+async def test_both_urls_are_asked_at_once(yard: Yard) -> None:
+    """A store that says nothing before it has the body is waited for, once."""
+    here = 0
+    both = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal here
+        here += 1
+        if here == 2:
+            both.set()
+        await reader.readuntil(b"\r\n\r\n")
+        is_left = asyncio.create_task(reader.read())
+        await asyncio.wait(
+            (is_left, asyncio.create_task(both.wait())), return_when=asyncio.FIRST_COMPLETED
+        )
+        here -= 1
+        if not is_left.done():
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await is_left
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await yard.prepared(LINES, output=signed(3600, host), error=signed(3600, host, "/err"))
+    assert both.is_set()
+
+
+async def test_every_url_that_no_store_would_take_is_named(yard: Yard) -> None:
+    async with store_that_says("403 Forbidden", "SignatureDoesNotMatch") as (host, _):
+        urls = {"output": signed(3600, host), "error": signed(3600, host, "/err")}
+        batch = await yard.run(LINES, **urls)
+    assert [error.param for error in batch.errors or ()] == ["output_url", "error_url"]
 
 
 async def test_a_store_that_cannot_be_asked_is_a_warning_while_the_batch_runs(

@@ -95,6 +95,7 @@ async def bucket(canaries: Canaries, server_tls: ssl.SSLContext) -> AsyncIterato
 
     async with running_web_server(server_tls) as server:
         server.answers = [answer]
+        server.says_continue = True
         yield server.base_url
 
 

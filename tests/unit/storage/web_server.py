@@ -29,11 +29,15 @@ class Seen:
 
 @dataclass(slots=True)
 class WebServer:
-    """``answers`` are used up one per request; the last one stays."""
+    """``answers`` are used up one per request; the last one stays.
+
+    With ``says_continue`` it asks for a body that a client offers, as S3 does.
+    """
 
     base_url: str
     answers: list[Answer] = field(default_factory=list)
     requests: list[Seen] = field(default_factory=list)
+    says_continue: bool = False
 
     def url(self, path_and_query: str = "/in.jsonl") -> str:
         """A URL on this server."""
@@ -41,6 +45,8 @@ class WebServer:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Note the request and give the next answer."""
+        if self.says_continue and "Expect" in request.headers:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = b"".join([piece async for piece in request.content.iter_any()])
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.requests.append(Seen(request.method, request.path_qs, headers, body))
