@@ -106,17 +106,21 @@ def client_settings() -> dict[str, Any]:
 
 def get_client() -> PrefectClient:
     """Prefect's client, to be used as an async context manager."""
-    return _without_its_tokens(prefect.get_client(httpx_settings=client_settings()))
+    client = prefect.get_client(httpx_settings=client_settings())
+    ask_as_we_do(client)
+    return client
 
 
 def shared_client() -> AsyncClientContext:
     """An async context manager in which :func:`get_client` returns one client, and not new ones."""
     context = AsyncClientContext(httpx_settings=client_settings())
-    _without_its_tokens(context.client)
+    ask_as_we_do(context.client)
     return context
 
 
-def _without_its_tokens(client: PrefectClient) -> PrefectClient:
+def ask_as_we_do(client: PrefectClient) -> None:
+    """Let a client that Prefect has made ask a busy server soon, and share the token of ours."""
+    http = client._client  # noqa: SLF001 - it has no other way in
+    http.auth = client_settings()["auth"]
     # The setting for this is one of the whole process, whose other clients need it.
-    client._client.enable_csrf_support = False  # noqa: SLF001 - it has no other way in
-    return client
+    http.enable_csrf_support = False

@@ -14,6 +14,7 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from commands.prefect_worker import forked_run
 from commands.prefect_worker.announcements import Announcements
+from flows.prefect_client import ask_as_we_do
 from flows.stop_signal import STOP
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ with warnings.catch_warnings():
             self._announcements = _announcements()
             self._listener: asyncio.Task[None] | None = None
             self._heard_pool: UUID | None = None
+
+        async def setup(self) -> None:
+            """As Prefect's own. It submits flow runs side by side, by one client."""
+            await super().setup()
+            ask_as_we_do(self.client)
 
         async def get_and_submit_flow_runs(self) -> list[FlowRun]:
             """As Prefect's own, which its loop calls at each interval."""
