@@ -18,7 +18,7 @@ import prefect
 from prefect.context import AsyncClientContext
 from prefect.settings import PREFECT_API_URL
 
-from batchyard.dispatch.csrf import CsrfToken, is_token_wanted
+from batchyard.web.csrf import CsrfToken, is_token_wanted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import stamina
 
-from batchyard.dispatch.csrf import CsrfToken, is_token_wanted
 from batchyard.errors import DispatchFailed, SettingsError
+from batchyard.web.csrf import CsrfToken, is_token_wanted
 from batchyard.web.url import shown
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@
 ``resolve``      whether a URL leads to refused addresses only, found out before it is used
 ``authorities``  which certificate authorities are trusted
 ``session``      an aiohttp session without redirects, cookies or decompression
+``csrf``         the token that a Prefect server wants with every change
 ``retry_after``  how long a server asks us to wait
 ===============  =====================================================
 """
