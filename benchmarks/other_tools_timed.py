@@ -2,8 +2,8 @@
 
 A job's time runs from the call of the tool to its last answer; the file is read before, and the
 results are written after. Each way answers a file once before what is timed, which also imports it.
-Prints one JSON list, the seconds of each job. Arguments: a JSON file of
-jobs (way, file, output), the server's URL, its model.
+Prints the seconds of each job. Arguments: a JSON file of jobs (way, file, output), the server's
+URL, its model.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def with_daft(url: str, model: str, prompts: Sequence[str], wanted: dict[str, An
 TOOLS: dict[str, Tool] = {LITELLM: with_litellm, DAFT: with_daft}
 
 
-def run(jobs: list[tuple[str, str, str]], url: str, model: str) -> list[float]:
-    """The seconds of each job."""
-    seconds = []
+def run(jobs: list[tuple[str, str, str]], url: str, model: str) -> None:
     for way, file, output in jobs:
         lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
         prompts = [line["body"]["messages"][0]["content"] for line in lines]
@@ -73,12 +71,12 @@ def run(jobs: list[tuple[str, str, str]], url: str, model: str) -> list[float]:
         _empty_cache(url)
         began = time.perf_counter()
         tokens = TOOLS[way](f"{url}/v1", model, prompts, wanted)
-        seconds.append(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
         # Daft has a client for each frame. One that is collected later, in Daft's loop, closes
         # connections by numbers that the next client's have got, whose answers are then never read.
         gc.collect()
         _write(output, [line["custom_id"] for line in lines], tokens)
-    return seconds
+        print(f"SECONDS {seconds}", flush=True)
 
 
 def _empty_cache(url: str) -> None:
@@ -102,5 +100,4 @@ def _write(output: str, names: Sequence[str], tokens: Sequence[int]) -> None:
 if __name__ == "__main__":
     # One would ask for prices and the other tell of its use, both on the internet.
     os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
-    found = run(json.loads(Path(sys.argv[1]).read_text()), *sys.argv[2:])
-    print("RESULT " + json.dumps(found), flush=True)
+    run(json.loads(Path(sys.argv[1]).read_text()), *sys.argv[2:])

@@ -3,8 +3,9 @@
 The engine is started once and its prefix cache emptied before each file; a file's time is that of
 ``run_batch`` alone, as its command calls it. A way that ends in ``.py`` is the file with the
 ``run_batch`` of vLLM 0.33, which runs here on this release's engine: its time includes that it
-reads the whole file beforehand, to check it. Prints one JSON list, the seconds of each job.
-Arguments: a JSON file of jobs (way, file, output), engine options.
+reads the whole file beforehand, to check it. Reads a line before each job, to wait for its turn,
+and prints the seconds of it after it. Arguments: a JSON file of jobs (way, file, output), engine
+options.
 """
 
 from __future__ import annotations
@@ -30,19 +31,17 @@ if TYPE_CHECKING:
     Way = Callable[[Any, str, str], Awaitable[None]]
 
 
-async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> list[float]:
-    """The seconds of each job."""
+async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> None:
     ways = {way: _way(way, options) for way, _, _ in jobs}
-    seconds = []
     async with build_async_engine_client(
         _arguments(of_this_release, options), usage_context=UsageContext.OPENAI_BATCH_RUNNER
     ) as client:
         for way, file, output in jobs:
+            await asyncio.to_thread(sys.stdin.readline)
             await _empty_cache(client)
             began = time.perf_counter()
             await ways[way](client, file, output)
-            seconds.append(time.perf_counter() - began)
-    return seconds
+            print(f"SECONDS {time.perf_counter() - began}", flush=True)
 
 
 def _way(way: str, options: list[str]) -> Way:
@@ -97,5 +96,4 @@ async def _empty_cache(client: Any) -> None:
 
 
 if __name__ == "__main__":
-    found = asyncio.run(run(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:]))
-    print("RESULT " + json.dumps(found), flush=True)
+    asyncio.run(run(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:]))

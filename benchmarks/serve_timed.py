@@ -3,9 +3,9 @@
 Batchyard's time runs from the call of the process-batch flow to its return: fetch, validate, plan,
 run, collect, publish, and Prefect's share. A client's runs from its first request to its last
 answer; it reads its file before and writes its output after. The engine, the Prefect API and the
-process that runs batches are up before, the prefix cache is emptied before each job. Prints one
-JSON list, the seconds of each job. Arguments: a JSON file of jobs (way, file, output), engine
-options.
+process that runs batches are up before, the prefix cache is emptied before each job. Reads a line
+before each job, to wait for its turn, and prints the seconds of it after it. Arguments: a JSON file
+of jobs (way, file, output), engine options.
 """
 
 from __future__ import annotations
@@ -56,25 +56,24 @@ _TRIES = 5
 _PAUSE_SECONDS = 0.05
 
 
-async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> list[float]:
-    """The seconds of each job."""
+async def run(jobs: list[tuple[str, str, str]], options: list[str]) -> None:
     model = options[options.index("--model") + 1]
     python = engine_python(read_settings())
     engine = OpenEngine(model, options, python=python)
     warm = WarmEngine(engine)
-    seconds = []
     with tempfile.TemporaryDirectory() as home:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(warm.close)
             await warm.start()
             batches = await stack.enter_async_context(_batches(warm, Path(home)))
             for way, file, output in jobs:
+                await asyncio.to_thread(sys.stdin.readline)
                 await engine.empty_cache()
                 if way in batches:
-                    seconds.append(await _batch_seconds(*batches[way], file, output))
+                    seconds = await _batch_seconds(*batches[way], file, output)
                 else:
-                    seconds.append(await _client(engine, way, file, output))
-    return seconds
+                    seconds = await _client(engine, way, file, output)
+                print(f"SECONDS {seconds}", flush=True)
 
 
 @asynccontextmanager
@@ -174,5 +173,4 @@ async def _posting(engine: OpenEngine) -> AsyncIterator[Send]:
 
 
 if __name__ == "__main__":
-    found = asyncio.run(run(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:]))
-    print("RESULT " + json.dumps(found), flush=True)
+    asyncio.run(run(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:]))

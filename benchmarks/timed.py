@@ -1,11 +1,14 @@
 """What is timed on real vLLM: jobs, and what came of them.
 
-A job is a way to answer a file. Jobs on one engine run one after the other, in the order in which
-they are given, each with an empty prefix cache; the engine's start is in nobody's time.
+A job is a way to answer a file. Jobs run one after the other, in the order in which they are
+given, each with an empty prefix cache; the engine's start is in nobody's time. On the CPU the order
+holds across engines too: whatever the machine does meanwhile, it does to all of them. A GPU's
+memory holds one engine at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,12 +16,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    Command = tuple[Any, ...]
 
 ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / ".models" / "tiny-chat")
@@ -48,6 +54,9 @@ ENGINE_ENVIRONMENT = {
     # It has the route that empties the prefix cache.
     "VLLM_SERVER_DEV_MODE": "1",
 }
+_SECONDS = "SECONDS "
+_SETTLE_SECONDS = 1.0
+"""For what is due when a program goes on: connections that are too old, a look at the database."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +99,22 @@ class Timed:
 
 
 def run_jobs(jobs: Sequence[Job], options: Sequence[str], *, warm_up: str) -> list[Timed]:
-    """Run what is ``run_batch``'s on an engine of its own, then the rest on one like it.
+    """Run what is ``run_batch``'s on an engine of its own, and the rest on one like it.
 
     ``warm_up`` is a file that each engine answers first, untimed, in each way. Exits if anybody
     left a request unanswered or answered it with fewer tokens than it asked for.
     """
     ours = (sys.executable, "-m", "benchmarks.serve_timed")
-    programs = {RUN_BATCH: run_batch_program(), RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH)}
-    seconds: dict[Job, float] = {}
-    for program in (*programs.values(), ours):
-        some = [job for job in jobs if programs.get(job.way, ours) == program]
-        if some:
-            seconds |= run_with(program, some, options, warm_up)
+    commands = {RUN_BATCH: run_batch_program(), RUN_BATCH_TUNED: (ENGINE_PYTHON, _RUN_BATCH)}
+    shares: dict[Command, list[Job]] = {}
+    for job in jobs:
+        shares.setdefault(commands.get(job.way, ours), []).append(job)
+    if is_environment_tuned():
+        seconds = in_turns(shares, jobs, options, warm_up)
+    else:
+        seconds = {}
+        for command, some in shares.items():
+            seconds |= run_with(command, some, options, warm_up)
     return [judged(job, seconds[job]) for job in jobs]
 
 
@@ -151,36 +164,129 @@ def run_with(
 
     Raises ``TimeoutExpired`` if the program has not ended in ``limit_seconds``; then it is killed.
     """
-    ways = dict.fromkeys(job.way for job in jobs)
-    every = [*(Job(way, warm_up) for way in ways), *jobs]
+    with _command_for(command, jobs, options, warm_up) as words:
+        seconds = _printed_by(words, _SECONDS, limit_seconds)[len(_ways(jobs)) :]
+    return dict(zip(jobs, map(float, seconds), strict=True))
+
+
+def in_turns(
+    shares: dict[Command, list[Job]], order: Sequence[Job], options: Sequence[str], warm_up: str
+) -> dict[Job, float]:
+    """The seconds of each job, one at a time in ``order``; ``shares`` are those of each program.
+
+    The programs are started together and wait for their turns. Exits if one of them fails.
+    """
+    with contextlib.ExitStack() as stack:
+        turns = {
+            command: stack.enter_context(_taking_turns(command, some, options, warm_up))
+            for command, some in shares.items()
+        }
+        for command, some in shares.items():
+            for _ in _ways(some):
+                turns[command]()
+        whose = {job: command for command, some in shares.items() for job in some}
+        return {job: turns[whose[job]]() for job in order}
+
+
+@contextlib.contextmanager
+def _taking_turns(
+    command: Command, jobs: Sequence[Job], options: Sequence[str], warm_up: str
+) -> Iterator[Callable[[], float]]:
+    """Start a program; each call lets it answer its next file, and returns the seconds of it.
+
+    From one call to the next it stands still, with all that it has started: engines spin for a
+    while after their last request, and servers look for work.
+    """
+    with (
+        _command_for(command, jobs, options, warm_up) as words,
+        tempfile.TemporaryFile("w+") as errors,
+        _started(words, stdin=subprocess.PIPE, stderr=errors) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, told = process.stdin.fileno(), process.stdout
+
+        def turn() -> float:
+            _tell(process.pid, signal.SIGCONT)
+            time.sleep(_SETTLE_SECONDS)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(asked, b"\n")
+            while not (line := told.readline()).startswith(_SECONDS):
+                if not line:
+                    errors.seek(0)
+                    _fail(words, errors.read())
+            _tell(process.pid, signal.SIGSTOP)
+            return float(line.removeprefix(_SECONDS))
+
+        try:
+            yield turn
+        finally:
+            _tell(process.pid, signal.SIGCONT)
+
+
+def _tell(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process and to all that it has started, and these."""
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        os.kill(pid, number)
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                _tell(int(child), number)
+
+
+@contextlib.contextmanager
+def _command_for(
+    command: Sequence[Any], jobs: Sequence[Job], options: Sequence[str], warm_up: str
+) -> Iterator[list[str]]:
+    """With a file of its jobs, those to warm up first: one for each way."""
+    every = [*(Job(way, warm_up) for way in _ways(jobs)), *jobs]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.json"
         path.write_text(json.dumps([[job.way, job.file, job.output] for job in every]))
-        seconds = _result_of([*map(str, command), str(path), *options], limit_seconds)
-    return dict(zip(jobs, seconds[len(ways) :], strict=True))
+        yield [*map(str, command), str(path), *options]
 
 
-def _result_of(command: Sequence[str], limit_seconds: float | None = None) -> Any:
+def _ways(jobs: Sequence[Job]) -> list[str]:
+    return list(dict.fromkeys(job.way for job in jobs))
+
+
+def _result_of(command: Sequence[str]) -> Any:
+    return json.loads(_printed_by(command, "RESULT ")[-1])
+
+
+def _printed_by(command: Sequence[str], mark: str, limit_seconds: float | None = None) -> list[str]:
+    """What follows the mark in the lines that begin with it. Exits if there is none."""
+    with _started(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        output, errors = process.communicate(timeout=limit_seconds)
+    found = [line.removeprefix(mark) for line in output.splitlines() if line.startswith(mark)]
+    if not found:
+        _fail(command, errors)
+    return found
+
+
+@contextlib.contextmanager
+def _started(
+    command: Sequence[str], *, stdin: int, stderr: int | IO[str]
+) -> Iterator[subprocess.Popen[str]]:
+    """In a session of its own, which is killed with its engine if the block is left by an error."""
     with subprocess.Popen(
         command,
         cwd=ROOT,
         env={**os.environ, **ENGINE_ENVIRONMENT},
+        stdin=stdin,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
-        start_new_session=limit_seconds is not None,
+        start_new_session=True,
     ) as process:
         try:
-            output, errors = process.communicate(timeout=limit_seconds)
+            yield process
         except BaseException:
-            if limit_seconds is not None:
-                # With its engine: an interrupt from the keyboard does not reach them.
-                os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
             raise
-    results = [line for line in output.splitlines() if line.startswith("RESULT ")]
-    if not results:
-        sys.exit(f"{' '.join(command)[:300]} failed:\n{errors[-3000:]}")
-    return json.loads(results[-1].removeprefix("RESULT "))
+
+
+def _fail(command: Sequence[str], errors: str) -> NoReturn:
+    sys.exit(f"{' '.join(command)[:300]} failed:\n{errors[-3000:]}")
 
 
 def judged(job: Job, seconds: float) -> Timed:

@@ -121,7 +121,7 @@ def tried(script: str, folder: Path, *, limit_seconds: float = 60.0) -> list[Tim
 
 
 def test_a_tool_that_ends_is_timed_without_its_warm_up(tmp_path: Path) -> None:
-    (found,) = tried("echo 'RESULT [5.0, 0.5]'", tmp_path)
+    (found,) = tried("echo SECONDS 5.0; echo SECONDS 0.5", tmp_path)
     assert isinstance(found, Timed)
     assert found.seconds == 0.5
 
@@ -145,7 +145,38 @@ def test_a_tool_that_fails_ends_nothing_else(
 
 
 def test_a_tool_whose_results_cannot_be_read_failed(tmp_path: Path) -> None:
-    assert tried(f"echo > {tmp_path}/in.tool.out; echo 'RESULT [5.0, 0.5]'", tmp_path) == "failed"
+    script = f"echo > {tmp_path}/in.tool.out; echo SECONDS 5.0; echo SECONDS 0.5"
+    assert tried(script, tmp_path) == "failed"
+
+
+def test_a_tool_that_ends_before_its_last_job_failed(tmp_path: Path) -> None:
+    assert tried("echo SECONDS 5.0; exit 1", tmp_path) == "failed"
+
+
+def taking_turns(name: str, log: Path, *, seconds: float = 1.0) -> tuple[str, ...]:
+    """A program that writes its name into the log at each of its turns."""
+    script = f"while read -r _; do echo {name} >> {log}; echo SECONDS {seconds}; done"
+    return ("sh", "-c", script)
+
+
+def test_programs_take_turns_in_the_order_of_the_jobs(tmp_path: Path) -> None:
+    """Each warms up first, in each of its ways."""
+    log = tmp_path / "log"
+    one, other = taking_turns("one", log), taking_turns("other", log, seconds=2.0)
+    a, b, c = Job("way", "1"), Job("their way", "1"), Job("way", "2")
+    seconds = timed.in_turns({one: [a, c], other: [b]}, [a, b, c], [], "warm-up")
+    assert seconds == {a: 1.0, b: 2.0, c: 1.0}
+    assert log.read_text().split() == ["one", "other", "one", "other", "one"]
+
+
+def test_a_program_that_fails_at_its_turn_ends_the_others(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    waits = ("sh", "-c", f"echo $$ > {child}; echo SECONDS 1; sleep 600")
+    fails = ("sh", "-c", "echo no such model >&2")
+    shares = {waits: [Job("way", "1")], fails: [Job("their way", "1")]}
+    with pytest.raises(SystemExit, match="no such model"):
+        timed.in_turns(shares, [], [], "warm-up")
+    assert not Path("/proc", child.read_text().strip()).exists()
 
 
 def test_a_job_that_did_less_than_it_was_asked_for_is_void(tmp_path: Path) -> None:
