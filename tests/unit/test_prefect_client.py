@@ -11,6 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.prefect_client import client_settings, get_client, shared_client
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,13 +89,15 @@ class Protected:
     def __init__(self) -> None:
         self.tokens: dict[str, str] = {}
         self.made: list[httpx.Headers] = []
-        self.says: httpx.Response | None = None
-        """What it answers whoever asks for a token, instead of one."""
+        self.says: httpx.Response | httpx.ConnectError | None = None
+        """What comes of asking for a token, instead of one."""
 
     async def answer(self, _: Any, request: httpx.Request) -> httpx.Response:
         # Others come before it has answered.
         await asyncio.sleep(0.001)
         if request.url.path == "/api/csrf-token":
+            if isinstance(self.says, httpx.ConnectError):
+                raise self.says
             return self.says or self._token(request)
         client = request.headers.get("Prefect-Csrf-Client", "")
         if self.tokens.get(client) != request.headers.get("Prefect-Csrf-Token", "none"):
@@ -153,6 +156,17 @@ async def test_where_there_is_no_token_the_refusal_is_for_prefects_client(
 ) -> None:
     protected.says = says
     assert (await ask()).status_code == 403
+
+
+async def test_a_call_that_cannot_get_the_token_keeps_no_other_from_it(
+    protected: Protected,
+) -> None:
+    protected.says = httpx.ConnectError("away")
+    with pytest.raises(httpx.ConnectError):
+        await ask()
+    protected.says = None
+    async with asyncio.timeout(PATIENCE):
+        assert (await ask()).status_code == 201
 
 
 async def test_another_event_loop_has_a_token_of_its_own() -> None:
