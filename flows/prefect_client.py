@@ -38,35 +38,41 @@ class _AskAgainSoon(httpx.Auth):
         self._api_url = api_url
         self._token = CsrfToken()
 
+    def take_over(self, client: str, value: str | None) -> None:
+        """Use what the server has given to this client, if nothing was needed here yet."""
+        if value is not None and self._token.value is None:
+            self._token = CsrfToken(client, value)
+
     async def async_auth_flow(
         self, request: httpx.Request
     ) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        token = self._token
         for seconds in _WAITS_SECONDS:
-            used = self._token.value
-            request.headers.update(self._token.headers)
+            used = token.value
+            request.headers.update(token.headers)
             answer = yield request
             if await _wants_token(answer):
-                async with self._token.renewal(refused=used) as is_due:
+                async with token.renewal(refused=used) as is_due:
                     if is_due:
-                        self._token.take(await _token_in((yield self._token_request(request))))
-                if self._token.value not in {used, None}:
+                        token.take(await _token_in((yield self._token_request(request, token))))
+                if token.value not in {used, None}:
                     continue
             # A server that says when to come back, as during its maintenance, is obeyed.
             elif answer.status_code != _BUSY or "Retry-After" in answer.headers:
                 return
             # Those that were refused together are not to come back together.
             await asyncio.sleep(seconds * random.uniform(0.5, 1.5))  # noqa: S311 - not a secret
-        request.headers.update(self._token.headers)
+        request.headers.update(token.headers)
         yield request
 
-    def _token_request(self, request: httpx.Request) -> httpx.Request:
+    def _token_request(self, request: httpx.Request, token: CsrfToken) -> httpx.Request:
         """With the login, the other headers and the time-outs of the call that needs it."""
         headers = {
             name: value
             for name, value in request.headers.items()
             if not name.startswith(("content-", "prefect-csrf-"))
         }
-        url = self._api_url + self._token.path
+        url = self._api_url + token.path
         return httpx.Request("GET", url, headers=headers, extensions=request.extensions)
 
 
@@ -121,6 +127,8 @@ def shared_client() -> AsyncClientContext:
 def ask_as_we_do(client: PrefectClient) -> None:
     """Let a client that Prefect has made ask a busy server soon, and share the token of ours."""
     http = client._client  # noqa: SLF001 - it has no other way in
-    http.auth = client_settings()["auth"]
+    auth = client_settings()["auth"]
+    auth.take_over(str(http.csrf_client_id), http.csrf_token)
+    http.auth = auth
     # The setting for this is one of the whole process, whose other clients need it.
     http.enable_csrf_support = False

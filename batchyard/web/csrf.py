@@ -15,12 +15,13 @@ class CsrfToken:
     """The token of one client of one server.
 
     Fetched when the server asks for it, so that one without the protection is never asked.
+    ``client`` and ``value``: where the server has given one already.
     """
 
-    def __init__(self) -> None:
-        self._client = str(uuid4())
+    def __init__(self, client: str | None = None, value: str | None = None) -> None:
+        self._client = client or str(uuid4())
         self._renewing = asyncio.Lock()
-        self.value: str | None = None
+        self.value = value
 
     @property
     def headers(self) -> dict[str, str]:

@@ -7,10 +7,11 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import prefect
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.prefect_client import client_settings, get_client, shared_client
+from flows.prefect_client import ask_as_we_do, client_settings, get_client, shared_client
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -167,6 +168,17 @@ async def test_a_call_that_cannot_get_the_token_keeps_no_other_from_it(
     protected.says = None
     async with asyncio.timeout(PATIENCE):
         assert (await ask()).status_code == 201
+
+
+async def test_the_token_of_a_client_that_prefect_has_made_is_used_on(
+    protected: Protected,
+) -> None:
+    client = prefect.get_client()
+    http = client._client
+    http.csrf_token = protected.tokens[str(http.csrf_client_id)] = "its token"
+    ask_as_we_do(client)
+    assert (await ask()).status_code == 201
+    assert not protected.made
 
 
 async def test_another_event_loop_has_a_token_of_its_own() -> None:
