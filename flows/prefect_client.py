@@ -3,6 +3,11 @@
 Prefect's server on SQLite answers 503 to a call that read something which another call has since
 changed. A third of the flow runs that are created side by side are refused in this way. The same
 call succeeds some milliseconds later, and Prefect's client waits 2 seconds, then 4, then 8.
+
+A server with CSRF protection knows one token of each client, the newest. Prefect's client gets one
+for each call that has none, so calls side by side end each other's tokens, wait equally long, and
+do it again: batches that began together waited for two minutes. Here one call gets the token, and
+the others wait for that.
 """
 
 from __future__ import annotations
@@ -32,7 +37,10 @@ _WAITS_SECONDS: Final = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 
 
 class _AskAgainSoon(httpx.Auth):
-    """Adds no login: ``auth`` is where httpx lets a client send a request again by its answer."""
+    """Adds no login: ``auth`` is where httpx lets a client send a request again by its answer.
+
+    It adds the CSRF token, once the server has asked for it.
+    """
 
     def __init__(self, api_url: str) -> None:
         self._api_url = api_url

@@ -46,8 +46,9 @@ class CsrfToken:
             yield self.value == refused
 
     def take(self, answer: Any) -> None:
-        """Use the token that the server has answered with; None: it gave none."""
-        self.value = str(answer.get("token")) if isinstance(answer, dict) else None
+        """Use the token in the server's answer. In any other answer there is none."""
+        found = answer.get("token") if isinstance(answer, dict) else None
+        self.value = found if isinstance(found, str) else None
 
 
 def is_token_wanted(text: str) -> bool:

@@ -150,7 +150,13 @@ async def test_a_token_is_asked_for_with_the_login(protected: Protected) -> None
 
 
 @pytest.mark.parametrize(
-    "says", [httpx.Response(500), httpx.Response(200, text="<html>"), httpx.Response(200, json=[])]
+    "says",
+    [
+        httpx.Response(500),
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json=[]),
+        httpx.Response(200, json={}),
+    ],
 )
 async def test_where_there_is_no_token_the_refusal_is_for_prefects_client(
     protected: Protected, says: httpx.Response
