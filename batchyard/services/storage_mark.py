@@ -7,13 +7,19 @@ place has another name. Neither knows the objects that came later, so it must no
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from batchyard.errors import ObjectNotFound, OtherState, StorageError
+from batchyard.errors import (
+    AccessDenied,
+    ObjectNotFound,
+    OtherState,
+    StorageError,
+    StorageUnavailable,
+)
 from batchyard.logs import event_logger
 from batchyard.services.keys import MARK
 from batchyard.services.renewal import renewing
@@ -21,6 +27,7 @@ from batchyard.services.segments import put_bytes, read_object
 from batchyard.store import Mark
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
     from batchyard.services.services import Services
@@ -86,6 +93,27 @@ async def is_other_storage(services: Services) -> bool:
     except OtherState:
         return False
     return found is None or found.database != ours.database
+
+
+@asynccontextmanager
+async def unavailable_here(services: Services) -> AsyncIterator[None]:
+    """Read our object store in the block, which may be set up wrong on this machine alone.
+
+    Raises :class:`~batchyard.errors.StorageUnavailable` where it refuses this process, or where
+    something is missing because it is not the one that the database is used with: it may succeed
+    later, or elsewhere.
+    """
+    try:
+        try:
+            yield
+        except ObjectNotFound as error:
+            if not await is_other_storage(services):
+                raise
+            raise StorageUnavailable(
+                f"{error}: this machine is set up with another object store"
+            ) from error
+    except AccessDenied as error:
+        raise StorageUnavailable(str(error)) from error
 
 
 async def write_mark(services: Services) -> None:

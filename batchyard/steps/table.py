@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,6 +15,7 @@ from batchyard.datasets.process import run_job
 from batchyard.errors import RecordNotFound
 from batchyard.services.keys import file_key
 from batchyard.services.local_copy import local_copy
+from batchyard.services.storage_mark import unavailable_here
 from batchyard.storage.file import os_errors_as_ours
 from batchyard.threads import in_thread
 from batchyard.wire import result_file_id
@@ -48,9 +49,21 @@ async def result_path(
 ) -> AsyncIterator[Path]:
     """The local file that goes to ``location``: a result file as it is, or the table of both.
 
-    Raises :class:`~batchyard.errors.StorageError`, and for a table
-    :class:`~batchyard.errors.DatasetRefused` and :class:`~batchyard.errors.RequestRefused`.
+    Raises :class:`~batchyard.errors.StorageError`, which is ``StorageUnavailable`` where another
+    machine may get the file, and for a table :class:`~batchyard.errors.DatasetRefused` and
+    :class:`~batchyard.errors.RequestRefused`.
     """
+    async with AsyncExitStack() as stack:
+        async with unavailable_here(services):
+            local = _local_result(services, batch, key, keys, location)
+            path = await stack.enter_async_context(local)
+        yield path
+
+
+@asynccontextmanager
+async def _local_result(
+    services: Services, batch: BatchRecord, key: str, keys: ResultKeys, location: Location
+) -> AsyncIterator[Path]:
     if not is_table(location):
         async with local_copy(services, key) as path:
             yield path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,14 @@ from batchyard.batch_error import BatchError
 from batchyard.delivery import messenger
 from batchyard.delivery.deliver import Delivered, Deliverer
 from batchyard.delivery.redeliver import ask_for_delivery
-from batchyard.errors import TransitionConflict
+from batchyard.errors import AccessDenied, TransitionConflict
 from batchyard.files.retention import expire_files
 from batchyard.services import services
+from batchyard.services.storage_mark import mark_if_due
 from batchyard.settings import SmtpSettings
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.location import parse_location
+from batchyard.storage.memory import MemoryStorage
 from batchyard.storage.web import WebAccess
 from batchyard.store import (
     BatchLocations,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
+    from batchyard.storage.base import Storage
     from batchyard.store import BatchRecord
     from tests.services.receiver import Receiver
     from tests.steps.conftest import Yard
@@ -363,6 +367,13 @@ async def test_deliveries_are_forgotten_a_month_after_their_end(
 # -- result files ---------------------------------------------------------------------------------
 
 
+class RefusingStorage(MemoryStorage):
+    """Lets nobody read, as with wrong credentials."""
+
+    async def local_path(self, key: str, spool: Path) -> Path:
+        raise AccessDenied(f"not allowed to use {spool / key}")
+
+
 async def ended_with_results(yard: Yard) -> BatchRecord:
     return await yard.run([chat_line("one"), chat_line("two")])
 
@@ -443,6 +454,36 @@ async def test_a_store_that_is_away_gets_a_result_file_later(
     assert await deliver_due(yard, receiver) == Delivered(delivered=1)
     attempts = await yard.services.store.deliveries.attempts(delivery.id)
     assert len(attempts) == 2
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "another store"])
+async def test_a_machine_that_cannot_read_the_results_leaves_them_to_another(
+    yard: Yard, receiver: Receiver, is_refused: bool
+) -> None:
+    """Its object store refuses it, or is not the one that the database is used with."""
+    batch = await ended_with_results(yard)
+    await mark_if_due(yard.services)
+    delivery = await asked_for(yard, batch, receiver.url(SECRET_PATH))
+    right = yard.services
+    wrong: Storage = RefusingStorage() if is_refused else MemoryStorage()
+    yard.services = replace(right, storage=wrong)
+    assert await deliver_due(yard, receiver) == Delivered(to_try_again=1)
+    words = "not allowed" if is_refused else "another object store"
+    assert words in str(await last_error(yard, delivery.id))
+    yard.services = right
+    await make_due(yard)
+    assert await deliver_due(yard, receiver) == Delivered(delivered=1)
+
+
+async def test_a_result_file_that_our_own_store_has_lost_is_given_up(
+    yard: Yard, receiver: Receiver
+) -> None:
+    batch = await ended_with_results(yard)
+    await mark_if_due(yard.services)
+    await asked_for(yard, batch, receiver.url())
+    file = await yard.services.store.files.get(str(batch.output_file_id))
+    await yard.services.storage.delete(file.storage_key)
+    assert await deliver_due(yard, receiver) == Delivered(failed=1)
 
 
 async def test_its_url_is_sealed_and_a_lost_key_stops_nothing_else(
