@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 import uvicorn
+from uvicorn.importer import import_from_string
 from uvicorn.supervisors import Multiprocess
 
 from batchyard.cli.header_deadline import HeaderDeadlineProtocol
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from fastapi import FastAPI
+
     from batchyard.settings import LogSettings
 
 DEFAULT_PORT: Final = 8000
@@ -31,6 +35,7 @@ PORT_VARIABLE: Final = "BATCHYARD_API_PORT"
 HOST_VARIABLE: Final = "BATCHYARD_API_HOST"
 
 _APPLICATION = "batchyard.api.app:create_app"
+_ONE_OF_SEVERAL = "batchyard.cli.serve:one_of_several"
 _BACKLOG = 2048
 _GRACE_SECONDS = 15
 """How long uploads and downloads have to finish after a stop."""
@@ -53,7 +58,7 @@ def serve(
         int, typer.Option(min=1, help="Number of processes that share the port.")
     ] = 1,
 ) -> None:
-    """Serve the API for OpenAI's SDKs until Ctrl-C.
+    """Serve the API for OpenAI's SDKs until Ctrl-C, or until its terminal is closed.
 
     New batches start a runner through Prefect, at PREFECT_API_URL.
     """
@@ -93,9 +98,33 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
+def one_of_several() -> FastAPI:
+    """The application in one of the processes that share a port; the first process ends them all.
+
+    A closed terminal sends SIGHUP to all of them, which would cut off what this one is sending.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    application: FastAPI = import_from_string(_APPLICATION)()
+    return application
+
+
+class _Processes(Multiprocess):
+    """Uvicorn's own begin anew at SIGHUP: they would outlive their terminal, and keep the port."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        at_hangup = signal.getsignal(signal.SIGHUP)
+        super().__init__(config, sockets)
+        if at_hangup is signal.SIG_IGN:  # `nohup`
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def handle_hup(self) -> None:
+        """End all of them in good order."""
+        self.should_exit.set()
+
+
 def _serve(listener: socket.socket, workers: int, log: LogSettings) -> None:
     config = uvicorn.Config(
-        _APPLICATION,
+        _APPLICATION if workers == 1 else _ONE_OF_SEVERAL,
         factory=True,
         http=HeaderDeadlineProtocol,
         workers=workers,
@@ -107,10 +136,13 @@ def _serve(listener: socket.socket, workers: int, log: LogSettings) -> None:
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     if workers > 1:
-        Multiprocess(config, sockets=[listener]).run()
+        _Processes(config, sockets=[listener]).run()
         return
+    server = uvicorn.Server(config)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.handle_exit)
     with contextlib.suppress(KeyboardInterrupt):  # raised again when everything is closed
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 async def _prepare() -> Path | None:

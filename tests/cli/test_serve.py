@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
@@ -39,7 +40,7 @@ def start(home: Path) -> Iterator[Start]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     started = []
 
-    def start_it(*words: str) -> subprocess.Popen[str]:
+    def start_it(*words: str, at_hangup: Any = signal.SIG_DFL) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "batchyard.cli", "serve", *words],
             env=inherited | {"BATCHYARD_HOME": str(home)},
@@ -47,6 +48,7 @@ def start(home: Path) -> Iterator[Start]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGHUP, at_hangup),  # noqa: PLW1509 - one call
         )
         started.append(process)
         return process
@@ -103,9 +105,16 @@ def test_it_serves_until_ctrl_c(start: Start, home: Path, workers: int) -> None:
     wait_for_end_of_group(process.pid)
 
 
-def test_a_request_in_the_middle_comes_to_its_end(start: Start, home: Path) -> None:
-    """A service manager's SIGTERM cuts off no upload."""
-    process = start("--port", "0")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_in_the_middle_comes_to_its_end(
+    start: Start, home: Path, workers: int, number: int
+) -> None:
+    """A service manager's SIGTERM cuts off no upload, and neither does a terminal that is closed.
+
+    To a terminal's processes the kernel sends SIGHUP, to all of them. Then everything ends.
+    """
+    process = start("--port", "0", "--workers", str(workers))
     url = base_url(process)
     client_of(url, home).close()
     key = (home / "api.key").read_text().strip()
@@ -117,12 +126,27 @@ def test_a_request_in_the_middle_comes_to_its_end(start: Start, home: Path) -> N
     with socket.create_connection(("127.0.0.1", port), timeout=_SECONDS) as connection:
         connection.sendall(head.encode() + b"{")
         time.sleep(0.3)
-        process.send_signal(signal.SIGTERM)
+        if number == signal.SIGHUP:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
         time.sleep(0.3)
         assert process.poll() is None
         connection.sendall(b"}")
         assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
     process.wait(_SECONDS)
+    wait_for_end_of_group(process.pid)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_under_nohup_it_outlives_its_terminal(start: Start, home: Path, workers: int) -> None:
+    process = start("--port", "0", "--workers", str(workers), at_hangup=signal.SIG_IGN)
+    url = base_url(process)
+    client_of(url, home).close()
+    os.killpg(process.pid, signal.SIGHUP)
+    time.sleep(0.3)
+    client_of(url, home).close()
+    assert process.poll() is None
 
 
 def test_a_taken_port_is_a_clear_error(start: Start) -> None:
