@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Double, and_, case, cast, func, or_, select, union
+from sqlalchemy import Double, String, and_, case, cast, func, or_, select, type_coerce, union
 
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads
@@ -214,16 +214,16 @@ async def _backlog(connection: AsyncConnection) -> list[Backlog]:
 
 
 async def _runners(connection: AsyncConnection) -> dict[tuple[str, str | None, str], int]:
-    group = (_RUNNERS.c.kind, _RUNNERS.c.model, _RUNNERS.c.status)
+    group = (_as_text(_RUNNERS.c.kind), _RUNNERS.c.model, _as_text(_RUNNERS.c.status))
     working = _RUNNERS.c.status.in_((RunnerStatus.LIVE, RunnerStatus.DRAINING))
     rows = await connection.execute(select(*group, func.count()).where(working).group_by(*group))
-    return {(kind.value, model, status.value): count for kind, model, status, count in rows}
+    return {(kind, model, status): count for kind, model, status, count in rows}
 
 
 async def _deliveries(connection: AsyncConnection) -> dict[tuple[str, str], int]:
-    group = (_DELIVERIES.c.kind, _DELIVERIES.c.status)
+    group = (_as_text(_DELIVERIES.c.kind), _as_text(_DELIVERIES.c.status))
     rows = await connection.execute(select(*group, func.count()).group_by(*group))
-    return {(str(kind.value), status.value): count for kind, status, count in rows}
+    return {(kind, status): count for kind, status, count in rows}
 
 
 async def _due(connection: AsyncConnection) -> tuple[int, float]:
@@ -243,6 +243,11 @@ async def _known_models(connection: AsyncConnection) -> frozenset[str]:
     served = _RUNNERS.c.ready_at.is_not(None)
     statement = union(select(_RATES.c.model), select(_RUNNERS.c.model).where(served))
     return frozenset(each for each in await connection.scalars(statement) if each is not None)
+
+
+def _as_text(column: ColumnElement[Any]) -> ColumnElement[str]:
+    """Also what only a newer version knows, whose processes may be at work already."""
+    return type_coerce(column, String)
 
 
 def _count_where(condition: ColumnElement[bool]) -> ColumnElement[int]:

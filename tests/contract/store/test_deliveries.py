@@ -79,6 +79,8 @@ async def test_what_only_a_newer_version_can_send_is_left_to_it(store: Store) ->
     next_in = await store.deliveries.seconds_to_next()
     assert next_in is not None
     assert next_in > 1
+    kinds = {kind for kind, _ in (await store.figures.read()).deliveries}
+    assert kinds == {"email", "a newer one"}
 
 
 async def test_a_batchs_own_webhook_is_signed_with_a_secret_made_at_its_first_use(
