@@ -107,9 +107,8 @@ async def retrieve_response(
 @router.post("/{response_id}/cancel", summary="Cancel a background response", responses=_OBJECT)
 async def cancel_response(response_id: str, request: Request, caller: Authenticated) -> Response:
     """Cancel the response. One that has ended stays as it is, and is the answer all the same."""
-    store = caller.services.store
-    record, batch_is_done = await store.responses.cancel(response_id, caller.tenant)
-    if batch_is_done:
+    record = await caller.services.store.responses.cancel(response_id, caller.tenant)
+    if record.status is ResponseStatus.CANCELLED and await _is_last(caller.services, record):
         await _stop_batch(request, record)
     return JsonResponse(await _object(request, record))
 
@@ -120,8 +119,8 @@ async def delete_response(
 ) -> JsonResponse[ResponseDeleted]:
     """Delete the response and its answer. One that has not ended is not run."""
     services = caller.services
-    record, batch_is_done = await services.store.responses.delete(response_id, caller.tenant)
-    if batch_is_done:
+    record = await services.store.responses.delete(response_id, caller.tenant)
+    if await _is_last(services, record):
         await _stop_batch(request, record)
         await _delete_files(services, record)
     return JsonResponse(ResponseDeleted(id=response_id))
@@ -164,6 +163,12 @@ async def _object(request: Request, record: ResponseRecord) -> dict[str, Any]:
     return answered_object(
         given, found.line, record.status, created_at=record.created_at, ended_at=record.ended_at
     )
+
+
+async def _is_last(services: Services, record: ResponseRecord) -> bool:
+    """Whether there is a batch of the response, and no other response of it is open."""
+    batch_id = record.batch_id
+    return batch_id is not None and not await services.store.responses.has_open(batch_id)
 
 
 async def _stop_batch(request: Request, record: ResponseRecord) -> None:

@@ -13,8 +13,6 @@ from batchyard.store import LiveUse
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from batchyard.live_answers import AnswerMeter
     from batchyard.services.published import Counters
 
@@ -107,11 +105,3 @@ class LiveCounts:
             )
             for (tenant, model, endpoint), each in sums.items()
         ]
-
-    def put_back(self, uses: Iterable[LiveUse]) -> None:
-        """What was taken could not be written."""
-        for use in uses:
-            total = self._sums[use.tenant, use.model, use.endpoint]
-            total.completed += use.completed
-            total.failed += use.failed
-            total.usage = total.usage.plus(use.usage)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from batchyard.engine.sharing.gate import Streaming
     from batchyard.runner.window import Window
     from batchyard.services.services import Services
+    from batchyard.store import LiveUse
     from batchyard.wire import TokenUsage
 
 log = event_logger(__name__)
@@ -106,6 +107,8 @@ class LiveRequests:
         self._window: Window | None = None
         self._share = LiveShare(engine, promise)
         self.counts = LiveCounts()
+        self._uncounted: tuple[list[LiveUse], str] | None = None
+        """What was taken from the counts and may not be in the database yet; its write's name."""
         self.last_at = -math.inf
         """When the last one left, by the monotonic clock."""
         self._stack: contextlib.AsyncExitStack
@@ -327,14 +330,16 @@ class LiveRequests:
                 log.warning("live.not_counted", describe(error), model=self._engine.model)
 
     async def _count(self) -> None:
-        uses = self.counts.take()
-        if not uses:
-            return
-        try:
-            await self._services.store.usage.count_live(uses)
-        except Exception:
-            self.counts.put_back(uses)
-            raise
+        while True:
+            if self._uncounted is None and (uses := self.counts.take()):
+                self._uncounted = uses, secrets.token_hex(8)
+            if self._uncounted is None:
+                return
+            uses, name = self._uncounted
+            # After an error they are sent as they are and under the same name: they may have been
+            # counted, if only the reply was lost.
+            await self._services.store.usage.count_live(uses, writer=self._runner_id, name=name)
+            self._uncounted = None
 
     async def _stop_counting(self, counting: asyncio.Task[None]) -> None:
         # Not cancelled: it would be unknown whether it has written what it was about to write.

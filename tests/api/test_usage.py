@@ -131,7 +131,7 @@ async def test_live_requests_are_grouped_and_filtered_apart_from_batches(
         failed=0,
         usage=TokenUsage(7, 0, 2, 0, 9),
     )
-    await services.store.usage.count_live([use])
+    await services.store.usage.count_live([use], writer="a runner", name="first")
     start = int(time.time()) - 7200
 
     def found(**options: Any) -> list[tuple[Any, int]]:

@@ -190,21 +190,20 @@ class Responses(Aggregate):
     @writes
     async def cancel(
         self, connection: AsyncConnection, response_id: str, tenant: str
-    ) -> tuple[ResponseRecord, bool]:
-        """Cancel the response, unless it has ended; and whether its batch has no other open one."""
+    ) -> ResponseRecord:
+        """Cancel the response, unless it has ended; as it is then."""
         before = await _load(connection, response_id, tenant)
         if before.ended_at is not None:
-            return before, False
+            return before
         is_it = RESPONSES.c.id == response_id
-        ended = await _end(connection, is_it, ResponseStatus.CANCELLED, None)
-        after = await _load(connection, response_id, tenant)
-        return after, bool(ended) and await _is_done(connection, after.batch_id)
+        await _end(connection, is_it, ResponseStatus.CANCELLED, None)
+        return await _load(connection, response_id, tenant)
 
     @writes
     async def delete(
         self, connection: AsyncConnection, response_id: str, tenant: str
-    ) -> tuple[ResponseRecord, bool]:
-        """Delete the response; as it was, and whether its batch has no other open one.
+    ) -> ResponseRecord:
+        """Delete the response; as it was.
 
         One that has not ended is not run, and no notification is sent.
         """
@@ -212,7 +211,17 @@ class Responses(Aggregate):
         deleted = await connection.execute(delete(RESPONSES).where(RESPONSES.c.id == response_id))
         if not deleted.rowcount:
             raise _not_found(response_id)
-        return record, await _is_done(connection, record.batch_id)
+        return record
+
+    @reads
+    async def has_open(self, connection: AsyncConnection, batch_id: str) -> bool:
+        """Whether a response of the batch has not ended.
+
+        Ask it after the end of a response is written: of several that end at the same time, the
+        last one must see the others' ends, which on PostgreSQL it does not in its transaction.
+        """
+        statement = select(RESPONSES.c.id).where(IS_OPEN, RESPONSES.c.batch_id == batch_id).limit(1)
+        return (await connection.execute(statement)).first() is not None
 
     @reads
     async def has_any(self, connection: AsyncConnection, batch_id: str) -> bool:
@@ -265,14 +274,6 @@ async def _end(
     rows = ended.all()
     await insert_response_deliveries(connection, rows, f"response.{status.value}", now)
     return sorted(row.id for row in rows)
-
-
-async def _is_done(connection: AsyncConnection, batch_id: str | None) -> bool:
-    """Whether there is such a batch and none of its responses is open."""
-    if batch_id is None:
-        return False
-    statement = select(RESPONSES.c.id).where(IS_OPEN, RESPONSES.c.batch_id == batch_id).limit(1)
-    return (await connection.execute(statement)).first() is None
 
 
 async def _load(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 NEW_FILES: Final = "submit-new-files"
 """The route of files that were found in a folder: a file may lie there for ever."""
 
+_LAST_WRITE: Final = "last write"
+"""The route under which each writer's last write has its name; see :func:`is_new_write`."""
 _NEW_FILES_SECONDS: Final = 365 * DAY_SECONDS
 _RENEWED_SECONDS: Final = DAY_SECONDS / 2
 """Well below the time after which code that does not know the route prunes its keys."""
@@ -120,6 +122,23 @@ async def claim(
         {"created_at": _KEYS.c.created_at},
     )
     return await _answer(connection, tenant, key) or answer_id
+
+
+async def is_new_write(connection: AsyncConnection, writer: str, name: str) -> bool:
+    """Whether the writer's last write was not this one; then it is from now on.
+
+    Call it first in a transaction that adds to sums. If the reply to its commit is lost, only this
+    tells whether the write was made, so the writer sends it again under the same name. One writer
+    makes one write at a time.
+    """
+    row = {"tenant": "", "route": _LAST_WRITE, "key": writer}
+    is_its = and_(*(_KEYS.c[column] == value for column, value in row.items()))
+    last = (await connection.execute(select(_KEYS.c.answer_id).where(is_its))).scalar_one_or_none()
+    if last == name:
+        return False
+    now = {"answer_id": name, "created_at": clock_seconds()}
+    await upsert(connection, _KEYS, {**row, "fingerprint": "", **now}, now)
+    return True
 
 
 async def _answer(connection: AsyncConnection, tenant: str, key: IdempotencyKey) -> str | None:

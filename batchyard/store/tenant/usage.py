@@ -16,6 +16,7 @@ from batchyard.store.chunk.shares import Share, shares_of
 from batchyard.store.clock import read_seconds
 from batchyard.store.columns import USAGE_COLUMNS, Record, Row, UsageColumns
 from batchyard.store.runner.rates import newest_rates
+from batchyard.store.tenant.idempotency import is_new_write
 from batchyard.store.upsert import upsert
 from batchyard.time_units import HOUR_SECONDS
 from batchyard.wire import TokenUsage, ended_at
@@ -110,9 +111,15 @@ class Usage(Aggregate):
         self._prices = prices
 
     @writes
-    async def count_live(self, connection: AsyncConnection, uses: Sequence[LiveUse]) -> None:
-        """Add what live requests used to the current hour, at the prices of now."""
-        if not uses:
+    async def count_live(
+        self, connection: AsyncConnection, uses: Sequence[LiveUse], *, writer: str, name: str
+    ) -> None:
+        """Add what live requests used to the current hour, at the prices of now.
+
+        After an error call it again with the same ``name``, which no other call of this ``writer``
+        has: it adds nothing if the first call did.
+        """
+        if not uses or not await is_new_write(connection, writer, name):
             return
         shares = [_live_share(use) for use in uses]
         pricing = await _pricing(connection, self._prices, {use.model for use in uses})

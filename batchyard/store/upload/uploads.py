@@ -89,8 +89,8 @@ class Uploads(Aggregate):
         :class:`~batchyard.errors.StorageLimitExceeded`; then the part's bytes are the caller's to
         wipe.
         """
-        # Shared, so that parts do not wait for each other: only for the upload's end.
-        upload = await _load_pending(connection, upload_id, tenant)
+        # Parts wait for the upload's end, and for each other only where they are added up.
+        upload = await _load_pending(connection, upload_id, tenant, alone=quota is not None)
         if quota is not None:
             more = await _bytes_beyond(connection, upload, part)
             await hold_quota(connection, upload.tenant, quota, stored_bytes=more)
@@ -229,11 +229,14 @@ async def _load(
 
 
 async def _load_pending(
-    connection: AsyncConnection, upload_id: str, tenant: str | None
+    connection: AsyncConnection, upload_id: str, tenant: str | None, *, alone: bool
 ) -> UploadRecord:
-    """The upload, kept from ending until this transaction does."""
+    """The upload, kept from ending until this transaction does.
+
+    ``alone``: from getting other parts as well.
+    """
     await connection.execute(
-        select(UPLOADS.c.id).where(UPLOADS.c.id == upload_id).with_for_update(read=True)
+        select(UPLOADS.c.id).where(UPLOADS.c.id == upload_id).with_for_update(read=not alone)
     )
     upload = await _load(connection, upload_id, tenant)
     _check_pending(upload)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from batchyard.errors import QuotaExceeded, RecordNotFound, TransitionConflict
@@ -89,8 +91,8 @@ async def test_a_response_ends_once_and_each_end_is_notified_once(store: Store) 
     assert await store.responses.end(batch_id, [done]) == ["r1"]
     again = ResponseEnd("r1", ResponseStatus.FAILED, WHY)
     assert await store.responses.end(batch_id, [again]) == []
-    _, is_done = await store.responses.cancel("r2", "a")
-    assert not is_done
+    await store.responses.cancel("r2", "a")
+    assert await store.responses.has_open(batch_id)
     assert await store.responses.end_all(batch_id, ResponseStatus.FAILED, WHY) == ["r3"]
     ends = {name: await store.responses.get(name) for name in ("r1", "r2", "r3")}
     assert [each.status.value for each in ends.values()] == ["completed", "cancelled", "failed"]
@@ -130,10 +132,32 @@ async def test_the_last_open_response_of_a_batch_says_so_as_it_goes(store: Store
     for name in ("r1", "r2"):
         await accepted(store, name)
     batch_id = await collected(store, "r1", "r2")
-    assert not (await store.responses.delete("r1", "a"))[1]
+    await store.responses.delete("r1", "a")
+    assert await store.responses.has_open(batch_id)
     assert await store.responses.has_any(batch_id)
-    assert (await store.responses.delete("r2", "a"))[1]
+    await store.responses.delete("r2", "a")
+    assert not await store.responses.has_open(batch_id)
     assert not await store.responses.has_any(batch_id)
+
+
+@pytest.mark.parametrize("way", ["cancel", "delete"])
+async def test_of_several_that_go_at_once_one_sees_that_none_is_left(
+    store: Store, way: str
+) -> None:
+    """Or nobody would stop their batch."""
+    go = getattr(store.responses, way)
+
+    async def leaves_one_open(name: str, batch_id: str) -> bool:
+        await go(name, "a")
+        return await store.responses.has_open(batch_id)
+
+    for number in range(10):
+        names = [f"r{number}-{each}" for each in range(4)]
+        for name in names:
+            await accepted(store, name)
+        batch_id = await collected(store, *names)
+        seen = await asyncio.gather(*(leaves_one_open(name, batch_id) for name in names))
+        assert not all(seen)
 
 
 async def test_a_response_of_another_tenant_or_that_was_deleted_is_unknown(store: Store) -> None:

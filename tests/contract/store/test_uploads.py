@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from batchyard.errors import RecordNotFound, RequestRefused, TransitionConflict
-from batchyard.store import NewPart, NewUpload, open_store
+from batchyard.errors import (
+    RecordNotFound,
+    RequestRefused,
+    StorageLimitExceeded,
+    TransitionConflict,
+)
+from batchyard.store import NewPart, NewUpload, Quota, open_store
 from batchyard.store.upload.rows import UPLOADS
 from batchyard.wire import FileDeleted, new_upload_id, to_json
 from tests.contract.store.samples import new_file
@@ -157,6 +162,18 @@ async def test_parts_come_at_once_and_in_any_order(store: Store) -> None:
     assert [part.size_bytes for part in chosen] == [10 * n for n in range(20, 0, -1)]
     done, _ = await store.uploads.complete(upload.id, order, new_file())
     assert done.status == "completed"
+
+
+async def test_parts_that_come_at_once_do_not_pass_the_quota_together(store: Store) -> None:
+    quota = Quota(max_stored_bytes=100)
+    upload = await store.uploads.create(new_upload(bytes=60), quota=quota)
+    ended = await asyncio.gather(
+        *(store.uploads.add_part(upload.id, new_part(60), quota=quota) for _ in range(8)),
+        return_exceptions=True,
+    )
+    refused = [each for each in ended if isinstance(each, StorageLimitExceeded)]
+    assert len(refused) == 7
+    assert (await store.tenants.usage(upload.tenant)).stored_bytes == 60
 
 
 async def test_completing_records_the_file_for_the_uploads_tenant(store: Store) -> None:

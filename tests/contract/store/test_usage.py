@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from sqlalchemy import delete, event, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from batchyard.batch_error import BatchError
-from batchyard.errors import TransitionConflict
+from batchyard.errors import StoreUnavailable, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.prices import BILLION, Price, Prices, cost_words
 from batchyard.store import LiveUse, NewChunk, Store, UsageTotal, open_store
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sqlalchemy import Table
-    from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store import BatchRecord
 
 S = BatchStatus
+_WRITES = itertools.count()
 CHAT = "/v1/chat/completions"
 DAY = 86_400
 DONE = {"counts": RequestCounts(10, 9, 1), "usage": USAGE}
@@ -65,6 +67,11 @@ def live_use(**changes: Any) -> LiveUse:
     used = TokenUsage(70, 40, 30, 0, 100)
     use = {"tenant": "a", "model": MODEL, "endpoint": CHAT, "completed": 9, "failed": 1}
     return LiveUse(**{**use, "usage": used, **changes})
+
+
+async def count_live(store: Store, *uses: LiveUse) -> None:
+    name = f"write {next(_WRITES)}"
+    await store.usage.count_live(uses, writer="a runner", name=name)
 
 
 async def write(store: Store, table: Table, **columns: Any) -> None:
@@ -337,9 +344,9 @@ async def test_totals_are_by_time_and_by_what_is_asked_for(priced: Store) -> Non
 
 async def test_live_requests_are_added_up_in_the_row_of_their_hour(priced: Store) -> None:
     """Whichever process counts them, and however often."""
-    await priced.usage.count_live([live_use(), live_use(tenant="b")])
-    await priced.usage.count_live([live_use()])
-    await priced.usage.count_live([])
+    await count_live(priced, live_use(), live_use(tenant="b"))
+    await count_live(priced, live_use())
+    await count_live(priced)
     (total,) = await totals(priced, groups=("tenant",), tenants=["a"])
     assert (total.requests, total.input_tokens, total.output_tokens) == (20, 140, 60)
     assert (total.cost, total.currency) == (2 * COST, "eur")
@@ -347,7 +354,7 @@ async def test_live_requests_are_added_up_in_the_row_of_their_hour(priced: Store
 
 async def test_live_requests_and_batches_are_told_apart(priced: Store) -> None:
     await ended(priced, tenant="a")
-    await priced.usage.count_live([live_use(completed=4, failed=0)])
+    await count_live(priced, live_use(completed=4, failed=0))
     found = await totals(priced, groups=("is_live",))
     assert [(each.is_live, each.requests) for each in found] == [(False, 10), (True, 4)]
     assert [each.requests for each in await totals(priced, is_live=True)] == [4]
@@ -356,6 +363,29 @@ async def test_live_requests_and_batches_are_told_apart(priced: Store) -> None:
 
 async def test_processes_that_count_at_once_lose_nothing(priced: Store) -> None:
     uses = [[live_use(model=MODEL), live_use(model="other")] for _ in range(8)]
-    await asyncio.gather(*(priced.usage.count_live(each) for each in uses))
+    await asyncio.gather(*(count_live(priced, *each) for each in uses))
     (total,) = await totals(priced, models=["other"])
     assert total.requests == 80
+
+
+async def test_live_requests_are_counted_once_though_the_reply_to_their_commit_is_lost(
+    priced: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = AsyncConnection.commit
+
+    async def commit_without_a_reply(connection: AsyncConnection) -> None:
+        await commit(connection)
+        raise ConnectionResetError
+
+    async def count(name: str) -> None:
+        await priced.usage.count_live([live_use()], writer="runner", name=name)
+
+    await count("first")
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncConnection, "commit", commit_without_a_reply)
+        with pytest.raises(StoreUnavailable):
+            await count("second")
+    await count("second")
+    await count("third")
+    (total,) = await totals(priced)
+    assert total.requests == 30
