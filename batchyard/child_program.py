@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, cast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+_BLOCK_BYTES: Final = 1 << 16
 _INHERITED: Final = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TZDIR")
 
 
@@ -66,4 +68,9 @@ class ChildProgram:
         """Kill it unless it has ended. It has when this returns: as :meth:`ended`."""
         if self._process.returncode is None:
             self._process.kill()
+        # asyncio says that it has ended once its pipes are closed, and it does not notice that of
+        # one that nobody reads: what is left in it goes nowhere. RuntimeError: another task reads.
+        with suppress(RuntimeError):
+            while await self.stdout.read(_BLOCK_BYTES):
+                pass
         return await self._process.wait()
