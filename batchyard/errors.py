@@ -229,6 +229,8 @@ class StorageError(BatchyardError):
     """The object store, a local path or a URL failed."""
 
     code = "storage_error"
+    is_of_input = False
+    """Whether it is a place that the user named as the input, and not our object store."""
 
 
 class ObjectNotFound(StorageError):

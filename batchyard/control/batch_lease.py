@@ -17,7 +17,6 @@ from batchyard.errors import (
     LeaseLost,
     ObjectNotFound,
     OtherTables,
-    RecordNotFound,
     StorageError,
     StorageFull,
     StorageUnavailable,
@@ -108,7 +107,7 @@ class LeasedBatch:
         except LeaseLost:
             raise
         except BatchyardError as error:
-            if self._status not in STOPPABLE or await _is_passing(self._services, self.id, error):
+            if self._status not in STOPPABLE or await _is_passing(self._services, error):
                 raise
             log.warning("batch.stopped", error, batch=self.id, error_code=error.code)
             await stop_failed(self._services, self.id, error, self.epoch)
@@ -184,26 +183,19 @@ async def _held_batches(services: Services) -> AsyncIterator[HeldBatches]:
         yield held
 
 
-async def _is_passing(services: Services, batch_id: str, error: BatchyardError) -> bool:
+async def _is_passing(services: Services, error: BatchyardError) -> bool:
     """Whether our own database or object store, or Prefect, cannot be used for now: away, full,
     changed, or refusing this process, which may be set up wrong, or with another object store.
 
-    While the input is fetched, it may be the user's store instead: then the batch fails.
+    If it is the user's place of the input instead, the batch fails.
     """
     if not isinstance(error, StorageError):
         return isinstance(error, StoreUnavailable | OtherTables | DispatchFailed)
     if isinstance(error, ObjectNotFound):
         return await is_other_storage(services)
-    if not isinstance(error, StorageUnavailable | StorageFull | AccessDenied):
+    if error.is_of_input:
         return False
-    batch = await services.store.batches.get(batch_id)
-    if batch.status is not BatchStatus.VALIDATING:
-        return True
-    try:
-        await services.store.files.get(batch.input_file_id)
-    except RecordNotFound:
-        return False
-    return True
+    return isinstance(error, StorageUnavailable | StorageFull | AccessDenied)
 
 
 async def is_any_leased(services: Services, batch_id: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import signal
 from contextlib import aclosing
@@ -79,6 +80,9 @@ async def _run(job: RenderJob | JoinJob, folder: Path) -> AsyncGenerator[bytes]:
     if not code:
         return
     refusal = await in_thread(_why, code, folder)
+    if refusal.errno == errno.EFBIG:
+        # Its own limit, and not a disk that is full and will have room later.
+        raise DatasetRefused("The dataset's rows take too much room.", code="template_limit")
     if refusal.errno is not None:
         raise OSError(refusal.errno, refusal.message)
     raise DatasetRefused(refusal.message, code=refusal.code)

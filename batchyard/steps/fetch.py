@@ -12,10 +12,10 @@ from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.steps.check_urls import check_urls
 from batchyard.steps.input_file import check_input_file, no_input_file, record_input
+from batchyard.steps.input_place import read_input
 from batchyard.steps.join import join_files, join_places
 from batchyard.steps.render import render_rows
 from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import read_location
 from batchyard.storage.several import Several
 from batchyard.threads import in_thread
 from batchyard.turns import SMALL_BYTES
@@ -63,12 +63,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
 
     async def parts() -> AsyncIterator[bytes]:
         done = 0
-        source = read_location(
-            location,
-            limit_bytes=limits.max_bytes,
-            access=services.access_for(batch.options),
-        )
-        async for part in source:
+        async for part in read_input(services, batch, location, limit_bytes=limits.max_bytes):
             done += len(part)
             services.on_progress(Progress(batch_id, "fetching", done))
             yield part

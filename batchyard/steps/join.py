@@ -9,7 +9,7 @@ from batchyard.errors import ObjectTooLarge, RecordNotFound
 from batchyard.services.keys import file_key
 from batchyard.services.services import Progress
 from batchyard.steps.input_file import check_input_file, no_input_file, record_input
-from batchyard.storage.location import read_location
+from batchyard.steps.input_place import read_input
 from batchyard.storage.several import whole_lines
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ async def join_files(services: Services, batch: BatchRecord) -> int:
 async def join_places(services: Services, batch: BatchRecord, places: Sequence[Location]) -> int:
     """The same for the lines at these places. Raises :class:`~batchyard.errors.StorageError`."""
     limit = _limit_bytes(services, batch)
-    access = services.access_for(batch.options)
     sources = [
-        (str(place), read_location(place, limit_bytes=limit, access=access)) for place in places
+        (str(place), read_input(services, batch, place, limit_bytes=limit)) for place in places
     ]
     return await _store(services, batch, sources)
 

@@ -22,9 +22,9 @@ from batchyard.errors import (
 from batchyard.services.keys import file_key, rows_key
 from batchyard.services.services import Progress
 from batchyard.steps.input_file import record_input
+from batchyard.steps.input_place import failures_of_input, read_input
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.storage.local_file import LocalFile
-from batchyard.storage.location import read_location
 from batchyard.storage.s3_object import S3Object
 from batchyard.storage.several import Several
 from batchyard.store import NewFile
@@ -61,7 +61,7 @@ async def render_rows(
     limits = services.settings.limits.to_limits(of_client=batch.options.public_urls)
     folder = Path(tempfile.mkdtemp(dir=services.spool, prefix="dataset-"))
     try:
-        with os_errors_as_ours(str(location)):
+        with failures_of_input(), os_errors_as_ours(str(location)):
             files = await _local_files(services, batch, location, folder, limits)
         job = RenderJob(
             files=tuple(map(str, files)),
@@ -109,7 +109,7 @@ async def _lines(
     services: Services, batch: BatchRecord, job: RenderJob, folder: Path, limits: Limits
 ) -> AsyncGenerator[bytes]:
     done = 0
-    with os_errors_as_ours("the dataset"):
+    with failures_of_input(), os_errors_as_ours("the dataset"):
         async with aclosing(run_job(job, folder, batch.tenant)) as parts:
             async for part in parts:
                 done += len(part)
@@ -148,8 +148,7 @@ async def _local_files(
             continue
         path = folder / str(number) / (place.filename[-_NAME_CHARS:] or "dataset")
         await in_thread(path.parent.mkdir)
-        access = services.access_for(batch.options)
-        copy = await write_file(path, read_location(place, limit_bytes=left, access=access))
+        copy = await write_file(path, read_input(services, batch, place, limit_bytes=left))
         left -= copy.size_bytes
         files.append(path)
     return tuple(files)

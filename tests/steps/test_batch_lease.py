@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from batchyard.control import stopping_runners
 from batchyard.control.batch_lease import Step, batch_lease, is_any_leased, next_step
 from batchyard.control.stopping_runners import wait_for_stopping_runners
-from batchyard.errors import AccessDenied, ObjectNotFound, OtherTables, StorageFull
+from batchyard.errors import (
+    AccessDenied,
+    ObjectNotFound,
+    OtherTables,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services import patience
 from batchyard.services.keys import file_key
@@ -19,12 +26,15 @@ from batchyard.services.patience import patiently
 from batchyard.services.storage_mark import write_mark
 from batchyard.steps.fetch import fetch_input
 from batchyard.storage.backoff import Backoff
+from batchyard.storage.local_file import LocalFile
 from batchyard.storage.memory import MemoryStorage
+from batchyard.storage.several import Several
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
+from tests.steps.test_join import created, line, uploaded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable
+    from collections.abc import AsyncIterable, AsyncIterator
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -137,6 +147,71 @@ async def test_a_process_that_may_not_use_our_object_store_ends_no_batch(yard: Y
     with pytest.raises(AccessDenied):
         await yard.finish(batch_id)
     assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
+
+
+class FailingAtFirst(MemoryStorage):
+    """Takes no files at first."""
+
+    def __init__(self, error: StorageError) -> None:
+        super().__init__()
+        self.error: StorageError | None = error
+
+    async def put(self, key: str, parts: AsyncIterable[bytes]) -> StoredObject:
+        if self.error is not None and key.startswith("files/"):
+            raise self.error
+        return await super().put(key, parts)
+
+
+@pytest.mark.parametrize(
+    "error", [StorageFull("No room."), StorageUnavailable("Away."), AccessDenied("403")]
+)
+@pytest.mark.parametrize("source", ["path", "paths", "dataset"])
+async def test_an_object_store_that_takes_no_input_ends_no_batch(
+    yard: Yard, source: str, error: StorageError
+) -> None:
+    """It is ours, and the user's input is there: the batch waits."""
+    storage = FailingAtFirst(error)
+    yard.services = replace(yard.services, storage=storage)
+    request: dict[str, Any] = {}
+    if source == "dataset":
+        path = yard.folder / "rows.jsonl"
+        path.write_text('{"q": "hello"}\n')
+        body = '{"messages": [{"role": "user", "content": "{{ q }}"}]}'
+        request = {"template": body, "input": str(path), "models": ("stub-model",)}
+    elif source == "paths":
+        paths = [yard.write_input([chat_line(each)], f"{each}.jsonl") for each in ("a", "b")]
+        request = {"input": Several(tuple(map(LocalFile, paths))).text}
+    batch_id = await yard.create([chat_line("a")], **request)
+    with pytest.raises(type(error)):
+        await yard.finish(batch_id)
+    assert (await yard.services.store.batches.get(batch_id)).status is BatchStatus.VALIDATING
+    storage.error = None
+    assert (await yard.finish(batch_id)).status is BatchStatus.COMPLETED
+
+
+async def test_several_files_of_an_object_store_that_is_away_end_no_batch(yard: Yard) -> None:
+    """All of them are in it, and no user has named a place."""
+
+    class Away(MemoryStorage):
+        is_away = False
+
+        async def get(
+            self, key: str, *, start: int = 0, stop: int | None = None
+        ) -> AsyncIterator[bytes]:
+            if self.is_away:
+                raise StorageUnavailable("Away.")
+            async for block in super().get(key, start=start, stop=stop):
+                yield block
+
+    storage = Away()
+    yard.services = replace(yard.services, storage=storage)
+    files = [await uploaded(yard, line(name)) for name in ("a", "b")]
+    batch_id = await created(yard, *files)
+    storage.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await yard.finish(batch_id)
+    storage.is_away = False
+    assert (await yard.finish(batch_id)).status is BatchStatus.COMPLETED
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchyard.datasets import join, process
+from batchyard.datasets.jobs import ProcessLimits, RenderJob
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.errors import InputRefused, RequestRefused
+from batchyard.errors import DatasetRefused, InputRefused, RequestRefused
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import answered
 from batchyard.services.keys import file_key
@@ -484,3 +485,20 @@ async def test_other_tenants_wait_for_nobodys_template(yard: Yard) -> None:
     for each in fetching:
         each.cancel()
     await asyncio.gather(*fetching, return_exceptions=True)
+
+
+async def test_rows_that_are_too_many_for_a_clients_limit_are_refused(tmp_path: Path) -> None:
+    """They will never have room, unlike on a disk that is full."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(questions(2000), path)
+    job = RenderJob(
+        files=(str(path),),
+        template=TEMPLATE,
+        url=CHAT,
+        model="stub-model",
+        most_line_bytes=10_000,
+        most_rows=10_000,
+        limits=ProcessLimits(file_bytes=100),
+    )
+    with pytest.raises(DatasetRefused, match="too much room"):
+        _ = [block async for block in process.run_job(job, tmp_path, "default")]
