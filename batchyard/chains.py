@@ -60,7 +60,8 @@ class _Answered(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    custom_id: str
+    # As in framing: of a repeated key a typed field would check each value.
+    custom_id: Any
     body: msgspec.Raw
 
 
@@ -98,9 +99,12 @@ def variables_of(request_line: bytes, result_line: bytes, first_line: bytes) -> 
     """The variables of the next stage's template, for a line with an answer.
 
     Values that are objects in JSON are still JSON: the template's process opens them. Raises
-    :class:`~batchyard.templates.BodyNotMade` for an answer that cannot be read.
+    :class:`~batchyard.templates.BodyNotMade` for a request or an answer that cannot be read.
     """
-    request, first = _request(request_line), _request(first_line)
+    try:
+        request, first = _request(request_line), _request(first_line)
+    except (ValueError, RecursionError):
+        raise BodyNotMade("the request to be rendered cannot be read") from None
     try:
         answer = _answered(result_line).response.body
         text = text_of(_decode(answer))

@@ -8,6 +8,7 @@ never got an answer has ``response`` null and ``error`` ``{code, message}``.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import threading
 from dataclasses import dataclass
@@ -105,14 +106,14 @@ def answered(custom_id: str, request_id: str, status: int, body: bytes) -> Resul
 def unanswered(custom_id: str, code: NoAnswerCode, reason: str = "") -> ResultLine:
     """The line of a request that got no HTTP answer; ``reason`` goes behind the message."""
     message = f"{NO_ANSWER_MESSAGES[code]} {reason}".rstrip()
-    error = msgspec.json.encode({"code": code.value, "message": message})
-    return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", _line_safe(error)))
+    return ResultLine(Outcome.ERROR, _error_line(custom_id, code.value, message))
 
 
 def unprocessed(custom_id: str, message: str) -> ResultLine:
     """The line of a request that Batchyard itself could not process; ``message`` says why."""
-    error = msgspec.json.encode({"code": NoAnswerCode.SERVER_ERROR.value, "message": message})
-    return ResultLine(Outcome.ERROR, _result_line(custom_id, b"null", _line_safe(error)))
+    return ResultLine(
+        Outcome.ERROR, _error_line(custom_id, NoAnswerCode.SERVER_ERROR.value, message)
+    )
 
 
 def refused(batch_id: str, ordinal: int, custom_id: str | None, code: str, why: str) -> ResultLine:
@@ -124,6 +125,18 @@ def refused(batch_id: str, ordinal: int, custom_id: str | None, code: str, why: 
     head = _line_head(custom_id, f"{_REFUSED}{ordinal:08x}{mark}".encode())
     error = _line_safe(msgspec.json.encode({"code": code, "message": why}))
     return ResultLine(Outcome.ERROR, b'%s"response":null,"error":%s}\n' % (head, error))
+
+
+def of_made_request(line: bytes, custom_id: str) -> bytes:
+    """The error line of a request that was made by a template: no line of the input is bad.
+
+    Where ``line`` is one that :func:`refused` has made, it becomes an ordinary one, without the
+    number that the request had. Any other line stays as it is.
+    """
+    if not line.startswith(_REFUSED_START):
+        return line
+    error = _decode_refused(line).error
+    return _error_line(custom_id, error.code, _LINE_NUMBER.sub("", error.message, count=1))
 
 
 class LineHead(NamedTuple):
@@ -176,6 +189,11 @@ def new_request_id() -> str:
     return f"req_{next(_RANDOM.ids)}"
 
 
+def _error_line(custom_id: str, code: str, message: str) -> bytes:
+    error = msgspec.json.encode({"code": code, "message": message})
+    return _result_line(custom_id, b"null", _line_safe(error))
+
+
 def _result_line(custom_id: str, response: bytes, error: bytes) -> bytes:
     return b'%s"response":%s,"error":%s}\n' % (_line_head(custom_id), response, error)
 
@@ -220,7 +238,21 @@ class _Head(msgspec.Struct):
 _REFUSED: Final = "line"
 """What the ``id`` of a refused line has, where others have hexadecimal digits."""
 _REFUSED_ID: Final = f"batch_req_{_REFUSED}"
+_REFUSED_START: Final = f'{{"id":"{_REFUSED_ID}'.encode()
+_LINE_NUMBER: Final = re.compile(r"^Line \d+: ")
 _decode_head = msgspec.json.Decoder(_Head).decode
+
+
+class _RefusedError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _RefusedLine(msgspec.Struct):
+    error: _RefusedError
+
+
+_decode_refused = msgspec.json.Decoder(_RefusedLine).decode
 
 
 def _line_safe(json: bytes) -> bytes:

@@ -28,7 +28,7 @@ log = event_logger(__name__)
 LEAST_LINES: Final = 256
 """A part is a flow run, which takes a quarter of a second of a core."""
 MOST_LINES: Final = 8192
-_MOST_BYTES: Final = 32 * 1024**2
+MOST_BYTES: Final = 32 * 1024**2
 _GROWTH: Final = 8
 """A part has this fraction of the lines that went before it, so a large chain has few parts."""
 _OPEN_PARTS: Final = 4
@@ -70,7 +70,7 @@ class WaitingLines:
     @property
     def is_full(self) -> bool:
         """Whether they are as many as a part may have."""
-        return len(self.lines) >= MOST_LINES or self.size_bytes >= _MOST_BYTES
+        return len(self.lines) >= MOST_LINES or self.size_bytes >= MOST_BYTES
 
     def is_due(self, *, open_parts: int, ran_seconds: float) -> bool:
         """Whether to make a part of them, though more may come."""

@@ -20,14 +20,14 @@ import numpy as np
 
 from batchyard import intervals
 from batchyard.chains import line_or_refusal, of_stage, variables_of
-from batchyard.control.chain_lines import Source, StageSegments
-from batchyard.control.chain_parts import WaitingLines, make_part
+from batchyard.control.chain_lines import AtOnce, Source, StageSegments, groups_of
+from batchyard.control.chain_parts import MOST_BYTES, WaitingLines, make_part
 from batchyard.control.stopping_runners import wait_for_stopping_runners
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.framing import custom_id_of
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs import event_logger
-from batchyard.results import NoAnswerCode, Outcome, unanswered
+from batchyard.results import NoAnswerCode, Outcome, of_made_request, unanswered
 from batchyard.services.keys import stage_prefix
 from batchyard.services.log_words import describe
 from batchyard.services.renderer import Renderer
@@ -39,12 +39,12 @@ from batchyard.templates import BodyNotMade
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     import numpy.typing as npt
 
     from batchyard.chains import Stage
-    from batchyard.control.chain_lines import FinishedLine, InputLines
+    from batchyard.control.chain_lines import FinishedLine
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord
 
@@ -52,9 +52,6 @@ log = event_logger(__name__)
 
 _ENDED: Final = 255
 """In place of a stage: the line is in the chain's results."""
-_LINES_AT_ONCE: Final = 64
-_BYTES_AT_ONCE: Final = 4 * 1024**2
-"""To be rendered: requests and answers of so many bytes, which are in memory a few times."""
 
 
 class ChainRelay:
@@ -81,7 +78,10 @@ class ChainRelay:
         }
         self._counts = {Outcome.OUTPUT: 0, Outcome.ERROR: 0}
         self._recorded: object = None
+        self._most_bytes = min(MOST_BYTES, services.settings.limits.max_bytes)
+        """Of a part: it is stored as the input of a batch."""
         self._renderers: dict[int, Renderer] = {}
+        self._at_once = {n: AtOnce() for n in self._waiting}
         self._is_closing = False
         self._at_end = contextlib.AsyncExitStack()
         self._folder: Path
@@ -183,7 +183,10 @@ class ChainRelay:
         going_on = []
         for line in lines:
             if line.outcome is Outcome.ERROR:
-                await self._end(line.ordinal, Outcome.ERROR, of_stage(line.line, following))
+                error_line = line.line
+                if source is not self._first:
+                    error_line = of_made_request(error_line, await self._custom_id(line.ordinal))
+                await self._end(line.ordinal, Outcome.ERROR, of_stage(error_line, following))
             elif following > len(self._stages):
                 await self._end(line.ordinal, Outcome.OUTPUT, line.line)
             else:
@@ -196,13 +199,14 @@ class ChainRelay:
     async def _into_stage(self, source: Source, lines: list[FinishedLine], following: int) -> None:
         first = await self._first.lines(self._services, self._folder)
         asked = await source.lines(self._services, self._folder)
-        for group in _groups(lines, asked, first):
+        for group in groups_of(lines, asked, first, self._at_once[following]):
             firsts = [first.line(each.ordinal) for each in group]
             variables = [
                 _variables(asked.line(each.own_ordinal), each.line, own)
                 for each, own in zip(group, firsts, strict=True)
             ]
             bodies = await self._render(following, variables)
+            self._at_once[following].rendered(bodies)
             for each, own, body in zip(group, firsts, bodies, strict=True):
                 await self._add_request(following, each.ordinal, custom_id_of(own), body)
         if self._waiting[following].is_full:
@@ -214,12 +218,17 @@ class ChainRelay:
         stage = self._stages[following - 1]
         model = str(stage.model or self._chain.model)
         made = line_or_refusal(custom_id, stage.endpoint, body, model)
+        if not isinstance(made, BodyNotMade) and len(made) > self._most_bytes:
+            made = BodyNotMade(f"its request has more than {self._most_bytes:,} bytes")
         if isinstance(made, BodyNotMade):
             refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{made}.")
             await self._end(ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
-        else:
-            self._waiting[following].add(ordinal, made)
-            self._reached[ordinal] = following
+            return
+        waiting = self._waiting[following]
+        if waiting.lines and waiting.size_bytes + len(made) > self._most_bytes:
+            await self._make_part(waiting)
+        waiting.add(ordinal, made)
+        self._reached[ordinal] = following
 
     async def _render(
         self, following: int, variables: list[dict[str, Any] | BodyNotMade]
@@ -244,9 +253,12 @@ class ChainRelay:
             why = ended.errors[0].message if ended.errors else ""
         left = source.ordinals[self._reached[source.ordinals] == source.stage]
         for ordinal in left.tolist():
-            first = (await self._first.lines(self._services, self._folder)).line(ordinal)
-            lost = unanswered(custom_id_of(first), code, why)
+            lost = unanswered(await self._custom_id(ordinal), code, why)
             await self._end(ordinal, Outcome.ERROR, of_stage(lost.line, source.stage + 1))
+
+    async def _custom_id(self, ordinal: int) -> str:
+        first = await self._first.lines(self._services, self._folder)
+        return custom_id_of(first.line(ordinal))
 
     # -- to the next stage --------------------------------------------------------------------
 
@@ -318,23 +330,6 @@ def _variables(asked: bytes, line: bytes, first: bytes) -> dict[str, Any] | Body
         return variables_of(asked, line, first)
     except BodyNotMade as error:
         return error
-
-
-def _groups(
-    lines: list[FinishedLine], asked: InputLines, first: InputLines
-) -> Iterator[list[FinishedLine]]:
-    """The lines in groups that are small enough to be rendered at once."""
-    group: list[FinishedLine] = []
-    size_bytes = 0
-    for line in lines:
-        group.append(line)
-        size_bytes += len(line.line)
-        size_bytes += asked.size_bytes(line.own_ordinal) + first.size_bytes(line.ordinal)
-        if len(group) >= _LINES_AT_ONCE or size_bytes >= _BYTES_AT_ONCE:
-            yield group
-            group, size_bytes = [], 0
-    if group:
-        yield group
 
 
 # -- beside the batch -----------------------------------------------------------------------------

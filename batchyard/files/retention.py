@@ -183,6 +183,9 @@ async def _is_over(services: Services, batch_id: str, kept_seconds: float) -> bo
         return True
     if batch.status not in TERMINAL:
         return False
+    if batch.part_of is not None:
+        # The chain may need its answers for the next stage.
+        return await _is_over(services, batch.part_of, kept_seconds)
     ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
     ended_at = max(end for end in ends if end is not None)
     return await services.store.database.now() - ended_at >= kept_seconds

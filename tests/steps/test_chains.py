@@ -277,3 +277,49 @@ async def test_a_retry_runs_its_lines_through_all_stages(yard: Yard) -> None:
         again = await ended(yard, await retry_batch(yard.services, batch.id))
     (result,) = await yard.results(again.output_file_id)
     assert (result["custom_id"], result["response"]["body"]["object"]) == ("id-1", "list")
+
+
+async def test_a_request_that_a_template_made_badly_is_no_bad_line_of_the_input(
+    yard: Yard,
+) -> None:
+    """Validation refuses it, and the line can be tried again."""
+    without_messages = Stage(
+        CHAT,
+        '{% if custom_id == "id-2" %}{"max_tokens": 4}{% else %}'
+        '{"max_tokens": 4, "messages": {{ request.messages | tojson }}}{% endif %}',
+    )
+    batch = await run(yard, lines(4), without_messages)
+    (error,) = await yard.results(batch.error_file_id)
+    assert (error["custom_id"], error["stage"]) == ("id-2", 2)
+    assert "messages" in error["error"]["message"]
+    assert "Line" not in error["error"]["message"]
+    again = await retry_batch(yard.services, batch.id)
+    retried = await yard.services.store.batches.get(again)
+    sent = await yard.results(retried.input_file_id)
+    assert [each["custom_id"] for each in sent] == ["id-2"]
+
+
+async def test_no_part_is_larger_than_an_input_may_be(yard: Yard) -> None:
+    """A request that is so large by itself is a line that failed."""
+    limits = yard.services.settings.limits.model_copy(update={"max_bytes": 20_000})
+    yard.set(limits=limits)
+    large = Stage(
+        "/v1/embeddings", '{"input": "{{ "x" * (21000 if custom_id == "id-7" else 4000) }}"}'
+    )
+    batch = await run(yard, lines(12), large)
+    assert (batch.counts.completed, batch.counts.failed) == (11, 1)
+    (error,) = await yard.results(batch.error_file_id)
+    assert (error["custom_id"], error["error"]["code"]) == ("id-7", "template_failed")
+
+
+async def test_of_a_key_that_is_repeated_the_last_value_counts_in_each_stage(yard: Yard) -> None:
+    path = yard.write_input(lines(2), "repeated.jsonl")
+    path.write_text(
+        path.read_text().replace('"custom_id": "id-1"', '"custom_id": 1, "custom_id": "id-1"')
+    )
+    async with working(yard):
+        batch_id = await yard.create([], input=str(path), then=(EMBED,))
+        batch = await ended(yard, batch_id)
+    assert batch.counts.completed == 2
+    results = await yard.results(batch.output_file_id)
+    assert [each["custom_id"] for each in results] == ["id-0", "id-1"]

@@ -21,6 +21,8 @@ from batchyard.steps.publish import publish_results
 from batchyard.storage.memory import MemoryStorage
 from batchyard.store import NewBatch, NewFile
 from batchyard.wire import new_batch_id, new_file_id, result_file_id
+from tests.contract.store.samples import begin, finish
+from tests.contract.store.test_chains import begun_chain, part_of
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import CHAT, Yard, chat_line
 
@@ -254,6 +256,22 @@ async def test_a_batch_keeps_plan_and_segments_for_a_day_after_its_end(yard: Yar
     await yard.services.store.database.write(a_day_later)
     await sweep_orphans(yard.services)
     assert await keys(yard, "batches/") == []
+
+
+async def test_answers_of_a_stage_are_kept_until_their_chain_has_ended(yard: Yard) -> None:
+    """They may wait for the next stage for days."""
+    store = yard.services.store
+    chain = await begun_chain(store)
+    part = await part_of(store, chain)
+    answers = segment_key(part, 0, 1, 0, "writer")
+    await put(yard, answers)
+    for batch_id, is_kept in ((part, True), (chain.id, False)):
+        if batch_id == part:
+            await begin(store, part)
+        await store.batches.advance(batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+        await finish(store, batch_id, BatchStatus.COMPLETED)
+        await sweep_orphans(yard.services, 0)
+        assert (answers in await keys(yard)) is is_kept
 
 
 @pytest.mark.parametrize("status", [BatchStatus.FINALIZING, BatchStatus.CANCELLING])
