@@ -182,11 +182,13 @@ class HeldBatches:
         Hold or release each of them.
         """
         with_expired = time.monotonic() - self._expired_at >= _EXPIRED_SECONDS
+        chains = self._room_for_chains()
         leases = await self._store.batch_leases.claim(
             owner=self.owner,
             lease_seconds=self._settings.batch_lease_seconds,
             without_tenants=self._room.full_tenants(),
-            without_chains=self._has_enough_chains(),
+            without_chains=chains.free <= 0,
+            without_chains_of=chains.full_tenants(),
             limit=limit,
             with_expired=with_expired,
         )
@@ -206,15 +208,13 @@ class HeldBatches:
                     self._held[batch_id].standing = standing
         return claimed
 
-    def _has_enough_chains(self) -> bool:
-        """Whether as many chains are here as may be.
-
-        They have no places in the room: their parts need these, or nothing would go on.
-        """
-        chains = sum(
-            each.standing is not None and each.standing.is_chain for each in self._held.values()
-        )
-        return chains >= self._settings.batches_at_once
+    def _room_for_chains(self) -> Room:
+        """Of their own: their parts need the places of batches, or nothing would go on."""
+        room = Room(self._settings.batches_at_once)
+        for each in self._held.values():
+            if each.standing is not None and each.standing.is_chain:
+                room.take(each.standing.tenant)
+        return room
 
     async def release(self, batch_id: str, *, after_seconds: float = 0.0) -> None:
         """Release the batch for other owners, ``after_seconds`` from now, if it is held."""
@@ -251,7 +251,8 @@ class HeldBatches:
             return 0
         room = _AHEAD - self._beginning
         # A claim may be of one tenant only, which must not have the last places.
-        return min(room, 1) if self._room.free <= _AHEAD else room
+        is_little = min(self._room.free, self._room_for_chains().free) <= _AHEAD
+        return min(room, 1) if is_little else room
 
     @contextlib.asynccontextmanager
     async def working(self, batch_id: str) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from batchyard import intervals
+from batchyard.chains import Stage
 from batchyard.errors import LeaseLost, StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.metric_families import BATCHES_HELD, LEASES_LOST
@@ -230,3 +231,16 @@ async def test_an_overdue_batch_whose_row_cannot_be_read_hides_no_news_of_the_ot
         async with held.hold(batch_id) as batch:
             await yard.services.store.batches.cancel(batch_id)
             await batch.until_run()
+
+
+async def test_one_tenants_chains_leave_room_for_those_of_others(yard: Yard) -> None:
+    """They may last for days."""
+    stage = Stage("/v1/embeddings", '{"input": {{ content | tojson }}}')
+    yard.set(batches_at_once=3)
+    for _ in range(5):
+        await yard.create([chat_line("a")], then=(stage,), tenant="a")
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        while await held.claim(held.room):
+            pass
+        later = await yard.create([chat_line("a")], then=(stage,), tenant="b")
+        assert await held.claim(held.room) == [later]

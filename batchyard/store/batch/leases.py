@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, bindparam, func, or_, select, tuple_, update
+from sqlalchemy import and_, bindparam, func, or_, select, true, tuple_, update
 
 from batchyard.lifecycle import STOPPABLE, UNFINISHED
 from batchyard.store.aggregate import Aggregate, reads, writes
@@ -27,7 +27,7 @@ from batchyard.store.leasing import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from sqlalchemy import Select
+    from sqlalchemy import ColumnElement, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.lifecycle import BatchStatus
@@ -100,20 +100,20 @@ class BatchLeases(Aggregate):
         batch_id: str | None = None,
         without_tenants: Collection[str] = (),
         without_chains: bool = False,
+        without_chains_of: Collection[str] = (),
         limit: int = 1,
         with_expired: bool = True,
     ) -> list[BatchLease]:
         """Lease up to ``limit`` batches that have not ended: this one, or the first in order.
 
-        The order is that of :mod:`batchyard.turns`. Nothing is leased of ``without_tenants``, and
-        no chain ``without_chains``. An empty list: no batch is free. Without ``with_expired``,
-        batches whose owner's lease has expired are not looked for: that reads every batch that has
-        not ended.
+        The order is that of :mod:`batchyard.turns`. Nothing is leased of ``without_tenants``, no
+        chain ``without_chains``, and none of the tenants ``without_chains_of``. An empty list: no
+        batch is free. Without ``with_expired``, batches whose owner's lease has expired are not
+        looked for: that reads every batch that has not ended.
         """
         if batch_id is None:
-            free = _free_batches(
-                limit, without_tenants, without_chains=without_chains, with_expired=with_expired
-            )
+            wanted = _is_wanted(without_tenants, without_chains, without_chains_of)
+            free = _free_batches(limit, wanted, with_expired=with_expired)
         else:
             free = _one_free_batch(batch_id)
         ids = (await connection.execute(free)).scalars().all()
@@ -210,9 +210,22 @@ def _one_free_batch(batch_id: str) -> Select[Any]:
     return select(BATCHES.c.id).where(BATCHES.c.id == batch_id, _IS_FREE).with_for_update()
 
 
-def _free_batches(
-    limit: int, without_tenants: Collection[str], *, without_chains: bool, with_expired: bool
-) -> Select[Any]:
+def _is_wanted(
+    without_tenants: Collection[str], without_chains: bool, without_chains_of: Collection[str]
+) -> ColumnElement[bool]:
+    wanted: ColumnElement[bool] = true()
+    if without_tenants:
+        wanted = and_(wanted, BATCHES.c.tenant.not_in(sorted(without_tenants)))
+    is_no_chain = BATCHES.c.stages == 0
+    if without_chains:
+        return and_(wanted, is_no_chain)
+    if without_chains_of:
+        is_others = BATCHES.c.tenant.not_in(sorted(without_chains_of))
+        return and_(wanted, or_(is_no_chain, is_others))
+    return wanted
+
+
+def _free_batches(limit: int, wanted: ColumnElement[bool], *, with_expired: bool) -> Select[Any]:
     """The batches to lease, locked. On PostgreSQL two claimers never wait for each other's rows."""
     # One that was given back for later is neither held nor free.
     counts = and_(_IS_UNFINISHED, or_(BATCHES.c.owner.is_not(None), _IS_FREE))
@@ -223,11 +236,7 @@ def _free_batches(
         waiting = waiting.where(free.c.status.in_(UNFINISHED))
     else:
         waiting = waiting.where(has_no_owner(free))
-    counts = and_(counts, BATCHES.c.tenant.in_(waiting))
-    if without_tenants:
-        counts = and_(counts, BATCHES.c.tenant.not_in(sorted(without_tenants)))
-    if without_chains:
-        counts = and_(counts, BATCHES.c.stages == 0)
+    counts = and_(counts, BATCHES.c.tenant.in_(waiting), wanted)
     ranks = turns_of_batches(counts, _IS_FREE).subquery("ranks")
     return (
         select(BATCHES.c.id)

@@ -90,6 +90,18 @@ async def test_nobody_is_told_of_a_parts_end(store: Store) -> None:
     assert (await store.chains.usage(chain.id)).total_tokens == 0
 
 
+async def test_a_tenant_that_has_enough_chains_gets_no_more_and_others_do(store: Store) -> None:
+    await store.batches.create(new_batch(tenant="a", then=(STAGE,)))
+    wanted = {
+        (await store.batches.create(new_batch(tenant="a"))).id,
+        (await store.batches.create(new_batch(tenant="b", then=(STAGE,)))).id,
+    }
+    leases = await store.batch_leases.claim(
+        owner="me", lease_seconds=60, limit=5, without_chains_of={"a"}
+    )
+    assert {each.batch_id for each in leases} == wanted
+
+
 async def test_chains_are_left_to_others_by_those_that_have_enough(store: Store) -> None:
     chain = await store.batches.create(new_batch(then=(STAGE,)))
     plain = await store.batches.create(new_batch())
