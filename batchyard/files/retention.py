@@ -1,4 +1,5 @@
-"""Retention: files that have expired, and bytes that nothing names any more, are wiped.
+"""Retention: files that have expired or that nothing needs, and bytes that nothing names any more,
+are wiped.
 
 Rows are marked first, then bytes go, so that no row is found without its bytes. A crash in
 between leaves bytes without a row, as do writers that were killed: those are for the sweep.
@@ -21,10 +22,11 @@ from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
     from batchyard.services.services import Services
     from batchyard.storage.base import ListedObject
+    from batchyard.store import FileRecord
 
 _IDEMPOTENCY_SECONDS: Final = 2 * DAY_SECONDS
 _DELIVERIES_SECONDS: Final = 30 * DAY_SECONDS
@@ -38,7 +40,10 @@ _DELETES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Files whose time was over. ``objects`` may be fewer: two files may share their bytes."""
+    """Files whose time was over, and those of parts of chains that have ended.
+
+    ``objects`` may be fewer: two files may share their bytes.
+    """
 
     files: int
     bytes: int
@@ -57,6 +62,7 @@ class Swept:
 async def expire_files(services: Services, limit: int = 1000) -> Expired:
     """Delete up to ``limit`` files past their ``expires_at``, rows and bytes.
 
+    The files of the parts of chains that have ended go too, all of them.
     Uploads whose hour is over go too, idempotency keys of two days ago, deliveries that ended a
     month ago, lengths of answers of which there was none for a month, tunings of a month ago, and
     background responses that ended a month ago. The input of a batch that has not ended stays. Of
@@ -76,15 +82,34 @@ async def expire_files(services: Services, limit: int = 1000) -> Expired:
         gone = [file for file in found if file.id in marked]
         if not gone:
             break
-        keys = {file.storage_key for file in gone}
-        keys -= await services.store.files.storage_keys(sorted(keys))
-        await _delete(services, sorted(keys))
         files += len(gone)
         size_bytes += sum(file.size_bytes for file in gone)
-        objects += len(keys)
+        objects += await _wipe(services, gone)
+    async for gone in _files_of_ended_chains(services):
+        files += len(gone)
+        size_bytes += sum(file.size_bytes for file in gone)
+        objects += await _wipe(services, gone)
     await services.store.completions.prune()
     await services.store.responses.prune(FILE_LIFETIME_SECONDS)
     return Expired(files, size_bytes, objects)
+
+
+async def _files_of_ended_chains(services: Services) -> AsyncGenerator[list[FileRecord]]:
+    """Files of parts, marked deleted. What the chain's tenant can ask for is in the chain's own.
+
+    A part that ends after its chain keeps its files until a later time.
+    """
+    chains, after = services.store.chains, ""
+    while ended := await chains.ended_with_files(after=after, limit=_ROWS_AT_ONCE):
+        for chain_id in ended:
+            found = await chains.files_of_parts(chain_id)
+            for start in range(0, len(found.file_ids), _ROWS_AT_ONCE):
+                some = found.file_ids[start : start + _ROWS_AT_ONCE]
+                yield await services.store.files.delete_unread(some)
+            # Not before: a process that ends in between leaves the rest to the next one.
+            if found.are_all:
+                await chains.forget_files(chain_id)
+        after = ended[-1]
 
 
 async def sweep_orphans(services: Services, older_than_seconds: float = DAY_SECONDS) -> Swept:
@@ -189,6 +214,14 @@ async def _is_over(services: Services, batch_id: str, kept_seconds: float) -> bo
     ends = (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
     ended_at = max(end for end in ends if end is not None)
     return await services.store.database.now() - ended_at >= kept_seconds
+
+
+async def _wipe(services: Services, gone: Sequence[FileRecord]) -> int:
+    """Delete the bytes of files that are marked, if no other file has them: how many objects."""
+    keys = {file.storage_key for file in gone}
+    keys -= await services.store.files.storage_keys(sorted(keys))
+    await _delete(services, sorted(keys))
+    return len(keys)
 
 
 async def _delete(services: Services, keys: Sequence[str]) -> None:

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from batchyard.api.stages import stages_of
 from batchyard.chains import Stage
 from batchyard.control import chain_lines, chain_parts
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
-from batchyard.errors import StoreUnavailable
+from batchyard.errors import StorageUnavailable, StoreUnavailable
+from batchyard.files import retention
+from batchyard.files.cursor import CompletionCursor
+from batchyard.files.read_results import ResultsReader
+from batchyard.files.retention import Expired, expire_files, sweep_orphans
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.results import answered
 from batchyard.services.keys import segment_key, segments_prefix
 from batchyard.services.segments import encode_entry, put_bytes, read_object
+from batchyard.steps.collect import DAMAGED
 from batchyard.steps.retry import retry_batch
 from batchyard.store import Chains
 from batchyard.store.batch.rows import BATCHES
@@ -179,6 +185,113 @@ async def test_its_tenant_sees_and_pays_for_one_batch(yard: Yard) -> None:
     assert sum(each.requests for each in counted) == 24
     assert sum(each.total_tokens for each in counted) == batch.usage.total_tokens
     assert batch.usage.output_tokens == 24 * 4
+
+
+async def used(yard: Yard, tenant: str) -> tuple[int, int]:
+    """Bytes that count for its quota, and those of the files that it can list or is told of."""
+    store = yard.services.store
+    files = {each.id: each for each in await store.files.page(tenant, limit=100)}
+    for batch in await store.batches.page(tenant, limit=100):
+        for stage in await stages_of(yard.services, batch):
+            if stage.output_file_id is not None:
+                files[stage.output_file_id] = await store.files.get(stage.output_file_id, tenant)
+    counted = (await store.tenants.usage(tenant)).stored_bytes
+    return counted, sum(each.size_bytes for each in files.values())
+
+
+async def test_after_a_chain_only_files_that_its_tenant_knows_are_stored(yard: Yard) -> None:
+    fault = Fault(FaultKind.ANSWER, lambda body: b"good? id-1" in body, status=400, times=1)
+    yard.use(StubEngine(faults=[fault]))
+    batch = await run(yard, lines(12), JUDGE, EMBED, tenant="a")
+    counted, known = await used(yard, "a")
+    assert counted > known
+    parts = await yard.services.store.chains.summaries(batch.id)
+    expired = await expire_files(yard.services)
+    assert expired.files == expired.objects > 2 * len(parts)
+    assert await used(yard, "a") == (known, known)
+    stored = [each async for each in yard.services.storage.listing("files/")]
+    assert sum(each.size_bytes for each in stored) == known
+    # Nothing that can be asked for was among them.
+    assert len(await yard.results(batch.output_file_id)) == 11
+    assert len(await yard.results(batch.error_file_id)) == 1
+    page = await ResultsReader(yard.services).page(batch, CompletionCursor(), limit=100)
+    assert len([each async for each in page.lines()]) == 12
+    stages = await stages_of(yard.services, batch)
+    assert [len(await yard.results(each.output_file_id)) for each in stages] == [12, 11, 11]
+    assert [each.request_counts.completed for each in stages] == [12, 11, 11]
+    async with working(yard):
+        again = await ended(yard, await retry_batch(yard.services, batch.id))
+    assert again.counts.completed == 1
+    assert await expire_files(yard.services) != Expired(0, 0, 0)
+    assert await expire_files(yard.services) == Expired(0, 0, 0)
+
+
+async def test_files_of_a_chain_that_runs_are_kept(yard: Yard) -> None:
+    """Though parts have ended, and its window is over."""
+    yard.use(StubEngine(faults=[Fault(FaultKind.HANG, lambda body: b"good? id-1" in body)]))
+    async with working(yard):
+        batch_id = await yard.create(lines(30), then=(JUDGE, EMBED))
+
+        async def has_ended_parts() -> bool:
+            parts = await yard.services.store.chains.summaries(batch_id)
+            return any(each.batch.status in TERMINAL for each in parts)
+
+        await until(has_ended_parts)
+        assert await expire_files(yard.services) == Expired(0, 0, 0)
+        await yard.services.store.batches.cancel(batch_id)
+        batch = await ended(yard, batch_id)
+        for part in await yard.services.store.chains.summaries(batch_id):
+            await ended(yard, part.batch.id)
+    assert (await expire_files(yard.services)).files
+    counted, known = await used(yard, batch.tenant)
+    assert counted == known
+    output, errors = [
+        await yard.results(each) for each in (batch.output_file_id, batch.error_file_id)
+    ]
+    assert len(output) + len(errors) == 30
+
+
+async def test_files_that_a_part_gets_after_its_chain_has_ended_are_deleted_later(
+    yard: Yard,
+) -> None:
+    store = yard.services.store
+    yard.use(StubEngine(faults=[Fault(FaultKind.HANG, lambda body: b"good? id-1" in body)]))
+    async with working(yard):
+        batch_id = await yard.create(lines(3), then=(JUDGE,))
+        await until(lambda: store.chains.summaries(batch_id))
+    # No process is there to end the part with the chain.
+    await store.batches.stop_early(batch_id, [DAMAGED])
+    batch = await yard.finish(batch_id)
+    parts = [each.batch.id for each in await store.chains.summaries(batch_id)]
+    assert {(await store.batches.get(each)).status for each in parts} == {BatchStatus.CANCELLING}
+    assert await expire_files(yard.services) == Expired(0, 0, 0)
+    for each in parts:
+        await yard.finish(each)
+    assert (await expire_files(yard.services)).files
+    counted, known = await used(yard, batch.tenant)
+    assert counted == known
+
+
+async def test_a_clean_up_that_stopped_halfway_is_continued(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the rows of some files were marked, and before any bytes were deleted."""
+    batch = await run(yard, lines(12), JUDGE, EMBED)
+
+    async def away(_: str) -> None:
+        raise StorageUnavailable("The object store is away.")
+
+    monkeypatch.setattr(retention, "_ROWS_AT_ONCE", 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(yard.services.storage, "delete", away)
+        with pytest.raises(StorageUnavailable):
+            await expire_files(yard.services)
+    assert (await expire_files(yard.services)).files
+    counted, known = await used(yard, batch.tenant)
+    assert counted == known
+    await sweep_orphans(yard.services, 0)
+    stored = [each async for each in yard.services.storage.listing("files/")]
+    assert sum(each.size_bytes for each in stored) == known
 
 
 async def test_a_cancelled_chain_keeps_what_is_finished(yard: Yard) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import func, insert, or_, select, update
+from sqlalchemy import exists, func, insert, or_, select, update
 
 from batchyard.errors import RecordNotFound, TransitionConflict
-from batchyard.lifecycle import STOPPABLE, BatchStatus
+from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
 from batchyard.prices import NO_PRICES
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.batch.moves import check_epoch, insert_batch, move_batch
 from batchyard.store.batch.pages import read_live
 from batchyard.store.batch.rows import BATCHES
-from batchyard.store.chain.rows import CHAINS, PARTS, ChainPart, ChainRecord
+from batchyard.store.chain.rows import CHAINS, HAS_FILES, PARTS, ChainPart, ChainRecord
 from batchyard.store.chunk.rows import CHUNKS, IS_LEASED
 from batchyard.store.columns import USAGE_COLUMNS
 from batchyard.store.leasing import is_held
@@ -39,6 +39,16 @@ class PartSummary:
     stage: int
     """From 1, as in :class:`.ChainPart`."""
     lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """The files of those parts of a chain that have ended."""
+
+    file_ids: list[str]
+    """Of their input and results, whether they are deleted or not."""
+    are_all: bool
+    """No part of the chain is still to end."""
 
 
 class Chains(Aggregate):
@@ -150,6 +160,39 @@ class Chains(Aggregate):
             .limit(1)
         )
         return (await connection.execute(statement)).first() is not None
+
+    @reads
+    async def ended_with_files(
+        self, connection: AsyncConnection, *, after: str, limit: int
+    ) -> list[str]:
+        """Chains that have ended, whose parts may have files: their ids, behind ``after``."""
+        # No join: SQLite would begin with all batches that have ended.
+        has_ended = exists().where(
+            BATCHES.c.id == CHAINS.c.batch_id, BATCHES.c.status.in_(TERMINAL)
+        )
+        found = await connection.execute(
+            select(CHAINS.c.batch_id)
+            .where(HAS_FILES, CHAINS.c.batch_id > after, has_ended)
+            .order_by(CHAINS.c.batch_id)
+            .limit(limit)
+        )
+        return list(found.scalars())
+
+    @reads
+    async def files_of_parts(self, connection: AsyncConnection, chain_id: str) -> PartFiles:
+        """The files of its parts. A chain that has ended gets no more of them."""
+        names = ("status", "input_file_id", "output_file_id", "error_file_id")
+        statement = select(*(BATCHES.c[name] for name in names))
+        rows = (await connection.execute(statement.where(BATCHES.c.part_of == chain_id))).all()
+        ended = [row for row in rows if row.status in TERMINAL]
+        ids = {file_id for row in ended for file_id in row[1:] if file_id is not None}
+        return PartFiles(sorted(ids), are_all=len(ended) == len(rows))
+
+    @writes
+    async def forget_files(self, connection: AsyncConnection, chain_id: str) -> None:
+        """Record that the files of all its parts are deleted."""
+        statement = update(CHAINS).where(CHAINS.c.batch_id == chain_id)
+        await connection.execute(statement.values(has_files=False))
 
     @reads
     async def usage(self, connection: AsyncConnection, chain_id: str) -> TokenUsage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, Index, LargeBinary, insert, select
+from sqlalchemy import BigInteger, Index, LargeBinary, insert, select, true
 from sqlmodel import Field
 
 from batchyard.chains import Stage
@@ -29,6 +29,8 @@ class ChainRecord(Record):
     """Lines with an error of any stage."""
     is_open: bool = Field(default=True)
     """Not all of its lines have one or the other."""
+    has_files: bool = Field(default=True, sa_column_kwargs={"server_default": true()})
+    """Its parts may have files that are not deleted."""
 
 
 class ChainRow(Row, ChainRecord, table=True):
@@ -60,6 +62,13 @@ class PartRow(Row, ChainPart, table=True):
 CHAINS = ChainRow.metadata.tables["chains"]
 PARTS = PartRow.metadata.tables["chain_parts"]
 CHAIN_IS_OPEN: ColumnElement[bool] = CHAINS.c.is_open.is_(True)
+HAS_FILES: ColumnElement[bool] = CHAINS.c.has_files.is_(True)
+Index(
+    "ix_chains_has_files",
+    CHAINS.c.batch_id,
+    sqlite_where=HAS_FILES,
+    postgresql_where=HAS_FILES,
+)
 
 
 async def insert_stages(

@@ -44,12 +44,12 @@ _IS_TO_BE_JOINED = exists().where(
     BATCHES.c.status == BatchStatus.VALIDATING,
     type_coerce(BATCHES.c.options, Text).like('%"file_id":"' + FILES.c.id + '"%'),
 )
-_MAY_GO = and_(
-    FILES.c.expires_at <= clock_seconds(),
+_IS_UNREAD = and_(
     FILES.c.deleted_at.is_(None),
     FILES.c.id.not_in(select(BATCHES.c.input_file_id).where(_HAS_NOT_ENDED)),
     ~_IS_TO_BE_JOINED,
 )
+_MAY_GO = and_(FILES.c.expires_at <= clock_seconds(), _IS_UNREAD)
 
 
 class Files(Aggregate):
@@ -155,6 +155,22 @@ class Files(Aggregate):
             .returning(FILES.c.id)
         )
         return set(marked.scalars())
+
+    @writes
+    async def delete_unread(
+        self, connection: AsyncConnection, file_ids: Sequence[str]
+    ) -> list[FileRecord]:
+        """Mark them deleted before their time; those that this call marked.
+
+        One that a batch which has not ended reads is left out.
+        """
+        marked = await connection.execute(
+            update(FILES)
+            .where(FILES.c.id.in_(file_ids), _IS_UNREAD)
+            .values(deleted_at=clock_seconds())
+            .returning(FILES)
+        )
+        return [FileRecord.read(row) for row in marked.mappings()]
 
     @reads
     async def storage_keys(self, connection: AsyncConnection, keys: Sequence[str]) -> set[str]:

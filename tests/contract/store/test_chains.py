@@ -6,8 +6,8 @@ import pytest
 
 from batchyard.chains import Stage
 from batchyard.errors import LeaseLost, RecordNotFound, TransitionConflict
-from batchyard.lifecycle import BatchStatus
-from batchyard.store import BatchRecord, ChainPart, Store
+from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.store import BatchRecord, ChainPart, NewFile, Store
 from tests.contract.store.outbox_samples import endpoint
 from tests.contract.store.samples import begin, finish, new_batch, new_file
 
@@ -100,6 +100,59 @@ async def test_a_tenant_that_has_enough_chains_gets_no_more_and_others_do(store:
         owner="me", lease_seconds=60, limit=5, without_chains_of={"a"}
     )
     assert {each.batch_id for each in leases} == wanted
+
+
+async def end(store: Store, batch_id: str, status: BatchStatus, **files: NewFile) -> BatchRecord:
+    is_cancelled = status is BatchStatus.CANCELLED
+    ending = BatchStatus.CANCELLING if is_cancelled else BatchStatus.FINALIZING
+    await store.batches.advance(batch_id, BatchStatus.IN_PROGRESS, ending)
+    return await finish(store, batch_id, status, **files)
+
+
+async def with_files(store: Store) -> list[str]:
+    return await store.chains.ended_with_files(after="", limit=10)
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+async def test_what_an_ended_chain_needed_only_while_it_ran_can_be_deleted(
+    store: Store, status: BatchStatus
+) -> None:
+    """The input and results of its parts. Its own files, and another chain's, are kept."""
+    chain, other = await begun_chain(store), await begun_chain(store)
+    part, others = await part_of(store, chain), await part_of(store, other)
+    for each in (part, others):
+        await begin(store, each)
+        results = {kind: new_file(tenant="a", holds_responses=True) for kind in ("output", "error")}
+        await end(store, each, status, **results)
+    assert await with_files(store) == []
+    own = new_file(tenant="a")
+    await end(store, chain.id, status, output=own)
+    assert await with_files(store) == [chain.id]
+    assert await store.chains.ended_with_files(after=chain.id, limit=10) == []
+    found = await store.chains.files_of_parts(chain.id)
+    assert (len(found.file_ids), found.are_all) == (3, True)
+    gone = await store.files.delete_unread(found.file_ids)
+    assert sorted(each.id for each in gone) == found.file_ids
+    assert await store.files.delete_unread(found.file_ids) == []
+    assert (await store.tenants.usage("a")).stored_bytes == 3 + 3 * 3
+    assert (await store.files.get(own.id, "a")).id == own.id
+    await store.chains.forget_files(chain.id)
+    assert await with_files(store) == []
+
+
+async def test_a_part_that_has_not_ended_keeps_its_files(store: Store) -> None:
+    chain = await begun_chain(store)
+    ended, running = await part_of(store, chain), await part_of(store, chain)
+    for each in (ended, running):
+        await begin(store, each)
+    output = new_file(tenant="a", holds_responses=True)
+    record = await end(store, ended, BatchStatus.COMPLETED, output=output)
+    await end(store, chain.id, BatchStatus.CANCELLED)
+    found = await store.chains.files_of_parts(chain.id)
+    assert set(found.file_ids) == {output.id, record.input_file_id}
+    assert not found.are_all
+    still_read = (await store.batches.get(running)).input_file_id
+    assert await store.files.delete_unread([still_read]) == []
 
 
 async def test_chains_are_left_to_others_by_those_that_have_enough(store: Store) -> None:
