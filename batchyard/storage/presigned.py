@@ -99,9 +99,9 @@ def _expiry_v2(query: Mapping[str, str]) -> datetime | None:
 def _expiry_azure(query: Mapping[str, str]) -> datetime | None:
     try:
         expiry = datetime.fromisoformat(query["se"])
-    except (KeyError, ValueError):
+        return expiry.replace(tzinfo=UTC) if expiry.tzinfo is None else expiry.astimezone(UTC)
+    except (KeyError, ValueError, OverflowError):
         return None
-    return expiry.replace(tzinfo=UTC) if expiry.tzinfo is None else expiry.astimezone(UTC)
 
 
 def expires_at(url: str) -> datetime | None:

@@ -49,6 +49,8 @@ def test_the_expiry_is_read(url: str) -> None:
         f"{V4}&X-Amz-Date=20261120T100000Z&X-Amz-Expires={'9' * 30}",
         f"https://example.org/k?Signature=x&Expires={'9' * 30}",
         "https://a.blob.core.windows.net/c/k?sv=2024-11-04&se=soon&sig=x",
+        "https://a.blob.core.windows.net/c/k?sv=2024-11-04&se=9999-12-31T23:59:59-08:00&sig=x",
+        "https://a.blob.core.windows.net/c/k?sv=2024-11-04&se=0001-01-01T00:00:00%2B08:00&sig=x",
         "https://a.blob.core.windows.net/c/k?sv=2024-11-04&si=policy&sig=x",
     ],
 )
