@@ -154,7 +154,9 @@ class _Transfer:
         most = 0 if self._web.guard else MAX_REDIRECTS
         for _ in range(most + 1):
             with web_errors_as_ours(self._name):
-                response = await self._session.get(url, headers=asked, allow_redirects=False)
+                # For the whole header: aiohttp's own limit begins anew with each byte.
+                async with asyncio.timeout(self._web.stall_seconds):
+                    response = await self._session.get(url, headers=asked, allow_redirects=False)
             async with response:
                 if response.status in _REDIRECTS:
                     url = self._next_url(response)
@@ -232,7 +234,13 @@ class _Transfer:
         with web_errors_as_ours(self._name):
             while left:
                 async with asyncio.timeout(self._web.stall_seconds):
-                    piece = await response.content.read(min(left, BLOCK_BYTES))
-                if not piece:
-                    raise StorageUnavailable(f"{self._name}: fewer bytes than before came")
-                left -= len(piece)
+                    left -= await self._skip_block(response, min(left, BLOCK_BYTES))
+
+    async def _skip_block(self, response: aiohttp.ClientResponse, size_bytes: int) -> int:
+        left = size_bytes
+        while left:
+            piece = await response.content.read(left)
+            if not piece:
+                raise StorageUnavailable(f"{self._name}: fewer bytes than before came")
+            left -= len(piece)
+        return size_bytes

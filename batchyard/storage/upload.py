@@ -31,7 +31,7 @@ _LEAST_PART_BYTES: Final = 8 * MIB
 """S3 takes no part below 5 MiB but the last one."""
 _ANSWER_BYTES: Final = 64 * 1024
 _COMPLETE_SECONDS: Final = 600.0
-"""S3 takes minutes for thousands of parts. A server that never ends its answer is given up."""
+"""For the answer to all tries of it: S3 takes minutes for thousands of parts."""
 
 
 async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
@@ -124,6 +124,8 @@ async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
     )
     body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
     was_sent = False
+    clock = asyncio.get_running_loop().time
+    ends_at = clock() + _COMPLETE_SECONDS
 
     async def send() -> None:
         nonlocal was_sent
@@ -131,9 +133,16 @@ async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
         check_not_expired(url)
         async with web.session() as session:
             with web_errors_as_ours(name):
-                async with session.post(
-                    target, data=body, skip_auto_headers=("Content-Type",), allow_redirects=False
-                ) as response:
+                async with (
+                    # A last try needs no long time: S3 says at once that the upload is complete.
+                    asyncio.timeout_at(max(ends_at, clock() + web.stall_seconds)),
+                    session.post(
+                        target,
+                        data=body,
+                        skip_auto_headers=("Content-Type",),
+                        allow_redirects=False,
+                    ) as response,
+                ):
                     try:
                         await _check(response, name)
                     except ObjectNotFound:
@@ -151,10 +160,9 @@ async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
 async def _whole_answer(response: aiohttp.ClientResponse) -> bytes:
     """To its end, which S3 may send minutes later: until then it sends spaces."""
     answer = bytearray()
-    async with asyncio.timeout(_COMPLETE_SECONDS):
-        # One read returns what has arrived by then, and the error comes last.
-        while len(answer) < _ANSWER_BYTES and (piece := await response.content.read(_ANSWER_BYTES)):
-            answer += piece
+    # One read returns what has arrived by then, and the error comes last.
+    while len(answer) < _ANSWER_BYTES and (piece := await response.content.read(_ANSWER_BYTES)):
+        answer += piece
     return bytes(answer)
 
 

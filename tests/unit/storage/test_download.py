@@ -31,6 +31,7 @@ from tests.unit.storage.web_server import (
     close,
     cuts,
     gives,
+    keeps_processing,
     running_web_server,
     says,
 )
@@ -488,3 +489,37 @@ async def test_a_part_that_does_not_say_where_the_object_ends_is_not_its_end(
     ]
     assert await get(server.url(), web) == CONTENT
     assert len(server.requests) == 3
+
+
+async def test_a_server_that_never_ends_its_header_is_given_up(
+    server: WebServer, web: WebAccess
+) -> None:
+    """Each interim answer is a sign of life, and none of them is the answer."""
+    server.answers = [keeps_processing(0.05)]
+    impatient = replace(web, stall_seconds=0.3, backoff=Backoff(1))
+
+    async with asyncio.timeout(5):
+        with pytest.raises(StorageUnavailable, match="too slow"):
+            await get(server.url(), impatient)
+
+
+async def test_a_server_that_trickles_what_we_have_already_is_given_up(
+    server: WebServer, web: WebAccess
+) -> None:
+    """Without ranges all of it is sent again: the time is for each block, not for each byte."""
+
+    async def trickles(request: server_side.BaseRequest) -> server_side.StreamResponse:
+        response = server_side.StreamResponse(headers={"ETag": '"one"'})
+        response.content_length = len(CONTENT)
+        await response.prepare(request)
+        for byte in CONTENT:
+            await response.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+        return response
+
+    server.answers = [cuts(CONTENT, 2 * MIB, ETag='"one"'), trickles]
+    impatient = replace(web, stall_seconds=0.3, backoff=Backoff(2, first_seconds=0.005))
+
+    async with asyncio.timeout(5):
+        with pytest.raises(StorageUnavailable, match="too slow"):
+            await get(server.url(), impatient)

@@ -17,7 +17,7 @@ from batchyard.storage.access import Access
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.location import parse_location, read_location, write_location
 from batchyard.storage.parted_url import MOST_PARTS, PartedUrl
-from tests.unit.storage.web_server import says
+from tests.unit.storage.web_server import keeps_processing, says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,3 +152,16 @@ async def test_an_error_at_the_end_of_an_answer_that_began_as_200_is_an_error(
     server.answers = [*[says(200, ETag="x")] * 3, fails_late]
     with pytest.raises(StorageUnavailable, match="could not be put together"):
         await write_location(place_on(server, 3), path, Access(web=once))
+
+
+async def test_a_server_that_never_ends_the_header_of_its_answer_is_given_up(
+    server: WebServer, web: WebAccess, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tries together have the time that S3 may need, and no try less than a stall."""
+    monkeypatch.setattr(module, "_COMPLETE_SECONDS", 0.3)
+    impatient = replace(web, stall_seconds=0.2, backoff=Backoff(2, first_seconds=0.005))
+    server.answers = [*[says(200, ETag="x")] * 3, keeps_processing(0.05)]
+    async with asyncio.timeout(5):
+        with pytest.raises(StorageUnavailable, match="too slow"):
+            await write_location(place_on(server, 3), path, Access(web=impatient))
+    assert len(server.requests) == 5

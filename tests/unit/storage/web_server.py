@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -104,6 +105,18 @@ def cuts(content: bytes, after_bytes: int, **headers: str) -> Answer:
         await response.write(content[:after_bytes])
         close(request)
         return response
+
+    return answer
+
+
+def keeps_processing(every_seconds: float) -> Answer:
+    """Say ``102 Processing`` again and again, and never answer."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        while request.transport is not None and not request.transport.is_closing():
+            request.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            await asyncio.sleep(every_seconds)
+        return web.Response()
 
     return answer
 
