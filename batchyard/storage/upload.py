@@ -8,7 +8,7 @@ import os
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from batchyard.errors import ObjectNotFound, ObjectTooLarge, StorageUnavailable
+from batchyard.errors import ObjectTooLarge, StorageUnavailable
 from batchyard.storage.blocks import MIB
 from batchyard.storage.file import os_errors_as_ours, read_file
 from batchyard.storage.presigned import (
@@ -17,7 +17,7 @@ from batchyard.storage.presigned import (
     put_headers,
     signature_of,
 )
-from batchyard.storage.web import WebAccess, refusal, web_errors_as_ours
+from batchyard.storage.web import WebAccess, error_code, refusal, refused, web_errors_as_ours
 from batchyard.threads import in_thread
 from batchyard.web.url import checked_url, shown
 
@@ -32,6 +32,10 @@ _LEAST_PART_BYTES: Final = 8 * MIB
 _ANSWER_BYTES: Final = 64 * 1024
 _COMPLETE_SECONDS: Final = 600.0
 """For the answer to all tries of it: S3 takes minutes for thousands of parts."""
+_FORGOTTEN: Final = (404, "NoSuchUpload")
+"""What S3 and servers like it say of an upload that is complete, and of one that was aborted."""
+_OUTCOME_UNKNOWN: Final = {500, 502, 504}
+"""What a server says that failed midway, and a proxy that lost the server's answer."""
 
 
 async def upload(url: str, path: Path, *, web: WebAccess | None = None) -> None:
@@ -117,42 +121,51 @@ async def _body(
 
 async def _complete(url: str, etags: Sequence[str], web: WebAccess) -> None:
     """Have S3 make the object of its parts."""
+    import aiohttp  # noqa: PLC0415 - most commands go to no URL, and it takes long
+
     target, name = checked_url(url), shown(url)
     parts = "".join(
         f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag, quote=False)}</ETag></Part>"
         for number, etag in enumerate(etags, start=1)
     )
     body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-    was_sent = False
     clock = asyncio.get_running_loop().time
     ends_at = clock() + _COMPLETE_SECONDS
+    may_be_complete = False
 
     async def send() -> None:
-        nonlocal was_sent
-        is_repeated, was_sent = was_sent, True
+        nonlocal may_be_complete
         check_not_expired(url)
         async with web.session() as session:
             with web_errors_as_ours(name):
-                async with (
-                    # A last try needs no long time: S3 says at once that the upload is complete.
-                    asyncio.timeout_at(max(ends_at, clock() + web.stall_seconds)),
-                    session.post(
-                        target,
-                        data=body,
-                        skip_auto_headers=("Content-Type",),
-                        allow_redirects=False,
-                    ) as response,
-                ):
-                    try:
-                        await _check(response, name)
-                    except ObjectNotFound:
-                        # S3 forgets an upload that is complete: only the answer was lost.
-                        if not is_repeated:
-                            raise
-                        return
-                    # S3 may find out that it failed after it has begun to answer 200.
-                    if b"<Error>" in await _whole_answer(response):
-                        raise StorageUnavailable(f"{name}: the parts could not be put together")
+                try:
+                    async with (
+                        # The last tries need no long time: S3 says at once what it has done.
+                        asyncio.timeout_at(max(ends_at, clock() + web.stall_seconds)),
+                        session.post(
+                            target,
+                            data=body,
+                            skip_auto_headers=("Content-Type",),
+                            allow_redirects=False,
+                        ) as response,
+                    ):
+                        if not _is_success(response):
+                            code = await error_code(response)
+                            # S3 forgets an upload that is complete: only the answer was lost.
+                            if may_be_complete and (response.status, code) == _FORGOTTEN:
+                                return
+                            may_be_complete |= response.status in _OUTCOME_UNKNOWN
+                            raise refused(response, name, code)
+                        answer = await _whole_answer(response)
+                except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                    # Nothing was sent.
+                    raise
+                except (aiohttp.ClientError, OSError):
+                    may_be_complete = True
+                    raise
+                # S3 may find out that it failed after it has begun to answer 200.
+                if b"<Error>" in answer:
+                    raise StorageUnavailable(f"{name}: the parts could not be put together")
 
     await web.backoff.retry(send)
 
@@ -167,5 +180,9 @@ async def _whole_answer(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def _check(response: aiohttp.ClientResponse, name: str) -> None:
-    if not response.ok or response.status >= 300:
+    if not _is_success(response):
         raise await refusal(response, name)
+
+
+def _is_success(response: aiohttp.ClientResponse) -> bool:
+    return 200 <= response.status < 300

@@ -6,6 +6,7 @@ Downloads and uploads are in :mod:`batchyard.storage.download` and
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import socket
@@ -37,6 +38,7 @@ _PASSING_STATUS = {408, 425, 429}
 # S3 says why in an XML element; nothing else of an answer is ever repeated.
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 _CODE_WITHIN_BYTES = 4096
+_CODE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,32 @@ def web_errors_as_ours(name: str) -> Iterator[None]:
 
 async def refusal(response: aiohttp.ClientResponse, name: str) -> StorageError:
     """The error that an answer other than success stands for."""
+    return refused(response, name, await error_code(response))
+
+
+async def error_code(response: aiohttp.ClientResponse) -> str:
+    """S3's code for what is wrong, such as ``NoSuchKey``; empty if there is none in time.
+
+    Reads the beginning of the body.
+    """
     import aiohttp  # noqa: PLC0415 - see above
 
-    status = response.status
-    said = f"the server answered {status}"
+    body = bytearray()
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-        if code := _CODE.search(await response.content.read(_CODE_WITHIN_BYTES)):
-            said += f" {code[1].decode()}"
+        async with asyncio.timeout(_CODE_SECONDS):
+            # It may come later than the header, and in pieces.
+            while len(body) < _CODE_WITHIN_BYTES and (
+                piece := await response.content.read(_CODE_WITHIN_BYTES - len(body))
+            ):
+                body += piece
+    code = _CODE.search(body)
+    return code[1].decode() if code else ""
+
+
+def refused(response: aiohttp.ClientResponse, name: str, code: str) -> StorageError:
+    """The same, where the code has been read already."""
+    status = response.status
+    said = f"the server answered {status} {code}".rstrip()
     if status == 507:
         return StorageFull(f"{name}: {said}, free some space there")
     if status in _PASSING_STATUS or status >= 500:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -11,19 +12,25 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web as server_side
 
-from batchyard.errors import AccessDenied, LocationRefused, ObjectTooLarge, StorageUnavailable
+from batchyard.errors import (
+    AccessDenied,
+    LocationRefused,
+    ObjectNotFound,
+    ObjectTooLarge,
+    StorageUnavailable,
+)
 from batchyard.storage import upload as module
 from batchyard.storage.access import Access
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.location import parse_location, read_location, write_location
 from batchyard.storage.parted_url import MOST_PARTS, PartedUrl
-from tests.unit.storage.web_server import keeps_processing, says
+from tests.unit.storage.web_server import close, keeps_processing, says
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from batchyard.storage.web import WebAccess
-    from tests.unit.storage.web_server import WebServer
+    from tests.unit.storage.web_server import Answer, WebServer
 
 MIB = 1024 * 1024
 QUERY = "X-Amz-Signature=hunter2&X-Amz-Date=20260101T000000Z&X-Amz-Expires"
@@ -165,3 +172,110 @@ async def test_a_server_that_never_ends_the_header_of_its_answer_is_given_up(
         with pytest.raises(StorageUnavailable, match="too slow"):
             await write_location(place_on(server, 3), path, Access(web=impatient))
     assert len(server.requests) == 5
+
+
+def failure(status: int, code: str = "") -> Answer:
+    return says(status, f"<?xml?><Error><Code>{code}</Code></Error>".encode() if code else b"")
+
+
+async def loses_its_answer(request: server_side.BaseRequest) -> server_side.StreamResponse:
+    close(request)
+    return server_side.Response()
+
+
+async def breaks_off_its_answer(request: server_side.BaseRequest) -> server_side.StreamResponse:
+    answer = server_side.StreamResponse()
+    await answer.prepare(request)
+    await answer.write(b"<?xml?>\n ")
+    close(request)
+    return answer
+
+
+FORGOTTEN = failure(404, "NoSuchUpload")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        loses_its_answer,
+        breaks_off_its_answer,
+        failure(500, "InternalError"),
+        failure(502),
+        failure(504),
+    ],
+)
+async def test_an_upload_whose_answer_was_lost_may_be_forgotten_as_complete(
+    server: WebServer, web: WebAccess, path: Path, first: Answer
+) -> None:
+    server.answers = [*[says(200, ETag="x")] * 3, first, failure(503, "SlowDown"), FORGOTTEN]
+    await write_location(place_on(server, 3), path, Access(web=web))
+    assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        failure(503, "SlowDown"),
+        failure(429),
+        says(200, b"<?xml?><Error><Code>InternalError</Code></Error>"),
+    ],
+)
+async def test_an_upload_that_is_gone_after_a_refusal_was_not_completed(
+    server: WebServer, web: WebAccess, path: Path, first: Answer
+) -> None:
+    """S3 aborts uploads that are old, or a client does."""
+    server.answers = [*[says(200, ETag="x")] * 3, first, FORGOTTEN]
+    with pytest.raises(ObjectNotFound, match="404 NoSuchUpload"):
+        await write_location(place_on(server, 3), path, Access(web=web))
+
+
+async def test_an_upload_that_is_gone_after_no_connection_was_not_completed(
+    server: WebServer, web: WebAccess, path: Path
+) -> None:
+    """What was not sent has completed nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    patient = replace(web, backoff=Backoff(6, first_seconds=0.1))
+    place = PartedUrl(place_on(server, 3).part_urls, f"http://127.0.0.1:{port}/k")
+    server.answers = [says(200, ETag="x")]
+
+    async def forgets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"</CompleteMultipartUpload>")
+        body = b"<Error><Code>NoSuchUpload</Code></Error>"
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    writing = asyncio.create_task(write_location(place, path, Access(web=patient)))
+    while len(server.requests) < 3:  # noqa: ASYNC110 - they come in another task
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    async with await asyncio.start_server(forgets, "127.0.0.1", port):
+        with pytest.raises(ObjectNotFound, match="404 NoSuchUpload"):
+            await writing
+
+
+@pytest.mark.parametrize(
+    "gone", [failure(404, "NoSuchBucket"), failure(404), failure(410, "NoSuchUpload")]
+)
+async def test_only_an_upload_that_is_gone_may_have_been_completed(
+    server: WebServer, web: WebAccess, path: Path, gone: Answer
+) -> None:
+    server.answers = [*[says(200, ETag="x")] * 3, loses_its_answer, gone]
+    with pytest.raises(ObjectNotFound):
+        await write_location(place_on(server, 3), path, Access(web=web))
+
+
+async def test_a_code_that_comes_in_pieces_is_read_whole(
+    server: WebServer, web: WebAccess, path: Path
+) -> None:
+    async def hesitates(request: server_side.BaseRequest) -> server_side.StreamResponse:
+        answer = server_side.StreamResponse(status=404)
+        await answer.prepare(request)
+        for piece in (b"<?xml?>\n", b"<Error><Code>NoSuch", b"Upload</Code></Error>"):
+            await answer.write(piece)
+            await asyncio.sleep(0.02)
+        return answer
+
+    server.answers = [*[says(200, ETag="x")] * 3, loses_its_answer, hesitates]
+    await write_location(place_on(server, 3), path, Access(web=web))

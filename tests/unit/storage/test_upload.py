@@ -163,6 +163,25 @@ async def test_a_final_answer_is_not_asked_for_twice(
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
+@pytest.mark.parametrize("status", [b"000 None", b"101 Switching Protocols"])
+async def test_a_status_below_200_is_no_success(
+    web: WebAccess, tmp_path: Path, status: bytes
+) -> None:
+    """Nothing says that the file was stored."""
+    (tmp_path / "small").write_bytes(b"x")
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\nx")
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as odd:
+        port = odd.sockets[0].getsockname()[1]
+        with pytest.raises(LocationRefused, match="answered"):
+            await upload(f"http://127.0.0.1:{port}/out", tmp_path / "small", web=web)
+
+
 async def test_a_redirect_is_not_followed(server: WebServer, web: WebAccess, path: Path) -> None:
     """The results go where the user said, or nowhere."""
     server.answers = [says(307, Location="/elsewhere")]
