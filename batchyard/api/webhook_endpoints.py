@@ -6,7 +6,7 @@ batches name themselves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -25,12 +25,16 @@ from batchyard.services.webhook_checks import (
     check_webhook_url,
     checked_event_types,
 )
+from batchyard.tenant_turns import TenantTurns
 
 if TYPE_CHECKING:
     from batchyard.api.auth import Caller
     from batchyard.store import EndpointWithSecret, WebhookEndpointRecord
 
 router = APIRouter(route_class=Route)
+
+_TEST_TURNS: Final = TenantTurns(16)
+"""Sample events that this process sends: a receiver may take its time."""
 
 Name = Annotated[Text, described(minLength=1, maxLength=MAX_NAME_CHARS)]
 EventType = Annotated[Text, described(enum=EVENT_TYPES)]
@@ -220,9 +224,10 @@ async def test_webhook_endpoint(
 ) -> JsonResponse[WebhookEndpointTest]:
     """Send one signed sample event now, and return the status of the receiver's answer."""
     (event_type,) = checked_event_types([asked.event_type], param="event_type")
-    status_code = await send_test(
-        caller.services, webhook_endpoint_id, event_type, tenant=caller.tenant
-    )
+    async with _TEST_TURNS.turn(caller.tenant):
+        status_code = await send_test(
+            caller.services, webhook_endpoint_id, event_type, tenant=caller.tenant
+        )
     return JsonResponse(
         WebhookEndpointTest(
             webhook_endpoint_id=webhook_endpoint_id,

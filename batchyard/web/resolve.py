@@ -7,19 +7,20 @@ each time, by the guard. So a name that is not known now is no error.
 from __future__ import annotations
 
 import asyncio
-import socket
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from batchyard.errors import LocationRefused
 from batchyard.web.address import AddressRefused
+from batchyard.web.lookup import Lookups
 from batchyard.web.url import checked_url, shown
 
 if TYPE_CHECKING:
     from batchyard.web.address import AddressGuard
 
 _SECONDS: Final = 2.0
+_LOOKUPS: Final = Lookups(16)
+"""Their own, since names can be given faster than they are connected to: they take no turn of a
+request. Where all are taken, nothing is found out."""
 
 
 async def check_address(url: str, guard: AddressGuard | None) -> None:
@@ -45,16 +46,9 @@ async def check_address(url: str, guard: AddressGuard | None) -> None:
 
 
 async def _places(host: str, port: int) -> list[Any]:
-    resolve = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
         async with asyncio.timeout(_SECONDS):
-            found = await asyncio.get_running_loop().run_in_executor(_threads(), resolve)
+            entries = await _LOOKUPS.entries(host)
     except (TimeoutError, OSError, UnicodeError):
         return []
-    return [entry[4] for entry in found]
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    """Threads of their own: a name server that does not answer must hold up nothing else."""
-    return ThreadPoolExecutor(4, thread_name_prefix="resolve")
+    return [(address, port, *more) for *_, (address, _, *more) in entries]

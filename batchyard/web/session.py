@@ -26,11 +26,16 @@ def web_session(
     """
     import aiohttp  # noqa: PLC0415 - most commands open no session, and it takes long
 
+    from batchyard.web.resolver import Resolver  # noqa: PLC0415 - imports aiohttp
+
     connector = aiohttp.TCPConnector(
         ssl=ssl_context or True,
         force_close=True,
         # Those who wait for a slow server's connection would delay all others.
         limit=0,
+        resolver=Resolver(),
+        # With it, aiohttp waits for lookups that no request waits for any more.
+        use_dns_cache=False,
         socket_factory=guard.socket if guard else None,
     )
     return aiohttp.ClientSession(

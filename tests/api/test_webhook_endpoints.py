@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -346,6 +347,22 @@ def test_whatever_the_receiver_answers_is_the_result(
     result = strict(api).webhooks.test(made.id, event_type="batch.completed")
     assert (result.status_code, result.success) == (status, True)
     assert len(receiver.requests) == 1
+
+
+def test_a_tenant_sends_one_sample_event_at_a_time(receiver: Receiver, api: Api) -> None:
+    """A receiver that takes its time would otherwise hold what all tenants need."""
+    receiver.reply = Reply(delay_seconds=0.3)
+    made = create(api.openai(), url=receiver.url())
+
+    def try_it(_: int) -> int:
+        path = f"/webhook_endpoints/{made.id}/test"
+        return post(api, path, {"event_type": "batch.completed"})[0]
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(try_it, range(3))) == [200, 200, 200]
+    first, second, third = (request.at for request in receiver.requests)
+    assert second - first >= 0.3
+    assert third - second >= 0.3
 
 
 async def test_a_sample_event_leaves_no_trace(
