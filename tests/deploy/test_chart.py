@@ -69,6 +69,12 @@ def files_of(values: Path, folder: Path, *sets: str) -> tuple[Path, Path]:
     return paths
 
 
+def source_of(rule: Document) -> str:
+    """The one namespace that a rule of a network policy lets in."""
+    (source,) = rule["from"]
+    return str(source["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"])
+
+
 @every_values_file
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_document_is_valid(values: Path, version: str) -> None:
@@ -273,9 +279,25 @@ def test_only_the_api_can_be_connected_to() -> None:
     documents = rendered(PRODUCTION)
     everything = one(documents, "NetworkPolicy", "by")["spec"]
     assert "ingress" not in everything
-    (rule,) = one(documents, "NetworkPolicy", "by-api")["spec"]["ingress"]
-    assert rule["ports"] == [{"port": "http", "protocol": "TCP"}]
-    assert len(rule["from"]) == 1
+    rules = one(documents, "NetworkPolicy", "by-api")["spec"]["ingress"]
+    assert [rule["ports"] for rule in rules] == [[{"port": "http", "protocol": "TCP"}]] * 2
+    assert [source_of(rule) for rule in rules] == ["ingress-nginx", "monitoring"]
+
+
+def test_prometheus_can_read_the_apis_metrics_where_others_may_not_connect() -> None:
+    """Otherwise the alert of a database that is down would fire for ever."""
+    (api,) = one(rendered(PRODUCTION), "Deployment", "by-api")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert "http" in {each["name"] for each in api["ports"]}
+    *_, rule = one(rendered(PRODUCTION), "NetworkPolicy", "by-api")["spec"]["ingress"]
+    assert source_of(rule) == "monitoring"
+    for sets in ("networkPolicy.metricsFrom=[]", "metrics.enabled=false"):
+        (rule,) = one(rendered(PRODUCTION, sets), "NetworkPolicy", "by-api")["spec"]["ingress"]
+        assert source_of(rule) == "ingress-nginx"
+    everybody = rendered(PRODUCTION, "networkPolicy.apiFrom=[]")
+    (rule,) = one(everybody, "NetworkPolicy", "by-api")["spec"]["ingress"]
+    assert "from" not in rule
 
 
 def test_only_prometheus_can_connect_to_the_metrics_of_workers() -> None:
@@ -346,6 +368,18 @@ def test_a_pod_monitor_finds_the_pods() -> None:
     runner = one(documents, "Deployment", "by-runner-gpu")["spec"]["template"]
     assert wanted <= runner["metadata"]["labels"].items()
     assert not [each for each in rendered(SMALLEST) if each["kind"] == "PodMonitor"]
+
+
+def test_prometheus_sends_the_token_to_the_api_alone() -> None:
+    sets = 'metrics.podMonitor.tokenSecret={"name": "batchyard-secrets"}'
+    of_workers, of_api = one(rendered(PRODUCTION, sets), "PodMonitor", "by")["spec"][
+        "podMetricsEndpoints"
+    ]
+    assert of_api["authorization"]["credentials"] == {
+        "name": "batchyard-secrets",
+        "key": "BATCHYARD_METRICS_TOKEN",
+    }
+    assert "authorization" not in of_workers
 
 
 def test_without_runners_there_is_no_cache_and_no_pod_of_a_runner() -> None:
