@@ -133,7 +133,7 @@ class BodySettings(_Part):
 
 
 class QuotaSettings(_Part):
-    """The quotas of a tenant that has none of its own; unset: no limit."""
+    """The quotas of a tenant that has none of its own; unset or ``none``: no limit."""
 
     active_batches: int | None = Field(default=None, ge=0)
     """How many batches of a tenant may be active at a time."""
@@ -142,13 +142,25 @@ class QuotaSettings(_Part):
     enqueued_tokens: int | None = Field(default=None, ge=0)
     """How many tokens, by an estimate, these requests may need together."""
     batches_per_hour: int | None = Field(default=2000, ge=0)
-    """How many batches a tenant may create over the HTTP API in any hour; None: no limit."""
+    """How many batches a tenant may create over the HTTP API in any hour; ``none``: no limit."""
     stored_bytes: int | None = Field(default=None, ge=0)
     """How many bytes the files and unfinished uploads of a tenant may have together. Results count,
     and are stored in any case."""
     live_requests: int = Field(default=0, ge=0)
     """How many live requests a tenant may have in flight at a time, in each process of the API;
     0: none, so that only tenants with a limit of their own may send any."""
+
+    @field_validator(
+        "active_batches",
+        "enqueued_requests",
+        "enqueued_tokens",
+        "batches_per_hour",
+        "stored_bytes",
+        mode="before",
+    )
+    @classmethod
+    def _none_is_no_limit(cls, given: object) -> object:
+        return None if given == "none" else given
 
 
 class LogSettings(_Part):

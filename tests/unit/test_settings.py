@@ -43,6 +43,28 @@ def test_the_default_sender_is_of_this_machine(monkeypatch: pytest.MonkeyPatch) 
     assert read_settings().smtp.from_address == "batchyard@node-7.example"
 
 
+_LIMITS = (
+    *("active_batches", "enqueued_requests", "enqueued_tokens", "batches_per_hour"),
+    "stored_bytes",
+)
+
+
+@pytest.mark.parametrize("name", _LIMITS)
+def test_none_is_no_limit_in_a_variable_and_in_the_file(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As it is with `batchyard tenants quota`."""
+    config = tmp_path / "batchyard.toml"
+    monkeypatch.setenv("BATCHYARD_CONFIG", str(config))
+    config.write_text(f"[quota]\n{name} = 'none'\n")
+    assert getattr(read_settings().quota, name) is None
+
+    config.write_text(f"[quota]\n{name} = 7\n")
+    assert getattr(read_settings().quota, name) == 7
+    monkeypatch.setenv(f"BATCHYARD_QUOTA__{name.upper()}", "none")
+    assert getattr(read_settings().quota, name) is None
+
+
 def test_a_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATCHYARD_SMTP__PASSWORD", "canary-5")
     monkeypatch.setenv("BATCHYARD_SMTP__PORT", "no number")
