@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -82,6 +83,20 @@ def test_a_containers_command_is_one_of_ours(words: Sequence[str]) -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_services_variables_are_settings(name: str) -> None:
     check_names(Settings, variables_of(name))
+
+
+def test_a_check_of_an_image_asks_a_port_that_its_command_opens() -> None:
+    """Or a container that runs with the image's own command is unhealthy for ever."""
+    text = (IMAGES / "Containerfile").read_text()
+    checks = re.findall(
+        r'"http://127\.0\.0\.1:(\d+)/.*\n(?:#.*\n|ENTRYPOINT.*\n)*CMD (\[.*\])', text
+    )
+    assert len(checks) == text.count("HEALTHCHECK") == 3
+    for port, words in checks:
+        command = json.loads(words)
+        named = dict(itertools.pairwise(command)).get("--health-port", f"{DEFAULT_PORT}")
+        assert ("--health-port" in command) == ("worker" in command)
+        assert named == port
 
 
 def test_the_images_variables_are_settings() -> None:
