@@ -63,7 +63,9 @@ def create(
         print_object({"key": made.secret, **key_object(made.record)})
     else:
         typer.echo(made.secret)
-    typer.echo(f"batchyard: {made.record.id} is shown only this once: keep it.", err=True)
+    typer.echo(
+        f"batchyard: The key of {made.record.id} is shown only this once: keep it.", err=True
+    )
 
 
 @app.command("list")

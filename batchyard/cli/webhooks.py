@@ -54,7 +54,11 @@ def create(
 ) -> None:
     """Notify a URL when a tenant's batches end, and print the signing secret."""
     made = asyncio.run(_create(tenant, name, url, event or EVENT_TYPES))
-    _show_secret(made.secret, made.record.id, _object(made.record) if as_json else None)
+    _show_secret(
+        made.secret,
+        f"The signing secret of {made.record.id}",
+        _object(made.record) if as_json else None,
+    )
 
 
 @app.command("list")
@@ -109,7 +113,11 @@ def rotate(
 ) -> None:
     """Make a new signing secret for an endpoint and print it."""
     made = asyncio.run(_rotate(endpoint_id, keep_old))
-    _show_secret(made.secret, made.record.id, _object(made.record) if as_json else None)
+    _show_secret(
+        made.secret,
+        f"The signing secret of {made.record.id}",
+        _object(made.record) if as_json else None,
+    )
 
 
 @app.command("test")

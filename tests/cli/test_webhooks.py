@@ -67,7 +67,7 @@ def delivery(status: DeliveryStatus | None = None, **changes: Any) -> str:
 def test_a_new_endpoints_secret_is_all_that_goes_to_standard_output(alone: Run) -> None:
     ended = alone("webhooks", "create", URL, "--name", "ci", "--tenant", "search")
     assert re.fullmatch(SECRET, ended.stdout)
-    assert "shown only this once" in ended.stderr
+    assert f"The signing secret of {endpoint_id(ended)} is shown only this once" in ended.stderr
     (made,) = endpoints()
     assert (made.id, made.name, made.tenant, made.url) == (
         endpoint_id(ended),

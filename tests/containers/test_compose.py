@@ -83,7 +83,7 @@ def test_both_databases_can_be_dumped_as_the_page_says(installed: Installation) 
 def test_no_service_has_a_secret_of_its_image_or_of_the_repository(
     installed: Installation,
 ) -> None:
-    """The four secrets are those of this .env."""
+    """The five secrets are those of this .env."""
     env = (installed.folder / ".env").read_text()
     secrets = dict(line.split("=", 1) for line in env.splitlines() if "=" in line)
     told = installed.podman.output("podman", "exec", "batchyard_api_1", "env")

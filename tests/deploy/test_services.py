@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prefect.settings import Settings
 
+from batchyard import settings
 from batchyard.cli.serve import _GRACE_SECONDS, _KEEP_ALIVE_SECONDS
 from commands.lean_prefect import LEAN_SERVER
 from commands.worker_process import _END_SECONDS
@@ -176,6 +177,12 @@ def test_nginx_passes_bodies_on_as_they_come() -> None:
 def test_nginx_closes_idle_connections_before_the_api_does() -> None:
     assert int(nginx("keepalive_timeout").removesuffix("s")) < _KEEP_ALIVE_SECONDS
     assert 'proxy_set_header Connection "";' in NGINX
+
+
+def test_nginx_waits_for_an_answer_as_long_as_a_request_may_take() -> None:
+    """A live answer that is not streamed comes all at once."""
+    longest = settings.Settings.model_fields["request_timeout_seconds"].default
+    assert int(nginx("proxy_read_timeout").removesuffix("s")) >= longest
 
 
 def test_nginx_has_balanced_braces_and_ends_each_directive() -> None:
