@@ -464,6 +464,7 @@ API: Final = (
         "Leave some out.",
         "400",
     ),
+    Code("empty_string", "A text is empty, such as `input_file_id`.", "Check what is sent.", "400"),
     Code("empty_array", "A list, such as `requests`, is empty.", "Check what is sent.", "400"),
     Code(
         "array_above_max_length",

@@ -73,7 +73,7 @@ _MAX_WINDOW_DAYS: Final = Settings.model_fields["max_window_days"].default
 _MOST_FILES: Final = 100
 """Their ids are kept in the batch's row, which is read often."""
 
-_FileId = Annotated[str, Strict(), Field(max_length=_MAX_ID_CHARS), WITHOUT_NUL]
+_FileId = Annotated[str, Strict(), Field(min_length=1, max_length=_MAX_ID_CHARS), WITHOUT_NUL]
 
 Metadata = Annotated[
     dict[str, Any],

@@ -225,6 +225,9 @@ def as_openai_says(error: Mapping[str, Any]) -> ApiError:
     limits = error.get("ctx", {})
     param = ".".join(part for part in path if isinstance(part, str))
     wanted = _WANTED["list_type"] if is_element else _WANTED.get(error["type"])
+    if error["type"] == "string_too_short":
+        what = f"'{param}' must not have an empty text." if is_element else f"'{param}' is empty."
+        return ApiError(400, what, param=param, code="empty_string")
     if error["type"] == "missing" or (wanted and error["input"] is None and not is_element):
         return missing(limits.get("key", param))
     if wanted:

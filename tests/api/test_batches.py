@@ -66,6 +66,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input_file_id": ...}, "input_file_id", "missing_required_parameter"),
     ({"input_file_id": None}, "input_file_id", "missing_required_parameter"),
     ({"input_file_id": 7}, "input_file_id", "invalid_type"),
+    ({"input_file_id": ""}, "input_file_id", "empty_string"),
     ({"input_file_id": "x" * 257}, "input_file_id", "string_above_max_length"),
     (dict.fromkeys(WANTED, ...), "input_file_id", "missing_required_parameter"),
     ({"endpoint": ...}, "endpoint", "missing_required_parameter"),
@@ -143,6 +144,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input_file_id": ..., "input_file_ids": []}, "input_file_ids", "empty_array"),
     ({"input_file_id": ..., "input_file_ids": "a"}, "input_file_ids", "invalid_type"),
     ({"input_file_id": ..., "input_file_ids": ["a", 7]}, "input_file_ids", "invalid_type"),
+    ({"input_file_id": ..., "input_file_ids": ["a", ""]}, "input_file_ids", "empty_string"),
     (
         {"input_file_id": ..., "input_file_ids": ["a"] * 101},
         "input_file_ids",
