@@ -47,17 +47,32 @@ def config_file() -> Path | None:
 
     A flow run has a temporary working folder, so the folder where its worker was started counts
     as well, and the home. Raises :class:`~batchyard.errors.SettingsError` where BATCHYARD_CONFIG
-    names a file that is not there.
+    names a file that is not there, and where a folder may not be entered.
     """
     if named := os.environ.get(CONFIG_VARIABLE):
         path = Path(named).expanduser().absolute()
-        if not path.is_file():
+        if not is_file(path):
             raise SettingsError(f"{CONFIG_VARIABLE} names {path}, and there is no such file.")
         return path
     # PWD is the folder of the shell, and Prefect's workers leave it as it is.
     folders = [Path.cwd(), Path(os.environ.get("PWD", ".")).absolute()]
     folders.append(Path(os.environ.get(f"{PREFIX}HOME", "~/.batchyard")).expanduser().absolute())
-    return next((path for each in folders if (path := each / FILE_NAME).is_file()), None)
+    return next((path for each in folders if is_file(path := each / FILE_NAME)), None)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file.
+
+    Raises :class:`~batchyard.errors.SettingsError` where that cannot be known, because this user
+    may not enter a folder on the way, for one.
+    """
+    try:
+        return path.is_file()
+    except OSError as error:
+        what = f"{path} cannot be used: {error.strerror}."
+        if isinstance(error, PermissionError):
+            what += " Check the owner and the mode of the folders above it."
+        raise SettingsError(what) from error
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from batchyard.errors import SettingsError
 from batchyard.services.engine_python import engine_python, record_engine_python
 from batchyard.services.home import in_home
 from batchyard.settings import read_settings
+from batchyard.settings_sources import is_file
 from commands import shipped
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def install(
     if python is None:
         python = _installed(home / "engine", device or _device())
     python = python.expanduser().absolute()
-    if not python.is_file():
+    if not is_file(python):
         raise SettingsError(f"There is no Python at {python}.")
     version = vllm_version(python, os.environ)
     with in_home(settings):

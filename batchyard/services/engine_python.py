@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import batchyard
 from batchyard.errors import SettingsError
+from batchyard.settings_sources import is_file
 
 if TYPE_CHECKING:
     from batchyard.settings import Settings
@@ -19,16 +20,17 @@ RECORD: Final = "engine.python"
 def engine_python(settings: Settings) -> Path:
     """The setting, or what `batchyard engine install` has chosen, or what `make setup` has made.
 
-    Raises :class:`~batchyard.errors.SettingsError` where it is not there.
+    Raises :class:`~batchyard.errors.SettingsError` where it is not there, and where a folder may
+    not be entered.
     """
     record = settings.home_folder / RECORD
     if settings.engine_python is not None:
         python = settings.engine_python
-    elif record.is_file():
+    elif is_file(record):
         python = Path(record.read_text().strip())
     else:
         python = Path(batchyard.__file__).parents[1] / ".venv-engine" / "bin" / "python"
-    if not python.is_file():
+    if not is_file(python):
         raise SettingsError(
             f"No engine environment at {python}: run `batchyard engine install` (in a checkout, "
             "`make setup`), or set BATCHYARD_ENGINE_PYTHON to the Python of an environment that "

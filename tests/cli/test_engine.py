@@ -47,6 +47,16 @@ def test_a_python_that_is_not_there_is_refused() -> None:
         engine("install", "--python", "/no/python")
 
 
+def test_a_python_whose_path_cannot_be_looked_at_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder that may not be entered; root may enter every folder."""
+    python = f"/{'x' * 300}/python"
+    with pytest.raises(SettingsError, match=f"{python} cannot be used: File name too long."):
+        engine("install", "--python", python)
+    monkeypatch.setenv("BATCHYARD_ENGINE_PYTHON", python)
+    with pytest.raises(SettingsError, match=f"{python} cannot be used: File name too long."):
+        engine_python(read_settings())
+
+
 def test_the_setting_wins(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.mkdir()
     (home / "engine.python").write_text("/chosen/python\n")

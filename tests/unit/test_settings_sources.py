@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +28,29 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # -- the file ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["BATCHYARD_CONFIG", "BATCHYARD_HOME"])
+def test_a_place_that_cannot_be_looked_at_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may enter every folder: a name that is too long fails in the same way for all."""
+    place = f"/{'x' * 300}"
+    monkeypatch.setenv(name, place)
+    with pytest.raises(SettingsError, match=f"{place}.* cannot be used: File name too long."):
+        read_settings()
+
+
+def test_a_folder_that_may_not_be_entered_is_said_to_need_another_mode(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(empty_folder), "is_file", _denied)
+    with pytest.raises(SettingsError, match=r"Permission denied\. Check the owner and the mode"):
+        read_settings()
+
+
+def _denied(path: Path) -> bool:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def test_the_file_of_the_working_folder_is_read(empty_folder: Path) -> None:
