@@ -121,34 +121,76 @@ def test_prefects_server_has_the_settings_of_the_page_about_it() -> None:
     assert environment(path).items() >= wanted.items()
 
 
+def seen_by_the_command(
+    folder: Path, *, environment: str | None = None, enters: bool = True, **given: str
+) -> dict[str, str]:
+    """What `batchyard migrate --wait 5` of root hands to the program: its variables, its words as
+    ``args``, and its working folder as ``folder``. The files of /etc/batchyard are in ``folder``.
+
+    ``enters``: whether the user may enter the working folder.
+    """
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    denied = "" if enters else '[ "$1" != test ] && '
+    for name, script in {
+        "runuser": f'[ "$1 $2 $3" = "-u batchyard --" ] && shift 3 && {denied}exec "$@"',
+        "batchyard": 'env -0; printf "%s\\0" "args=$*" "folder=$(pwd)"',
+    }.items():
+        (bin_folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (bin_folder / name).chmod(0o755)
+    (folder / "environment").write_text(environment or block(PAGE, "environment"))
+    (folder / "home").mkdir()
+    command = COMMAND.replace(INSTALLED, f"{bin_folder}/")
+    command = command.replace(". /etc/batchyard/", f". {folder}/")
+    command = command.replace("/etc/batchyard/gpu-", f"{folder}/gpu-")
+    command = command.replace("cd /var/lib/batchyard", f"cd {folder}/home")
+    path = folder / "command"
+    path.write_text(command)
+    done = subprocess.run(
+        ["sh", path, "migrate", "--wait", "5"],
+        env={"PATH": f"{bin_folder}:/usr/bin:/bin", **given},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(each.split("=", 1) for each in done.stdout.rstrip("\0").split("\0"))
+
+
+def test_the_command_for_root_begins_in_a_folder_that_its_user_may_enter(tmp_path: Path) -> None:
+    for enters, wanted in ((True, "."), (False, "home")):
+        folder = tmp_path / f"{enters}"
+        folder.mkdir()
+        seen = seen_by_the_command(folder, enters=enters)
+        assert Path(seen["folder"]) == (folder / wanted).resolve()
+
+
+def test_the_command_for_root_has_what_only_this_machine_has(tmp_path: Path) -> None:
+    """Unless it serves several pools: they may differ."""
+    for names, slots in (([], None), (["gpu-gpu"], "0,1"), (["gpu-gpu", "gpu-big"], None)):
+        folder = tmp_path / f"{len(names)}"
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("BATCHYARD_ENGINE_SLOTS=0,1\n")
+        assert seen_by_the_command(folder).get("BATCHYARD_ENGINE_SLOTS") == slots
+
+
+@pytest.mark.parametrize("line", ["", "BATCHYARD_DATABASE_URL=''\n"])
+def test_the_command_for_root_sets_no_empty_url_of_the_database(line: str, tmp_path: Path) -> None:
+    """It would win over ``database_url`` in batchyard.toml."""
+    seen = seen_by_the_command(
+        tmp_path, environment=f"BATCHYARD_STORAGE=x\n{line}", BATCHYARD_DATABASE_URL=""
+    )
+    assert "BATCHYARD_DATABASE_URL" not in seen
+
+
 @pytest.mark.parametrize("given", [None, "postgresql://batchyard_owner@db/batchyard"])
 def test_the_command_for_root_has_the_variables_of_the_units(
     given: str | None, tmp_path: Path
 ) -> None:
     """And their user; the URL of another user of the database may be given to it."""
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    for name, script in {
-        "runuser": '[ "$1 $2 $3" = "-u batchyard --" ] && shift 3 && exec "$@"',
-        "batchyard": 'env -0; printf "%s\\0" "args=$*"',
-    }.items():
-        (bin_folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (bin_folder / name).chmod(0o755)
-    (tmp_path / "environment").write_text(block(PAGE, "environment"))
-    command = COMMAND.replace(INSTALLED, f"{bin_folder}/")
-    command = command.replace(". /etc/batchyard/", f". {tmp_path}/")
-    path = tmp_path / "command"
-    path.write_text(command)
-    variables = {"PATH": f"{bin_folder}:/usr/bin:/bin"}
-    variables |= {} if given is None else {"BATCHYARD_DATABASE_URL": given}
-    done = subprocess.run(
-        ["sh", path, "migrate", "--wait", "5"],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    seen = dict(each.split("=", 1) for each in done.stdout.rstrip("\0").split("\0"))
+    variables = {} if given is None else {"BATCHYARD_DATABASE_URL": given}
+    seen = seen_by_the_command(tmp_path, **variables)
     page = "postgresql://batchyard:PASSWORD@db.example.org/batchyard?ssl=require"
     assert seen["BATCHYARD_DATABASE_URL"] == (given or page)
     assert seen["args"] == "migrate --wait 5"
