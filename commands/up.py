@@ -21,7 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -70,16 +70,13 @@ gpu = 1
 """
 _TINY_MODEL_BLOCK = """
 [[models]]
-model = "tiny-chat"
+model = "{name}"
 weights = {weights}
 options = "--max-model-len 2048 --enforce-eager"
 """
 
-_BEARER = '-H "Authorization: Bearer $OPENAI_API_KEY"'
-_EXAMPLE = f"""\
-  FILE=$(curl -s $OPENAI_BASE_URL/files {_BEARER} -F purpose=batch -F file=@examples/chat.jsonl | grep -o 'file-[^"]*')
-  curl $OPENAI_BASE_URL/batches {_BEARER} -d "{{\\"input_file_id\\": \\"$FILE\\", \\"endpoint\\": \\"/v1/chat/completions\\", \\"completion_window\\": \\"24h\\"}}"
-"""  # noqa: E501 - lines to copy
+_TINY = "tiny-chat"
+_EXAMPLE_ENDPOINT = "/v1/chat/completions"
 
 
 def register(app: typer.Typer) -> None:
@@ -132,6 +129,7 @@ class Everything:
         self._prefect_url = f"http://127.0.0.1:{prefect_port}/api"
         self._key_file: Path | None = None
         self._login_file = home / LOGIN_FILE
+        self._model = _TINY
         self._programs: dict[str, GuardedProgram] = {}
         self._environment = (
             LEAN_SERVER
@@ -172,6 +170,7 @@ class Everything:
         self._start("api", _BIN / "batchyard", "serve", "--port", str(self._port))
         self._wait_until_it_answers("server", f"{self._prefect_url}/health")
         file = self._models_file()
+        self._model = next((each["model"] for each in _models(file)), _TINY)
         self._run("batchyard", "deploy", str(file))
         for pool in _pools(file):
             self._start(pool, *PREFECT_WORKER, "--pool", pool)
@@ -196,7 +195,7 @@ class Everything:
             "",
             "A batch, from another terminal (more in docs/how-to/use-the-api.md):",
             f"  export OPENAI_BASE_URL={self._api_url} OPENAI_API_KEY={key}",
-            _EXAMPLE,
+            _example(self._model),
             "For batchyard's other commands, and Prefect's:",
             f"  export PREFECT_API_URL={self._prefect_url} BATCHYARD_HOME={self._home}",
             f'  export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(self._login_file))})"',
@@ -239,9 +238,9 @@ class Everything:
         if found is not None and "models" in read_config(found):
             return found
         folder = self._home if shipped.CHECKOUT is None else shipped.CHECKOUT
-        weights = folder / ("models" if shipped.CHECKOUT is None else ".models") / "tiny-chat"
+        weights = folder / ("models" if shipped.CHECKOUT is None else ".models") / _TINY
         file = self._home / "up.toml"
-        block = _TINY_MODEL_BLOCK.format(weights=json.dumps(str(weights)))
+        block = _TINY_MODEL_BLOCK.format(name=_TINY, weights=json.dumps(str(weights)))
         file.write_text(_TINY_MODEL + (block if weights.is_dir() else ""))
         return file
 
@@ -286,9 +285,25 @@ class Everything:
 
 def _pools(file: Path) -> list[str]:
     """The pools that `batchyard deploy` has made from the file, each of which needs a worker."""
-    content = read_config(file)
-    named = {model.get("pool", DEFAULT_POOL) for model in content.get("models", [])}
-    return [CONTROL_POOL, *gpu_pools(named | content.get("engines_at_once", {}).keys())]
+    named = {model.get("pool", DEFAULT_POOL) for model in _models(file)}
+    limits = read_config(file).get("engines_at_once", {})
+    return [CONTROL_POOL, *gpu_pools(named | limits.keys())]
+
+
+def _models(file: Path) -> list[dict[str, Any]]:
+    """Its tables ``[[models]]``, which `batchyard deploy` has checked."""
+    return list(read_config(file).get("models", []))
+
+
+def _example(model: str) -> str:
+    """A line that makes a batch of one request, from any folder of any machine with curl."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Name three colours."}]}
+    line = {"custom_id": "1", "method": "POST", "url": _EXAMPLE_ENDPOINT, "body": body}
+    batch = {"endpoint": _EXAMPLE_ENDPOINT, "completion_window": "24h", "requests": [line]}
+    return (
+        '  curl $OPENAI_BASE_URL/batches -H "Authorization: Bearer $OPENAI_API_KEY" '
+        f"-d {shlex.quote(json.dumps(batch))}\n"
+    )
 
 
 async def _login_code(key_file: Path) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import stat
 import subprocess
 from typing import TYPE_CHECKING
@@ -10,6 +12,8 @@ import httpx
 import openai
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.services.up import Yard
 
 
@@ -77,3 +81,23 @@ def test_the_commands_that_it_prints_open_prefect(yard: Yard) -> None:
 
 def test_only_the_owner_can_read_the_login(yard: Yard) -> None:
     assert stat.S_IMODE((yard.home / "prefect.login").stat().st_mode) == 0o600
+
+
+def test_the_batch_that_it_prints_is_made_from_any_folder(yard: Yard, tmp_path: Path) -> None:
+    lines = yard.said().splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("  export OPENAI_BASE_URL"))
+    done = subprocess.run(
+        ["bash", "-e", "-c", "\n".join(lines[at : at + 2])],
+        env={"PATH": os.environ["PATH"], "no_proxy": "127.0.0.1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    made = json.loads(done.stdout)
+    assert made["object"] == "batch", made
+    with openai.OpenAI(base_url=yard.url, api_key=yard.key) as client:
+        file = client.files.content(made["input_file_id"]).text
+        assert json.loads(file)["body"]["model"] == "tiny-chat"
+        client.batches.cancel(made["id"])
