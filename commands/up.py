@@ -170,8 +170,8 @@ class Everything:
         self._start("api", _BIN / "batchyard", "serve", "--port", str(self._port))
         self._wait_until_it_answers("server", f"{self._prefect_url}/health")
         file = self._models_file()
-        self._model = next((each["model"] for each in _models(file)), _TINY)
         self._run("batchyard", "deploy", str(file))
+        self._model = next((each["model"] for each in _models(file)), _TINY)
         for pool in _pools(file):
             self._start(pool, *PREFECT_WORKER, "--pool", pool)
         self._wait_until_it_answers("api", f"{self._api_url}/models")
