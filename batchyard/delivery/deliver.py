@@ -24,7 +24,7 @@ from batchyard.notify.outcome import SendOutcome
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.renewal import renewing
-from batchyard.store import Attempt, DeliveryStatus
+from batchyard.store import Attempt, DeliveryLimits, DeliveryStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,8 +37,9 @@ __all__ = ["SCHEDULE_SECONDS", "AttemptFailed", "Delivered", "Deliverer"]
 log = event_logger(__name__)
 
 _AT_ONCE: Final = 64
-_PER_DESTINATION: Final = 4
-"""So that a receiver that takes its time leaves room for the others."""
+_LIMITS: Final = DeliveryLimits(per_destination=4, per_tenant=16, files=16, files_per_tenant=4)
+"""So that a receiver that takes its time, a tenant with many such receivers, and files that take
+hours leave room for the others."""
 _LEASE_SECONDS: Final = 6.0
 """After a crash another deliverer begins so much later. Shorter than an attempt may take: it is
 renewed meanwhile."""
@@ -186,7 +187,7 @@ class Deliverer:
         owner = self._owner
         try:
             claims = await deliveries.claim(
-                owner, lease_seconds=_LEASE_SECONDS, limit=room, per_destination=_PER_DESTINATION
+                owner, lease_seconds=_LEASE_SECONDS, limit=room, limits=_LIMITS
             )
         except StoreError:
             # It may have been written, and it is unknown here what it leased.

@@ -30,6 +30,7 @@ from batchyard.store.delivery.rows import (
     Attempt,
     AttemptRecord,
     DeliveryClaim,
+    DeliveryLimits,
     DeliveryRecord,
     DeliveryStatus,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "Deliveries",
     "DeliveryClaim",
     "DeliveryKind",
+    "DeliveryLimits",
     "DeliveryRecord",
     "DeliveryStatus",
     "EndpointWithSecret",

@@ -9,6 +9,7 @@ import pytest
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import Attempt, BatchLocations, DeliveryKind, DeliveryRecord, DeliveryStatus
 from tests.api import small_prefect
+from tests.contract.store.outbox_samples import NO_LIMITS
 from tests.contract.store.samples import batch_in
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ KEYS = [
     "created_at",
     "ended_at",
 ]
-LEASE = {"lease_seconds": 60.0, "limit": 10, "per_destination": 10}
+LEASE = {"lease_seconds": 60.0, "limit": 10, "limits": NO_LIMITS}
 
 
 async def ended(services: Services, tenant: str = "one", **changes: Any) -> BatchRecord:

@@ -11,7 +11,7 @@ from batchyard.storage.location import parse_location
 from batchyard.storage.parted_url import PartedUrl
 from batchyard.store import NewFile
 from batchyard.wire import BatchUsage, RequestCounts
-from tests.contract.store.outbox_samples import raw_rows
+from tests.contract.store.outbox_samples import NO_LIMITS, raw_rows
 from tests.contract.store.samples import batch_in, begun_batch
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ async def test_a_file_is_to_be_delivered_in_parts(api: Api, services: Services) 
     assert answer.status_code == 200, answer.text
     assert answer.json()["data"][0]["recipient"] == "bucket.example.com"
     (claim,) = await services.store.deliveries.claim(
-        "me", lease_seconds=9, limit=9, per_destination=9
+        "me", lease_seconds=9, limit=9, limits=NO_LIMITS
     )
     assert parse_location(str(claim.url)) == PartedUrl((URL, f"{URL}2"), f"{URL}3")
     assert "hunter2" not in answer.text + str(await raw_rows(services.store, "deliveries"))

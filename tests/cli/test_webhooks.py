@@ -13,6 +13,7 @@ from batchyard.lifecycle import BatchStatus
 from batchyard.notify.event import EVENT_TYPES
 from batchyard.store import Attempt, BatchLocations, DeliveryKind, DeliveryStatus
 from tests.cli.conftest import Ended, with_store
+from tests.contract.store.outbox_samples import NO_LIMITS
 from tests.contract.store.samples import batch_in
 from tests.services.receiver import Receiver, Reply, running_receiver
 
@@ -47,7 +48,7 @@ def delivery(status: DeliveryStatus | None = None, **changes: Any) -> str:
     async def work(store: Store) -> str:
         locations = BatchLocations(receivers={DeliveryKind.WEBHOOK: URL})
         await batch_in(store, BatchStatus.COMPLETED, **{"locations": locations, **changes})
-        (claim,) = await store.deliveries.claim("me", lease_seconds=60, limit=1, per_destination=1)
+        (claim,) = await store.deliveries.claim("me", lease_seconds=60, limit=1, limits=NO_LIMITS)
         if status is None:
             await store.deliveries.release("me")
         else:
@@ -165,7 +166,7 @@ def test_the_secret_of_batches_own_webhooks_is_what_signs_them(alone: Run) -> No
     async def claimed(store: Store) -> tuple[str, ...]:
         locations = BatchLocations(receivers={DeliveryKind.WEBHOOK: URL})
         await batch_in(store, BatchStatus.COMPLETED, locations=locations, tenant="search")
-        (claim,) = await store.deliveries.claim("me", lease_seconds=60, limit=1, per_destination=1)
+        (claim,) = await store.deliveries.claim("me", lease_seconds=60, limit=1, limits=NO_LIMITS)
         return claim.secrets
 
     assert with_store(claimed) == (ended.stdout.strip(),)

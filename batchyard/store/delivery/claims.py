@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, func, select, type_coerce
+from sqlalchemy import and_, case, func, or_, select, type_coerce
 
 from batchyard.batch_options import RECEIVER_OPTIONS, DeliveryKind
 from batchyard.store.batch.receivers import own_receivers
@@ -27,13 +27,16 @@ from batchyard.store.webhook.signing_secrets import secrets_in
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from sqlalchemy import RowMapping, Select
+    from sqlalchemy import ColumnElement, FromClause, RowMapping, Select
     from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from batchyard.store.delivery.rows import DeliveryLimits
 
 IS_PENDING = DELIVERIES.c.status == DeliveryStatus.PENDING
 IS_OURS = DELIVERIES.c.kind.in_(list(DeliveryKind))
 """A process of this version can send it: it is not of a kind that only a newer one knows."""
-_IS_FREE = and_(IS_PENDING, IS_OURS, DELIVERIES.c.due_at <= clock(), is_free(DELIVERIES))
+_IS_DUE = and_(IS_PENDING, IS_OURS, DELIVERIES.c.due_at <= clock())
+_IS_FREE = and_(_IS_DUE, is_free(DELIVERIES))
 
 CLAIMED_COLUMNS = [
     *(column for column in DELIVERIES.c if column.name != "location"),
@@ -43,35 +46,63 @@ CLAIMED_COLUMNS = [
 """What :func:`open_claims` needs of a row."""
 
 
-def free_deliveries(owner: str, *, limit: int, per_destination: int) -> Select[Any]:
-    """The ids of those to lease, locked, the oldest due first.
+def free_deliveries(owner: str, *, limit: int, limits: DeliveryLimits) -> Select[Any]:
+    """The ids of those to lease, locked: tenants take turns, of each the oldest due first.
 
-    Each destination has places, some of them taken by what ``owner`` holds: one with thousands
-    of rows hides no other. On PostgreSQL two claimers never wait for each other's rows.
+    What ``owner`` holds already has the first places, so ``limits`` count it: neither a receiver
+    nor a tenant with thousands of rows hides another. On PostgreSQL two claimers never wait for
+    each other's rows.
     """
-    held = (
-        select(DELIVERIES.c.destination, func.count().label("count"))
-        .where(DELIVERIES.c.owner == owner, IS_PENDING, is_held(DELIVERIES))
-        .group_by(DELIVERIES.c.destination)
-        .subquery("held")
-    )
-    own_order = (DELIVERIES.c.due_at, DELIVERIES.c.id)
-    turn = func.row_number().over(partition_by=DELIVERIES.c.destination, order_by=own_order)
-    places = (
-        select(DELIVERIES.c.id, (turn + func.coalesce(held.c.count, 0)).label("place"))
-        .outerjoin(held, held.c.destination == DELIVERIES.c.destination)
-        .where(_IS_FREE)
-        .subquery("places")
-    )
+    places = limits.per_destination
+    rows: FromClause = _candidates(owner).subquery()
+    rows = _placed(rows, "turn", among=["destination", "is_file", "tenant"])
+    # A host or the mail server may have receivers of several tenants, who take turns there too.
+    is_placed = rows.c.turn <= places
+    rows = _placed(rows, "at_destination", is_placed, among=["destination", "is_file"], by="turn")
+    # Only now those of a tenant are counted: what its destinations have no place for takes none.
+    is_placed = rows.c.at_destination <= places
+    rows = _placed(rows, "of_tenant", is_placed, among=["tenant", "is_file"])
+    most = case((rows.c.is_file, limits.files_per_tenant), else_=limits.per_tenant)
+    is_placed = rows.c.of_tenant <= most
+    rows = _placed(rows, "of_kind", is_placed, among=["is_file"], by="of_tenant")
     return (
         select(DELIVERIES.c.id)
-        .join(places, places.c.id == DELIVERIES.c.id)
+        .join(rows, rows.c.id == DELIVERIES.c.id)
         # Asked of the row itself once more: another claimer may have had it in between.
-        .where(places.c.place <= per_destination, _IS_FREE)
-        .order_by(*own_order)
+        .where(or_(~rows.c.is_file, rows.c.of_kind <= limits.files), _IS_FREE)
+        .order_by(rows.c.of_tenant, DELIVERIES.c.due_at, DELIVERIES.c.id)
         .limit(limit)
         .with_for_update(of=DELIVERIES, skip_locked=True)
     )
+
+
+def _candidates(owner: str) -> Select[Any]:
+    """Those that are free, and those that ``owner`` holds."""
+    is_mine = and_(DELIVERIES.c.owner == owner, is_held(DELIVERIES))
+    return select(
+        DELIVERIES.c.id,
+        DELIVERIES.c.tenant,
+        DELIVERIES.c.destination,
+        DELIVERIES.c.due_at,
+        (DELIVERIES.c.kind == DeliveryKind.FILE).label("is_file"),
+        case((is_mine, 0), else_=1).label("is_waiting"),
+    ).where(_IS_DUE, or_(is_free(DELIVERIES), is_mine))
+
+
+def _placed(
+    rows: FromClause,
+    name: str,
+    *where: ColumnElement[bool],
+    among: Sequence[str],
+    by: str = "due_at",
+) -> FromClause:
+    """``rows``, with the place of each, from 1, in the column ``name``.
+
+    Places are counted for each value of the columns ``among``, in the order of the column ``by``.
+    """
+    order = [rows.c.is_waiting, rows.c[by], rows.c.due_at, rows.c.id]
+    place = func.row_number().over(partition_by=[rows.c[each] for each in among], order_by=order)
+    return select(rows, place.label(name)).where(*where).subquery()
 
 
 async def open_claims(

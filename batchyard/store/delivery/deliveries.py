@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.store.batch.rows import BatchRecord
-    from batchyard.store.delivery.rows import Attempt, DeliveryClaim
+    from batchyard.store.delivery.rows import Attempt, DeliveryClaim, DeliveryLimits
 
 
 class Deliveries(Aggregate):
@@ -58,14 +58,13 @@ class Deliveries(Aggregate):
         *,
         lease_seconds: float,
         limit: int,
-        per_destination: int,
+        limits: DeliveryLimits,
     ) -> list[DeliveryClaim]:
-        """Lease up to ``limit`` more that are due and free, the oldest first.
+        """Lease up to ``limit`` more that are due and free, of each tenant the oldest first.
 
-        Of each destination ``owner`` holds at most ``per_destination`` afterwards, those that
-        it holds already among them.
+        Tenants take turns, and ``owner`` holds no more than ``limits`` afterwards.
         """
-        free = free_deliveries(owner, limit=limit, per_destination=per_destination)
+        free = free_deliveries(owner, limit=limit, limits=limits)
         ids = (await connection.execute(free)).scalars().all()
         if not ids:
             return []

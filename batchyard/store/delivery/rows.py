@@ -130,3 +130,15 @@ class DeliveryClaim:
     disabled, or no key opens the URL or the secret any more."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """What a webhook is signed with, ``whsec_…``, newest first; the older ones still count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryLimits:
+    """How many an owner may hold at once, those that it holds already among them."""
+
+    per_destination: int
+    per_tenant: int
+    """Webhooks and e-mails of one tenant: it may have any number of destinations."""
+    files: int
+    """Result files of all tenants: one may take hours."""
+    files_per_tenant: int

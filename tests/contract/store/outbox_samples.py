@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, text, update
 
 from batchyard.lifecycle import BatchStatus
-from batchyard.store import Attempt, BatchLocations, DeliveryKind, DeliveryStatus
+from batchyard.store import (
+    Attempt,
+    BatchLocations,
+    DeliveryKind,
+    DeliveryLimits,
+    DeliveryStatus,
+)
 from batchyard.store.delivery.rows import DELIVERIES
 from tests.contract.store.samples import batch_in
 
@@ -22,6 +29,9 @@ WEBHOOK = "https://own.example/hook?token=canary"
 DAY_SECONDS = 86_400
 REFUSED = Attempt(duration_ms=12, status_code=500, error="The receiver answered 500.")
 ACCEPTED = Attempt(duration_ms=7, status_code=204)
+NO_LIMITS = DeliveryLimits(
+    per_destination=1_000, per_tenant=1_000, files=1_000, files_per_tenant=1_000
+)
 
 
 async def endpoint(store: Store, **changes: Any) -> str:
@@ -63,9 +73,17 @@ async def copies_of_one(store: Store, count: int) -> None:
     await store.database.write(work)
 
 
-async def claim(store: Store, owner: str = "one", **changes: Any) -> list[DeliveryClaim]:
-    values = {"lease_seconds": 60.0, "limit": 100, "per_destination": 100, **changes}
-    return await store.deliveries.claim(owner, **values)
+async def claim(
+    store: Store,
+    owner: str = "one",
+    *,
+    lease_seconds: float = 60.0,
+    limit: int = 100,
+    **limits: int,
+) -> list[DeliveryClaim]:
+    return await store.deliveries.claim(
+        owner, lease_seconds=lease_seconds, limit=limit, limits=replace(NO_LIMITS, **limits)
+    )
 
 
 async def one_claim(store: Store, owner: str = "one", **changes: Any) -> DeliveryClaim:

@@ -20,7 +20,7 @@ from batchyard.store.delivery.rows import DELIVERIES
 from batchyard.store.file import files
 from batchyard.store.leasing import in_one_order
 from batchyard.store.tenant import tenants
-from tests.contract.store.outbox_samples import endpoint, of_batch
+from tests.contract.store.outbox_samples import NO_LIMITS, endpoint, of_batch
 from tests.contract.store.samples import MODEL, NOW_OVER, begun_batch, finish, new_batch, new_file
 from tests.patience import PATIENCE
 
@@ -145,7 +145,7 @@ LOCKS = {
     "chunks": lambda store: store.chunks.claim(model=MODEL, owner="other", lease_seconds=60),
     "chunks put back": lambda store: store.chunks.put_back(),
     "deliveries": lambda store: store.deliveries.claim(
-        "other", lease_seconds=60, limit=9, per_destination=9
+        "other", lease_seconds=60, limit=9, limits=NO_LIMITS
     ),
 }
 
