@@ -35,6 +35,8 @@ router = APIRouter(route_class=Route)
 
 _TEST_TURNS: Final = TenantTurns(16)
 """Sample events that this process sends: a receiver may take its time."""
+_LOST_URL: Final = "(lost with its key: set a new URL)"
+"""OpenAI's clients expect a text here, never null."""
 
 Name = Annotated[Text, described(minLength=1, maxLength=MAX_NAME_CHARS)]
 EventType = Annotated[Text, described(enum=EVENT_TYPES)]
@@ -279,7 +281,7 @@ def _values(endpoint: WebhookEndpointRecord) -> dict[str, Any]:
         "created_at": endpoint.created_at,
         "updated_at": endpoint.updated_at,
         "name": endpoint.name,
-        "url": endpoint.url,
+        "url": _LOST_URL if endpoint.url is None else endpoint.url,
         "event_types": endpoint.event_types,
         "signing_secret_hint": endpoint.secret_hint,
     }

@@ -231,7 +231,7 @@ def _object(endpoint: WebhookEndpointRecord) -> dict[str, Any]:
         "id": endpoint.id,
         "tenant": endpoint.tenant,
         "name": endpoint.name,
-        "url": shown(endpoint.url),
+        "url": _shown_url(endpoint),
         "event_types": endpoint.event_types,
         "signing_secret_hint": endpoint.secret_hint,
         "created_at": endpoint.created_at,
@@ -239,6 +239,12 @@ def _object(endpoint: WebhookEndpointRecord) -> dict[str, Any]:
         "disabled_at": endpoint.disabled_at,
         "disabled_reason": endpoint.disabled_reason,
     }
+
+
+def _shown_url(endpoint: WebhookEndpointRecord) -> str:
+    if endpoint.url is None:
+        return "(lost with its key: set a new one with batchyard webhooks update --url)"
+    return shown(endpoint.url)
 
 
 def _rows(
@@ -249,7 +255,7 @@ def _rows(
             endpoint.id,
             user_text(endpoint.tenant),
             user_text(endpoint.name),
-            user_text(shown(endpoint.url)),
+            user_text(_shown_url(endpoint)),
             _event_words(endpoint.event_types),
             endpoint.secret_hint,
             relative(endpoint.created_at - now),

@@ -73,4 +73,4 @@ class EmailChannel:
             endpoint = await self.services.store.webhook_endpoints.get(delivery.endpoint_id)
         except RecordNotFound:
             return None
-        return urlsplit(endpoint.url).hostname
+        return urlsplit(endpoint.url or "").hostname

@@ -41,6 +41,10 @@ async def send_test(
     settings = services.settings
     endpoint = await services.store.webhook_endpoints.get(endpoint_id, tenant)
     signed_by = await services.store.webhook_endpoints.secrets(endpoint_id, tenant)
+    if endpoint.url is None:
+        raise _not_sent("no key can decrypt its URL any more: set a new URL")
+    if not signed_by:
+        raise _not_sent("no key can decrypt its signing secret any more: make a new secret")
     now = int(await services.store.database.now())
     body = event_body(
         event_id=new_event_id(),
@@ -53,12 +57,14 @@ async def send_test(
             endpoint.url, body, delivery_id=new_delivery_id(), secrets=signed_by
         )
     if answer.status_code is None:
-        raise RequestRefused(
-            f"The event did not arrive: {answer.error}.",
-            param=None,
-            code="webhook_endpoint_unreachable",
-        )
+        raise _not_sent(answer.error)
     return answer.status_code
+
+
+def _not_sent(reason: str | None) -> RequestRefused:
+    return RequestRefused(
+        f"The event did not arrive: {reason}.", param=None, code="webhook_endpoint_unreachable"
+    )
 
 
 def _sample_data(event_type: str, now: int, *, full: bool) -> dict[str, Any]:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 import standardwebhooks
+from sqlalchemy import text
 
 from batchyard.notify.event import EVENT_TYPES
 from tests.services.receiver import Receiver, Reply, running_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
     from batchyard.services.services import Services
     from batchyard.settings import Settings
@@ -435,3 +438,22 @@ def test_the_secret_of_batches_own_webhooks_is_shown_as_it_is_made(api: Api) -> 
 )
 def test_what_is_no_rotation_is_refused(api: Api, body: Any) -> None:
     assert post(api, "/webhook_secret", body)[0] == 400
+
+
+async def test_an_endpoint_whose_key_is_lost_says_so_and_is_repaired(
+    api: Api, services: Services
+) -> None:
+    client = strict(api)
+    made = create(client)
+
+    async def lose_key(connection: AsyncConnection) -> None:
+        await connection.execute(text("UPDATE webhook_endpoints SET url = 'of another key'"))
+
+    await services.store.database.write(lose_key)
+    (listed,) = client.webhooks.list()
+    assert listed == client.webhooks.retrieve(made.id)
+    assert listed.url == "(lost with its key: set a new URL)"
+    with pytest.raises(openai.BadRequestError, match="set a new URL") as refused:
+        client.webhooks.test(made.id, event_type="batch.failed")
+    assert refused.value.code == "webhook_endpoint_unreachable"
+    assert client.webhooks.update(made.id, url=URL).url == URL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -233,3 +234,29 @@ def test_a_lost_key_can_be_replaced(alone: Run, home: Path) -> None:
     assert (ended.status, ended.stderr) == (0, "")
     assert alone("list").status == 0
     assert "nothing to do" in alone("secrets", "adopt").stdout
+
+
+def test_webhook_endpoints_of_a_lost_key_are_listed_repaired_and_deleted(
+    alone: Run, home: Path
+) -> None:
+    """One of them hides none of another tenant's."""
+    for name in ("first", "second"):
+        alone("webhooks", "create", "https://hooks.example.com/old", "--name", name)
+    (home / "secret.key").unlink()
+    alone("secrets", "adopt")
+    alone("webhooks", "create", "https://hooks.example.com/new", "--tenant", "other")
+    listed = [json.loads(line) for line in alone("webhooks", "list", "--json").stdout.splitlines()]
+    assert listed[0]["url"] == "https://hooks.example.com/new"
+    first, second = (each["id"] for each in listed[1:])
+    for each in listed[1:]:
+        assert "lost with its key" in each["url"]
+        assert "batchyard webhooks update --url" in each["url"]
+    assert "lost with its key" in alone("webhooks", "list").stdout.replace("\n", " ")
+    refused = alone("webhooks", "test", first)
+    assert refused.status != 0
+    assert "no key can decrypt its URL any more: set a new URL" in refused.stderr
+    repaired = alone("webhooks", "update", first, "--url", "https://hooks.example.com/again")
+    assert json.loads(repaired.stdout)["url"] == "https://hooks.example.com/again"
+    assert "make a new secret" in alone("webhooks", "test", first).stderr
+    assert alone("webhooks", "rotate", first).status == 0
+    assert alone("webhooks", "delete", second).status == 0

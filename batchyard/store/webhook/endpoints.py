@@ -81,7 +81,7 @@ class WebhookEndpoints(Aggregate):
     async def get(
         self, connection: AsyncConnection, endpoint_id: str, tenant: str | None = None
     ) -> WebhookEndpointRecord:
-        """The endpoint, its URL opened."""
+        """The endpoint, its URL opened; None where no key opens it."""
         return await _load(connection, endpoint_id, tenant)
 
     @reads

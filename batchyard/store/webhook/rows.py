@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sqlalchemy import BigInteger, Index
+from sqlalchemy import BigInteger, Index, type_coerce
 from sqlmodel import Field
 
 from batchyard.store.columns import JsonText, Record, Row
-from batchyard.store.sealed import Sealed
+from batchyard.store.sealed import OpenedOrNone, Sealed
 from batchyard.store.webhook.signing_secrets import SecretColumns
 
 
@@ -21,7 +21,8 @@ class WebhookEndpointRecord(Record):
     id: str = Field(primary_key=True)
     tenant: str
     name: str
-    url: str = Field(sa_type=Sealed, repr=False)
+    url: str | None = Field(sa_type=Sealed, repr=False, nullable=False)
+    """None: no key opens it any more, and it needs a new one."""
     event_types: tuple[str, ...] = Field(sa_type=JsonText(tuple[str, ...]))
     secret_hint: str
     """How its secret ends, to tell secrets apart."""
@@ -44,7 +45,11 @@ class WebhookEndpointRow(Row, WebhookEndpointRecord, table=True):
 
 
 ENDPOINTS = WebhookEndpointRow.metadata.tables["webhook_endpoints"]
-ENDPOINT_COLUMNS = WebhookEndpointRecord.columns(ENDPOINTS)
+ENDPOINT_COLUMNS = [
+    *(each for each in WebhookEndpointRecord.columns(ENDPOINTS) if each.name != "url"),
+    # One that no key opens must not hide the others, and can be changed and deleted.
+    type_coerce(ENDPOINTS.c.url, OpenedOrNone).label("url"),
+]
 ENDPOINT_SECRETS = SecretColumns(
     ENDPOINTS.c.secret, ENDPOINTS.c.old_secret, ENDPOINTS.c.old_secret_expires_at
 )

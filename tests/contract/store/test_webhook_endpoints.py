@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from batchyard.errors import RecordNotFound, RequestRefused
-from batchyard.store import DeliveryStatus
+from batchyard.store import DeliveryStatus, new_sealing_key, open_store
 from batchyard.store.tenant.tenants import TENANTS
 from batchyard.store.webhook.rows import ENDPOINTS
 from tests.contract.store.outbox_samples import (
@@ -25,6 +26,8 @@ from tests.contract.store.outbox_samples import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from batchyard.store import EndpointWithSecret, Store
 
 URL = "https://hooks.example/in?token=canary"
@@ -246,3 +249,47 @@ async def test_what_has_arrived_stays_delivered_when_its_endpoint_is_disabled(
     delivered = await end_delivery(store, DeliveryStatus.DELIVERED)
     await store.webhook_endpoints.disable(its_id, "It answered 410.")
     assert await store.deliveries.get(delivered.id) == delivered
+
+
+# -- a lost key ----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _after_a_lost_key(
+    database_url: str, sealing_key: str
+) -> AsyncIterator[tuple[Store, str]]:
+    """A store with another key, and the endpoint that is sealed with the lost one."""
+    async with open_store(database_url, keys=[sealing_key]) as store:
+        its_id = await endpoint(store)
+    async with open_store(database_url, keys=[new_sealing_key()]) as store:
+        yield store, its_id
+
+
+async def test_an_endpoint_whose_key_is_lost_hides_no_other(
+    database_url: str, sealing_key: str
+) -> None:
+    async with _after_a_lost_key(database_url, sealing_key) as (store, its_id):
+        other = await _created(store, "other")
+        urls = {each.id: each.url for each in await store.webhook_endpoints.page()}
+        assert urls == {its_id: None, other.record.id: URL}
+        assert (await store.webhook_endpoints.get(its_id)).url is None
+
+
+async def test_a_new_url_and_a_new_secret_repair_an_endpoint_whose_key_is_lost(
+    database_url: str, sealing_key: str
+) -> None:
+    async with _after_a_lost_key(database_url, sealing_key) as (store, its_id):
+        rotated = await store.webhook_endpoints.rotate(its_id, keep_old=False)
+        assert rotated.record.url is None
+        assert (await store.webhook_endpoints.update(its_id, url=URL)).url == URL
+        await ended(store)
+        claimed = await one_claim(store)
+        assert (claimed.url, claimed.secrets) == (URL, (rotated.secret,))
+
+
+async def test_an_endpoint_whose_key_is_lost_can_be_deleted(
+    database_url: str, sealing_key: str
+) -> None:
+    async with _after_a_lost_key(database_url, sealing_key) as (store, its_id):
+        assert (await store.webhook_endpoints.delete(its_id)).url is None
+        assert not await store.webhook_endpoints.page()
