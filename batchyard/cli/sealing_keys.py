@@ -16,6 +16,7 @@ from batchyard.store import reseal
 
 if TYPE_CHECKING:
     from batchyard.settings import Settings
+    from batchyard.store import Resealed
 
 _RESTART = "Restart every process that uses this home (batchyard up or serve, workers)"
 _GO_ON = "then run: batchyard secrets rotate --restarted"
@@ -103,24 +104,39 @@ async def _next_step(settings: Settings, restarted: bool) -> str:
                     f"{_RESTART}, {_GO_ON}"
                 )
             case RotationStep.DROP:
-                count = await rotation.drop_older(services.store, now)
-                return f"3 of 3: {count:,} values encrypted with the new key, old key removed."
+                resealed = await rotation.drop_older(services.store, now)
+                return (
+                    f"3 of 3: {resealed.written:,} values encrypted with the new key, old key "
+                    f"removed.{_lost_words(resealed)}"
+                )
             case RotationStep.SEAL:
                 rotation.begin_to_seal(now)
     # Opened once more: with the new key first.
     async with offline_services() as services:
-        count = await rotation.encrypt_again(services.store)
+        resealed = await rotation.encrypt_again(services.store)
         await services.store.audit.note("secrets.rotated", services.settings.this_machine.name)
     return (
-        f"2 of 3: the new key encrypts, and {count:,} values were encrypted with it.\n"
+        f"2 of 3: the new key encrypts, and {resealed.written:,} values were encrypted with it."
+        f"{_lost_words(resealed)}\n"
         f"{_RESTART} once more, {_GO_ON}"
     )
 
 
 async def _reseal() -> str:
     async with offline_services() as services:
-        count = await reseal(services.store.database)
+        resealed = await reseal(services.store.database)
     return (
-        f"{count:,} values are encrypted with the first key of BATCHYARD_SECRET_KEY. You can "
-        "remove the other keys if every process was started with this one first."
+        f"{resealed.written:,} values are encrypted with the first key of BATCHYARD_SECRET_KEY. "
+        "You can remove the other keys if every process was started with this one first."
+        f"{_lost_words(resealed)}"
+    )
+
+
+def _lost_words(resealed: Resealed) -> str:
+    """Behind a sentence: what no key decrypts."""
+    if not resealed.lost:
+        return ""
+    return (
+        f"\n{resealed.lost:,} values were left as they are: no key decrypts them. They are lost "
+        "with their key."
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from batchyard.settings import Settings
-    from batchyard.store import RunnerRecord, Store
+    from batchyard.store import Resealed, RunnerRecord, Store
 
 _FILE: Final = "secret.key"
 _NEXT_FILE: Final = "secret.next.key"
@@ -102,18 +102,18 @@ class Rotation:
         """Put the new key first: processes that read the keys from now on seal with it."""
         _replace(self._path, [*_read(self._next_path), *_read(self._path)], now)
 
-    async def encrypt_again(self, store: Store) -> int:
-        """Seal everything with the first key; how many values. ``store`` was opened after that."""
-        count = await reseal(store.database)
+    async def encrypt_again(self, store: Store) -> Resealed:
+        """Seal everything with the first key. ``store`` was opened after that."""
+        resealed = await reseal(store.database)
         # Only now: until then a repetition of this step must find it.
         self._next_path.unlink(missing_ok=True)
-        return count
+        return resealed
 
-    async def drop_older(self, store: Store, now: float) -> int:
-        """Drop all keys but the first; returns how many values were sealed again before."""
-        count = await reseal(store.database)
+    async def drop_older(self, store: Store, now: float) -> Resealed:
+        """Drop all keys but the first, after what is sealed was sealed again."""
+        resealed = await reseal(store.database)
         _replace(self._path, _read(self._path)[:1], now)
-        return count
+        return resealed
 
 
 def _read(path: Path) -> list[str]:

@@ -39,7 +39,7 @@ from batchyard.store.file.rows import FileRecord, NewFile
 from batchyard.store.leases import Leases
 from batchyard.store.overview import Overview
 from batchyard.store.page import Order, Page
-from batchyard.store.reseal import reseal
+from batchyard.store.reseal import Resealed, reseal
 from batchyard.store.response.responses import Responses
 from batchyard.store.response.rows import NewResponse, ResponseKind, ResponseRecord, Waiting
 from batchyard.store.runner.live_engines import LiveEngine, LiveEngines
@@ -147,6 +147,7 @@ __all__ = [
     "Quota",
     "RateRecord",
     "Rates",
+    "Resealed",
     "ResponseKind",
     "ResponseRecord",
     "Responses",

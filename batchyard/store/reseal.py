@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import or_, select, tuple_, update
+from sqlalchemy import or_, select, tuple_, type_coerce, update
 
 from batchyard.store.columns import Row
-from batchyard.store.sealed import Sealed
-from batchyard.store.sealing_proof import PROOF
+from batchyard.store.sealed import OpenedOrNone, Sealed
+from batchyard.store.sealing_proof import PROOF, look_at_proof
 
 if TYPE_CHECKING:
     from sqlalchemy import Column, Table
@@ -20,42 +21,67 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE: Final = 100
 
 
-async def reseal(database: Database) -> int:
-    """Write every sealed value anew with the first key: how many.
+@dataclass(frozen=True, slots=True)
+class Resealed:
+    """What became of the sealed values, less our own proof of the key."""
+
+    written: int = 0
+    lost: int = 0
+    """No key opens them. They are as they were."""
+
+    def __add__(self, other: Resealed) -> Resealed:
+        return Resealed(self.written + other.written, self.lost + other.lost)
+
+
+async def reseal(database: Database) -> Resealed:
+    """Write every sealed value anew with the first key.
 
     Afterwards older keys may go, if all who write by then have the same first key. Others work
     on: a transaction holds a hundred rows for a moment. One that is cut off is to be run again.
-    Raises :class:`~batchyard.errors.StoreError` for a value that none of the keys opens.
+
+    What no key opens is left as it is where the keys are the database's: it was sealed with one
+    that was lost. Otherwise a key was forgotten: raises :class:`~batchyard.errors.StoreError`.
     """
-    count = 0
-    for table in Row.metadata.sorted_tables:
+    _, may_be_lost = await database.read(look_at_proof)
+    total = Resealed()
+    # The proof is last: until all is sealed anew, it is opened by the older key alone.
+    for table in sorted(Row.metadata.sorted_tables, key=lambda table: table is PROOF):
         sealed = [column for column in table.c if isinstance(column.type, Sealed)]
         if sealed:
-            written = await _reseal_table(database, table, sealed)
+            found = await _reseal_table(database, table, sealed, may_be_lost=may_be_lost)
             # The proof is our own: users are told how many of their values were written.
-            count += 0 if table is PROOF else written
-    return count
+            total += Resealed() if table is PROOF else found
+    return total
 
 
-async def _reseal_table(database: Database, table: Table, sealed: list[Column[Any]]) -> int:
-    count, last = 0, None
+async def _reseal_table(
+    database: Database, table: Table, sealed: list[Column[Any]], *, may_be_lost: bool
+) -> Resealed:
+    total, last = Resealed(), None
+    as_type = OpenedOrNone if may_be_lost else Sealed
     while True:
-        written, last = await database.write(partial(_reseal_rows, table, sealed, last))
-        count += written
+        work = partial(_reseal_rows, table, sealed, as_type, last)
+        found, last = await database.write(work)
+        total += found
         if last is None:
-            return count
+            return total
 
 
 async def _reseal_rows(
     table: Table,
     sealed: list[Column[Any]],
+    as_type: type[Sealed],
     after: tuple[Any, ...] | None,
     connection: AsyncConnection,
-) -> tuple[int, tuple[Any, ...] | None]:
-    """How many values of the rows behind the key ``after``, and the key of the last of them."""
+) -> tuple[Resealed, tuple[Any, ...] | None]:
+    """What became of the rows behind the key ``after``, and the key of the last of them."""
     key = list(table.primary_key.columns)
     statement = (
-        select(*key, *sealed)
+        select(
+            *key,
+            *(type_coerce(column, as_type).label(column.name) for column in sealed),
+            *(column.is_not(None) for column in sealed),
+        )
         .where(or_(*(column.is_not(None) for column in sealed)))
         .order_by(*key)
         .limit(_ROWS_AT_ONCE)
@@ -64,13 +90,18 @@ async def _reseal_rows(
     )
     if after is not None:
         statement = statement.where(tuple_(*key) > after)
-    count, last = 0, None
+    total, last = Resealed(), None
     for row in (await connection.execute(statement)).all():
         last = tuple(row[: len(key)])
-        values = zip(sealed, row[len(key) :], strict=True)
+        values, are_there = row[len(key) : -len(sealed)], row[-len(sealed) :]
         # Bound again, each value is sealed again.
-        again = {column.name: value for column, value in values if value is not None}
-        where = (column == part for column, part in zip(key, last, strict=True))
-        await connection.execute(update(table).where(*where).values(again))
-        count += len(again)
-    return count, last
+        again = {
+            column.name: value
+            for column, value in zip(sealed, values, strict=True)
+            if value is not None
+        }
+        if again:
+            where = (column == part for column, part in zip(key, last, strict=True))
+            await connection.execute(update(table).where(*where).values(again))
+        total += Resealed(written=len(again), lost=sum(map(bool, are_there)) - len(again))
+    return total, last

@@ -67,13 +67,18 @@ class SealingProof(Aggregate):
     @reads
     async def _look(self, connection: AsyncConnection) -> tuple[bool, bool]:
         """Whether the row is there, and whether one of our keys opens it."""
-        found = (await connection.execute(_opened(PROOF.c.value))).all()
-        return bool(found), any(value is not None for (value,) in found)
+        return await look_at_proof(connection)
 
     @writes
     async def _seal(self, connection: AsyncConnection) -> None:
         if await _opens_what_is_there(connection):
             await upsert(connection, PROOF, _new(), {})
+
+
+async def look_at_proof(connection: AsyncConnection) -> tuple[bool, bool]:
+    """Whether the row is there, and whether one of our keys opens it."""
+    found = (await connection.execute(_opened(PROOF.c.value))).all()
+    return bool(found), any(value is not None for (value,) in found)
 
 
 def _new() -> dict[str, Any]:

@@ -260,3 +260,13 @@ def test_webhook_endpoints_of_a_lost_key_are_listed_repaired_and_deleted(
     assert "make a new secret" in alone("webhooks", "test", first).stderr
     assert alone("webhooks", "rotate", first).status == 0
     assert alone("webhooks", "delete", second).status == 0
+
+
+def test_keys_can_be_rotated_after_one_was_lost(alone: Run, home: Path) -> None:
+    """What only the lost key decrypts is counted and stays."""
+    (home / "secret.key").unlink()
+    assert alone("secrets", "adopt").status == 0
+    rotate(alone, 1)
+    for step in (2, 3):
+        assert "1 values were left as they are" in rotate(alone, step)
+    assert len(keys_in(home)) == 1

@@ -85,7 +85,7 @@ async def test_a_secret_that_is_rotated_while_all_are_sealed_anew_stays(
 
     monkeypatch.setattr(module, "update", update_later)
     async with open_store(database_url, keys=[sealing_key]) as store:
-        assert await reseal_all(store.database) == 2
+        assert (await reseal_all(store.database)).written == 2
         await asyncio.to_thread(rotating.join)
         assert await store.webhook_endpoints.secrets(its_id) == tuple(made)
 
