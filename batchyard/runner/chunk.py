@@ -200,7 +200,12 @@ class ChunkRun:
 
     async def _end_early(self, work: asyncio.Task[None]) -> None:
         await self._end(work)
-        await self._leave_window()
+        # The last request in flight may take an hour: what comes before it must not wait for it.
+        flusher = asyncio.create_task(self._flush_while_leaving())
+        try:
+            await self._leave_window()
+        finally:
+            await self._end(flusher)
         self._raise_failure()
         if self.is_lost:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
@@ -209,12 +214,18 @@ class ChunkRun:
         await patiently(self._make_durable, "finished lines")
         await patiently(lambda: self.services.store.chunks.release(self.lease), "a chunk's release")
 
-    async def _end(self, work: asyncio.Task[None]) -> None:
-        work.cancel()
-        await asyncio.wait((work,))
+    async def _flush_while_leaving(self) -> None:
+        try:
+            await self._flush_regularly()
+        except Exception as error:  # noqa: BLE001 - it ends the chunk, as while the chunk runs
+            self._fail(error)
+
+    async def _end(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        await asyncio.wait((task,))
 
     def _fail(self, error: Exception) -> None:
-        """A result could not be taken: without it the chunk would never end."""
+        """A result could not be taken or made durable: without it the chunk would never end."""
         self._failure = error
         self._interrupted.set()
 

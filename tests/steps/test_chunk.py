@@ -18,6 +18,7 @@ from batchyard.runner.admission import Admission, AdmissionQueue
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.learning import BatchLengths, TenantLengths
+from batchyard.runner.run import Runner
 from batchyard.runner.window import Window
 from batchyard.services import patience
 from batchyard.services.keys import file_key, plan_key, segment_key
@@ -245,6 +246,25 @@ async def test_an_abort_goes_before_a_drain_that_still_waits(running: Running) -
     running.chunk.stop(ChunkAction.DROP)
     assert await running.end() is None
     assert running.engine.aborted == 3
+
+
+async def test_lines_that_finish_after_a_pause_are_durable_before_a_slow_one(yard: Yard) -> None:
+    """A process that is killed while the slow one runs loses none of the others."""
+    yard.use(StubEngine(max_num_seqs=4, latency=lambda body: 3600.0 if b"slow" in body else 0.5))
+    batch_id = await yard.prepared(lines("slow a", "b", "c", "d"))
+    chunks = yard.services.store.chunks
+    async with Runner(yard.services, MODEL, batch_id=batch_id) as runner:
+        serving = asyncio.create_task(runner.serve())
+        await until(lambda: yard.engine.running == 4)
+        await yard.services.store.batch_schedule.pause(batch_id)
+        await runner._held.look()
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+            while (await chunks.summary(batch_id)).completed < 3:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+        assert len(await finished_lines(yard.services.storage, batch_id, 0)) == 3
+        assert yard.engine.running == 1
+        serving.cancel()
+        await asyncio.wait([serving])
 
 
 async def test_a_chunk_that_is_lost_leaves_the_engine_and_its_lease_alone(
