@@ -55,6 +55,8 @@ EVENTS: Final = {
     "from what is durable.",
     "chain.part_made": "Lines of a chain that have their answers are a batch of its next stage.",
     "chunk.failed": "A chunk failed; it is tried again, with fewer other chunks.",
+    "chunk.given_back": "A chunk was released for other machines, because this one cannot save "
+    "finished lines.",
     "chunk.lines_failed": "The process that ran a chunk ended too often: the lines that may be the "
     "cause are error lines.",
     "chunk.lost": "The lease on a chunk expired and another runner has the chunk.",
@@ -131,6 +133,8 @@ EVENTS: Final = {
     "runner.draining": "A runner was asked to end: another model gets its slot, or the hours of "
     "its engine are over.",
     "runner.ended": "A runner ended with an error.",
+    "runner.held_up": "The object store does not take a runner's finished lines, or too slowly: it "
+    "takes no more work until they are saved.",
     "runner.hours_over": "The hours of an engine ended: its runner finishes what is in flight.",
     "runner.lost": "A runner stopped renewing its registration; its chunks are released.",
     "runner.rate_not_read": "What prompts cost in earlier runs could not be read; it is guessed.",
@@ -138,6 +142,7 @@ EVENTS: Final = {
     "runner.not_seen": "The database did not say whether a runner should continue; it is asked "
     "again.",
     "runner.not_started": "Prefect could not be asked for a process that runs batches.",
+    "runner.resumed": "A runner could save its finished lines and takes work again.",
     "runner.started": "A flow run of `run-chunks` was created for a model.",
     "scheduler.failed": "A look at which runners are needed failed; the next one follows.",
     "scheduler.waiting": "Prefect or the database could not be used for a model's runners.",

@@ -9,21 +9,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from batchyard.endpoints import takes_form
 from batchyard.engine.base import NO_TRAITS
 from batchyard.errors import BatchyardError, LeaseLost, ObjectChanged
 from batchyard.logs import event_logger
 from batchyard.plan.records import RECORD, PlannedRequest, left_to_run, read_records
-from batchyard.prompt import prompt_key
 from batchyard.results import Outcome, unprocessed
 from batchyard.runner.attachments import Attachments, file_access
 from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.chunk_rest import ChunkRest
 from batchyard.runner.copies import Copies
 from batchyard.runner.finished_lines import FinishedLines
-from batchyard.runner.line_reader import UnreadableLine, read_custom_ids, read_envelope
+from batchyard.runner.line_reader import (
+    UnreadableLine,
+    prompt_of,
+    read_custom_ids,
+    read_envelopes,
+)
 from batchyard.runner.output_retries import OutputRetries
 from batchyard.runner.suspects import NARROWING, given_up_of, group_size_of, runs_alone
 from batchyard.runner.window_request import WindowRequest
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from batchyard.output_rules import OnInvalidOutput
     from batchyard.results import ResultLine
     from batchyard.runner.admission import Admission
+    from batchyard.runner.backpressure import Backpressure
     from batchyard.runner.finished_lines import ChunkTally
     from batchyard.runner.learning import BatchLengths
     from batchyard.runner.window import Window
@@ -97,6 +100,7 @@ class ChunkRun:
     plan_key: str
     on_answer: Callable[[Done, TokenUsage], None]
     turn: asyncio.Lock
+    backpressure: Backpressure
     runs_alone: bool = field(init=False)
     """No other chunk may run at the same time, see :mod:`batchyard.runner.suspects`."""
     _finished: FinishedLines = field(init=False)
@@ -112,6 +116,8 @@ class ChunkRun:
     _copies: Copies = field(default_factory=Copies)
     _admitted: int = 0
     """Requests of the chunk that are finished or in the window, copies included."""
+    _is_admitted: bool = False
+    """Nothing more of it is to be admitted."""
     _is_waiting: bool = False
     """Nothing is admitted until all of that is finished."""
     _flushed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,7 +130,7 @@ class ChunkRun:
 
     def __post_init__(self) -> None:
         self.runs_alone = runs_alone(self.lease)
-        self._finished = FinishedLines(self.services, self.lease)
+        self._finished = FinishedLines(self.services, self.lease, self.backpressure)
 
     def lose(self) -> None:
         """Another runner owns the lease now: :meth:`run` ends with ``LeaseLost``."""
@@ -138,6 +144,17 @@ class ChunkRun:
             return
         self._action = action
         self._interrupted.set()
+
+    def leave_to_others(self) -> bool:
+        """Yield, if there is more to admit, and no finished line that only this process has.
+
+        False: it goes on, or is stopped already.
+        """
+        if self._is_admitted or self.backpressure.has_lines_of(self.lease.key):
+            return False
+        is_news = self._action is ChunkAction.RUN
+        self.stop(ChunkAction.YIELD)
+        return is_news
 
     async def run(self, traceparent: str | None = None) -> ChunkTally | None:
         """Return when every request has its durable result line; None: it was stopped early.
@@ -189,6 +206,7 @@ class ChunkRun:
                 if flusher.done():
                     flusher.result()
                 await admission
+                self._is_admitted = True
             finally:
                 admission.cancel()
                 await asyncio.wait((admission,))
@@ -350,12 +368,17 @@ class ChunkRun:
                     request.deliver = partial(self._deliver_to_all, envelope.custom_id, copies)
                 if self._retries is not None:
                     self._retries.follow(request)
-                prompt = partial(_prompt_of, envelope, self.lease.model)
+                prompt = partial(prompt_of, envelope, self.lease.model)
                 if takes_form(request.url) and self.window.serves(request.url):
                     await self.admission.until_room(prompt)
                     await attachments.submit(request)
                 else:
-                    await self.admission.submit(partial(self.window.submit, request), prompt)
+                    await self.admission.submit(partial(self._send, request), prompt)
+
+    async def _send(self, request: WindowRequest) -> None:
+        # It may have waited for its turn since it was read.
+        await self.backpressure.until_off()
+        await self.window.submit(request)
 
     async def _readable(
         self, descriptor: int, requests: Sequence[_Planned], order: ChunkOrder
@@ -368,8 +391,9 @@ class ChunkRun:
         while left:
             left = order.reordered(left)
             some = [left.popleft() for _ in range(min(_READ_AHEAD, len(left)))]
-            lines = await in_thread(_read_lines, descriptor, some)
+            lines = await in_thread(read_envelopes, descriptor, [record for record, _ in some])
             for (record, copies), line in zip(some, lines, strict=True):
+                await self.backpressure.until_off_for(self.lease.key)
                 if not isinstance(line, UnreadableLine):
                     yield record, copies, line
                     continue
@@ -490,16 +514,6 @@ class ChunkRun:
                 self._deliver(ordinal, result)
             if self._finished.unflushed_bytes >= _FLUSH_BYTES:
                 await self._finished.flush()
-
-
-def _read_lines(descriptor: int, requests: Sequence[_Planned]) -> list[Envelope | UnreadableLine]:
-    return [read_envelope(descriptor, record) for record, _ in requests]
-
-
-def _prompt_of(envelope: Envelope, model: str) -> bytes:
-    """Its place in prefix order. ``model``: the engine's; another name is an adapter's."""
-    body = msgspec.json.decode(envelope.body)
-    return prompt_key(envelope.url, body, "" if body["model"] == model else body["model"])[0]
 
 
 def _raise_error_of(work: asyncio.Task[None]) -> None:

@@ -70,6 +70,8 @@ class Claims:
 
         Raises :class:`~batchyard.errors.StoreError`; nothing is held then.
         """
+        if self._held.backpressure.is_on:
+            return None
         busy = self._busy()
         if busy and (self._is_making_room or any(busy)):
             await self._clear_background()

@@ -13,6 +13,7 @@ from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
     from batchyard.results import ResultLine
+    from batchyard.runner.backpressure import Backpressure
     from batchyard.runner.chunk_rest import ChunkRest
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
@@ -46,6 +47,7 @@ class FinishedLines:
 
     services: Services
     lease: ChunkLease
+    backpressure: Backpressure
     tally: ChunkTally = field(default_factory=ChunkTally)
     """All finished lines, also those of earlier owners and those that are not durable yet."""
     unflushed_bytes: int = 0
@@ -67,6 +69,7 @@ class FinishedLines:
         self.tally.count(result.outcome, result.usage)
         self._unflushed.append(entry)
         self.unflushed_bytes += len(entry)
+        self.backpressure.keep(self.lease.key, len(entry))
 
     async def flush(self) -> None:
         """Make all of it durable: bytes first, then the row that counts them.
@@ -97,15 +100,17 @@ class FinishedLines:
             raise
 
     async def _write_segment(self) -> None:
-        entries, self._unflushed, self.unflushed_bytes = self._unflushed, [], 0
+        entries, size_bytes = self._unflushed, self.unflushed_bytes
+        self._unflushed, self.unflushed_bytes = [], 0
         tally = replace(self.tally)
         lease = self.lease
         key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence, self._writer)
         self._sequence += 1
         try:
-            await put_bytes(self.services.storage, key, entries)
+            with self.backpressure.writing(lease.key, size_bytes):
+                await put_bytes(self.services.storage, key, entries)
         except BaseException:
             self._unflushed = entries + self._unflushed
-            self.unflushed_bytes += sum(map(len, entries))
+            self.unflushed_bytes += size_bytes
             raise
         self._unrecorded = tally

@@ -7,6 +7,8 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
+from batchyard.logs import event_logger
+from batchyard.runner.backpressure import Backpressure
 from batchyard.runner.standstill import Standstill
 from batchyard.services.renewal import renewing
 from batchyard.store import ChunkAction
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from batchyard.runner.returns import Returns
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease, LeaseKey
+
+log = event_logger(__name__)
 
 
 class HeldChunks:
@@ -31,6 +35,7 @@ class HeldChunks:
         self.running: dict[LeaseKey, ChunkRun] = {}
         self.standstill = Standstill(services.settings.lease_seconds)
         """Until it is over, some of them may be others'."""
+        self.backpressure = Backpressure()
         self._one_ended = asyncio.Event()
         self._services = services
         self._returns = returns
@@ -58,6 +63,7 @@ class HeldChunks:
     def ended(self, key: LeaseKey) -> None:
         """It runs no more, and nothing of it is in the window."""
         del self.running[key]
+        self.backpressure.forget(key)
         self._one_ended.set()
 
     def forget(self, lease: ChunkLease) -> None:
@@ -82,6 +88,15 @@ class HeldChunks:
                     chunk.lose()
                 else:
                     chunk.stop(actions[key])
+
+    async def look_at_writes(self) -> None:
+        """Leave to others what is not begun, if no line can be saved for the time of a lease."""
+        self.backpressure.tell(self.owner)
+        if self.backpressure.seconds < self._services.settings.lease_seconds:
+            return
+        for key, chunk in self.running.items():
+            if chunk.leave_to_others():
+                log.warning("chunk.given_back", batch=key.batch_id, chunk=key.index)
 
     async def _look_after_standstill(self) -> None:
         """Keep what can be kept; return when nothing is left of what others have.

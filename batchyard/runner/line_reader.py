@@ -10,10 +10,13 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import ObjectChanged
 from batchyard.framing import Envelope, custom_id_of, parse_envelope
 from batchyard.logs import event_logger
+from batchyard.prompt import prompt_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,9 +51,20 @@ def read_envelope(descriptor: int, record: Any) -> Envelope | UnreadableLine:
     )
 
 
+def read_envelopes(descriptor: int, records: Iterable[Any]) -> list[Envelope | UnreadableLine]:
+    """The request of each record. Raises :class:`~batchyard.errors.ObjectChanged`."""
+    return [read_envelope(descriptor, record) for record in records]
+
+
 def read_custom_ids(descriptor: int, records: Iterable[Any]) -> list[str]:
     """The ``custom_id`` of each record. Raises :class:`~batchyard.errors.ObjectChanged`."""
     return [read_envelope(descriptor, record).custom_id for record in records]
+
+
+def prompt_of(envelope: Envelope, model: str) -> bytes:
+    """Its place in prefix order. ``model``: the engine's; another name is an adapter's."""
+    body = msgspec.json.decode(envelope.body)
+    return prompt_key(envelope.url, body, "" if body["model"] == model else body["model"])[0]
 
 
 def _read(descriptor: int, record: Any) -> bytes:

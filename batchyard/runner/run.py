@@ -323,6 +323,7 @@ class Runner:
             plan_key=plan_key(lease.batch_id),
             on_answer=self._count_answer,
             turn=self._copying,
+            backpressure=self._held.backpressure,
         )
 
     async def _register(self, stack: contextlib.AsyncExitStack) -> None:
@@ -402,7 +403,8 @@ class Runner:
         """Refresh held chunks, send the heartbeat and report the throughput, at intervals."""
         while True:
             await asyncio.sleep(intervals.LOOK_SECONDS)
-            for part in (self._held.look, self._report, self._returns.catch_up, self._tidy):
+            held, catch_up = self._held, self._returns.catch_up
+            for part in (held.look, held.look_at_writes, self._report, catch_up, self._tidy):
                 try:
                     await part()
                 except Exception as error:  # noqa: BLE001 - the next look may go better

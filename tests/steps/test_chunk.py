@@ -15,6 +15,7 @@ from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.lengths import LengthHistory
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
 from batchyard.runner.admission import Admission, AdmissionQueue
+from batchyard.runner.backpressure import Backpressure
 from batchyard.runner.chunk import ChunkRun
 from batchyard.runner.finished_lines import FinishedLines
 from batchyard.runner.learning import BatchLengths, TenantLengths
@@ -165,7 +166,7 @@ async def test_an_epoch_that_comes_again_overwrites_nothing(yard: Yard) -> None:
     chunks = yard.services.store.chunks
     (lease,) = await chunks.claim(model=MODEL, owner="runner", lease_seconds=60)
     for ordinal, name in enumerate(("a", "b")):
-        finished = FinishedLines(yard.services, lease)
+        finished = FinishedLines(yard.services, lease, Backpressure())
         finished.keep(ordinal, answered(name, "req_1", 200, b"{}"))
         await finished.flush()
     assert (await finished_lines(yard.services.storage, batch_id, 0)).keys() == {0, 1}
@@ -221,6 +222,7 @@ async def running(yard: Yard) -> AsyncIterator[Running]:
             plan_key=plan_key(batch_id),
             on_answer=lambda _: None,
             turn=asyncio.Lock(),
+            backpressure=Backpressure(),
         )
         task = asyncio.create_task(chunk.run())
         await until(lambda: engine.running == 3)
