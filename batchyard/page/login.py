@@ -76,6 +76,7 @@ async def log_in(request: Request) -> Response:
     except KeyExpired as error:
         holder, message = None, str(error)
     if holder is None:
+        _failed_logins(request).note(_address(request))
         return _refused(request, back, message)
     token = await services.store.sessions.open(holder.key_id)
     with acting_as(holder.key_id):
@@ -107,6 +108,7 @@ async def _log_in_with_code(request: Request, code: str) -> Response:
     if token is None:
         if await session_holder(request) is not None:
             return RedirectResponse("/", status_code=303)  # the link was followed a second time
+        # Not counted: an image on another site could ask with any code, and keep its visitors out.
         return _refused(request, "/", _USED)
     holder = await services.store.sessions.holder_of(token)
     if holder is not None:
@@ -128,7 +130,6 @@ async def _begin(request: Request, response: Response, token: str) -> None:
 
 
 def _refused(request: Request, back: str, message: str) -> Response:
-    _failed_logins(request).note(_address(request))
     log.warning("login.failed", address=_address(request))
     return _form(request, back, message, status=401)
 

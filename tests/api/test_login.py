@@ -363,6 +363,14 @@ async def test_after_ten_failures_an_address_waits_and_the_others_do_not(
         assert (await log_in(other, keys[0])).status_code == 303
 
 
+async def test_images_on_another_site_lock_nobody_out(
+    browser: httpx.AsyncClient, keys: tuple[str, str]
+) -> None:
+    for _ in range(MOST_FAILURES):
+        assert (await browser.get("/login", params={"code": "x"})).status_code == 401
+    assert (await log_in(browser, keys[0])).status_code == 303
+
+
 def test_failures_are_forgotten_after_a_while_and_never_fill_the_memory() -> None:
     now = 0.0
     failures = FailedLogins(lambda: now)
