@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from batchyard.api.batches import RETRY_TURNS
+from batchyard.api.batches import RETRY_TURNS, as_batches_say
 from batchyard.api.errors import ApiError
 from batchyard.api.files import file_response
 from batchyard.api.session import PageCaller, read_form
@@ -15,7 +15,7 @@ from batchyard.errors import TransitionConflict
 from batchyard.page.route import PageRoute
 from batchyard.page.routes import answers_of
 from batchyard.steps.create import MAX_PRIORITY
-from batchyard.steps.retry import retry_batch
+from batchyard.steps.retry import RetryCaller, retry_batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -68,8 +68,13 @@ async def cancel(batch_id: str, request: Request, caller: PageCaller) -> Respons
 async def retry(batch_id: str, request: Request, caller: PageCaller) -> Response:
     """Make a new batch of its lines that failed, and go there."""
     await caller.services.store.batches.get(batch_id, caller.sees_tenant)
+    asking = RetryCaller()
+    if not caller.is_operator:
+        pace = caller.services.settings.quota.batches_per_hour
+        asking = RetryCaller(tenant=caller.tenant, batches_per_hour=pace)
     async with RETRY_TURNS.turn(caller.tenant):
-        new_id = await retry_batch(caller.services, batch_id)
+        with as_batches_say():
+            new_id = await retry_batch(caller.services, batch_id, caller=asking)
     request.app.state.request_runner()
     return _back(request, new_id)
 

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
     from batchyard.api.auth import Caller
 
-_TITLES = {403: "Not allowed", 404: "Not found", 409: "Not possible now", 503: "Not available now"}
+_TITLES = {
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible now",
+    429: "Too many at once",
+    503: "Not available now",
+}
 
 
 class PageRoute(APIRoute):

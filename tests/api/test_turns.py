@@ -83,7 +83,7 @@ async def test_retries_on_the_page_have_the_same_turns(
     async def accept(*_: Any, caller: Any, **__: Any) -> None:
         await work.do(caller.tenant)
 
-    async def retry(_: Services, batch_id: str) -> str:
+    async def retry(_: Services, batch_id: str, **__: Any) -> str:
         await work.do("one")
         return batch_id
 
