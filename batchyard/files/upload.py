@@ -10,6 +10,7 @@ import codecs
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
+from unicodedata import category
 
 import msgspec
 
@@ -37,6 +38,10 @@ LEAST_LIFETIME_SECONDS: Final = 3600
 MOST_LIFETIME_SECONDS: Final = FILE_LIFETIME_SECONDS
 
 _MAX_FILENAME_CHARS = 1024
+_NO_NAMES: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Categories of Unicode: control characters, surrogates, line and paragraph separators."""
+_DIRECTIONS: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Behind one of these, "gpj.exe" is shown as "exe.jpg"."""
 _SNIFFED_BYTES = 1024**2
 _BLANK = b" \t\r\n"
 _NOTHING = (codecs.BOM_UTF8, *(bytes([each]) for each in _BLANK))
@@ -61,9 +66,10 @@ class FileUse:
                 param="purpose",
                 code="invalid_purpose",
             )
-        if len(self.filename) > _MAX_FILENAME_CHARS or not self.filename.isprintable():
+        if len(self.filename) > _MAX_FILENAME_CHARS or any(map(_misleads, self.filename)):
             raise RequestRefused(
-                f"A file's name may have {_MAX_FILENAME_CHARS} printable characters.",
+                f"A file's name may have {_MAX_FILENAME_CHARS} characters, and no line ends, "
+                "control characters or changes of the direction of text.",
                 param="filename",
                 code="invalid_value",
             )
@@ -80,6 +86,14 @@ class FileUse:
         if self.lifetime_seconds is None and self.purpose == "batch":
             return FILE_LIFETIME_SECONDS
         return self.lifetime_seconds
+
+
+def _misleads(char: str) -> bool:
+    """Whether it ends a line, is no text, or makes a name look like another one.
+
+    Not ``isprintable``: names in many languages have spaces and joiners that are not printable.
+    """
+    return char in _DIRECTIONS or category(char) in _NO_NAMES
 
 
 def checked_lifetime(anchor: object, seconds: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import openai
 import pytest
@@ -46,6 +47,35 @@ def test_a_path_gives_its_name(api: Api, tmp_path: Path) -> None:
     path = tmp_path / "naïve 文.jsonl"
     path.write_bytes(LINE)
     assert api.openai().files.create(file=path, purpose="batch").filename == path.name
+
+
+def test_names_in_any_language_are_kept(api: Api) -> None:
+    client = api.openai()
+    for name in (
+        "\u8981\u6c42\u3000\u4e00\u89a7.jsonl",
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645.jsonl",
+        "\u0915\u094d\u200d\u0937.jsonl",
+        "\U0001f469\u200d\U0001f4bb.jsonl",
+        "Screenshot at 3.04\u202fPM.jsonl",
+        "a\u00a0b.jsonl",
+        "\u05d0\u200f.jsonl",
+        "\U0001fffe.jsonl",
+    ):
+        file = client.files.create(file=(name, LINE), purpose="batch")
+        assert (file.filename, client.files.retrieve(file.id).filename) == (name, name)
+        disposition = client.files.content(file.id).response.headers["content-disposition"]
+        assert unquote(disposition.partition("filename*=UTF-8''")[2]) == name
+        with api.http() as http:
+            upload = {"filename": name, "purpose": "batch", "mime_type": "text/jsonl", "bytes": 1}
+            assert http.post("/uploads", json=upload).json()["filename"] == name
+
+
+def test_a_name_that_could_mislead_its_reader_is_refused(api: Api) -> None:
+    upload = {"purpose": "batch", "mime_type": "text/jsonl", "bytes": 1}
+    with api.http() as http:
+        for char in "\n\x1b\x85\u2028\u2029\u202a\u202e\u2066\u2069":
+            answer = http.post("/uploads", json={**upload, "filename": f"a{char}b.jsonl"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "filename")
 
 
 def test_a_tuple_gives_name_and_type(api: Api) -> None:
