@@ -96,7 +96,7 @@ async def create_message_batch(
     All must name the same model. A request whose `params` are not valid ends as `errored`.
     """
     services = caller.services
-    async with read_lines(request, services) as lines:
+    async with read_lines(request, services, caller.tenant) as lines:
         with as_batches_say():
             batch = await accept_batch_of(
                 services,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 import msgspec
 
 from batchyard.api.array_elements import ArrayElements, request_too_large
-from batchyard.api.body import body_stream
+from batchyard.api.body import BodyPlaces, body_stream
 from batchyard.api.errors import ApiError
 from batchyard.api.message_errors import MESSAGES
 from batchyard.lines import duplicate_lines
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 CUSTOM_ID_PATTERN: Final = "^[a-zA-Z0-9_-]{1,64}$"
 _PART_BYTES: Final = 1024**2
+_PLACES: Final = BodyPlaces(8)
+"""Each that is received may hold one request of ``max_line_bytes``, which has not ended yet."""
 _is_custom_id = re.compile(r"[a-zA-Z0-9_-]{1,64}").fullmatch
 
 
@@ -73,7 +75,9 @@ class MessageLines:
 
 
 @asynccontextmanager
-async def read_lines(request: Request, services: Services) -> AsyncIterator[MessageLines]:
+async def read_lines(
+    request: Request, services: Services, tenant: str
+) -> AsyncIterator[MessageLines]:
     """The lines of the batch that the request asks for, each with a ``custom_id`` of its own.
 
     Raises 400, 408, 413 and 415, and :class:`~batchyard.errors.StorageError`.
@@ -87,7 +91,7 @@ async def read_lines(request: Request, services: Services) -> AsyncIterator[Mess
         with os_errors_as_ours(str(services.spool)):
             spool = closing.enter_context(tempfile.TemporaryFile(dir=services.spool))
             lines = MessageLines(cast("BinaryIO", spool), settings)
-            async with aclosing(body_stream(request)) as body:
+            async with _PLACES.of(tenant), aclosing(body_stream(request)) as body:
                 await _receive(body, lines, most_bytes)
             await in_thread(lines.finish)
         yield lines
