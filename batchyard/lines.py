@@ -21,6 +21,7 @@ from batchyard.endpoints import ENDPOINTS, takes_form
 from batchyard.errors import InputRefused
 from batchyard.forms import is_file_url
 from batchyard.framing import PhysicalLine, custom_id_of, read_lines
+from batchyard.json_depth import MAX_DEPTH, is_deeper_than
 from batchyard.offer import ANYTHING, Offer
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Limits:
     max_line_bytes: int = 32 * 1024**2
     max_embedding_inputs: int = 50_000
     max_custom_id_chars: int = 512
-    max_depth: int = 64
+    max_depth: int = MAX_DEPTH
     max_reported_errors: int = 100
 
     def of_any_size(self) -> Limits:
@@ -491,21 +492,6 @@ def _custom_id_of(data: bytes | None) -> str | None:
         return None
     custom_id = line.get("custom_id") if isinstance(line, dict) else None
     return custom_id if isinstance(custom_id, str) else None
-
-
-def is_deeper_than(value: Any, limit: int) -> bool:
-    """Whether ``value`` nests deeper than ``limit`` containers."""
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _shown(name: str) -> str:

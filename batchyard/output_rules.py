@@ -8,6 +8,7 @@ import msgspec
 
 from batchyard.body_patch import BodyPatch
 from batchyard.errors import RequestRefused
+from batchyard.json_depth import MAX_DEPTH, is_deeper_than
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +54,9 @@ class OnInvalidOutput(msgspec.Struct, frozen=True):
             raise _refused(
                 f"has no key {unknown[:64]!r}; it has {', '.join(cls.__struct_fields__)}."
             )
+        if is_deeper_than(list(given.values()), MAX_DEPTH):
+            # As JSON in the batch's row it could not be read any more.
+            raise _refused(f"is nested deeper than {MAX_DEPTH} levels.")
         try:
             rule = msgspec.convert(given, cls)
         except msgspec.ValidationError as error:

@@ -16,6 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 
 from batchyard.api.errors import ApiError
+from batchyard.json_depth import MAX_DEPTH, is_deeper_than
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -125,7 +126,19 @@ def parse_object(data: bytes) -> dict[str, Any]:
         raise not_json() from None
     if not isinstance(values, dict):
         raise ApiError(400, "The body of your request must be a JSON object.")
+    refuse_depth(values, data)
     return values
+
+
+def refuse_depth(values: dict[str, Any], data: bytes) -> None:
+    """Raise 400 for ``values``, parsed from ``data``, that are nested too deeply.
+
+    What a request may hold is written again, by recursive code that gives up at a depth of its own.
+    """
+    may_be_deep = data.count(b"{") + data.count(b"[") > MAX_DEPTH
+    if may_be_deep and is_deeper_than(values, MAX_DEPTH):
+        message = f"The body is nested deeper than {MAX_DEPTH} levels."
+        raise ApiError(400, message, code="invalid_value")
 
 
 def not_json() -> ApiError:

@@ -22,7 +22,6 @@ from batchyard.api.message_errors import is_for_messages
 from batchyard.api.route import HEADERS, Route, may_refuse
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.middleware.cache_salt import spliced
-from batchyard.lines import is_deeper_than
 from batchyard.live_answers import asking_for_usage, hides_usage
 from batchyard.printable import printable
 from batchyard.responses import ENDPOINT as RESPONSES
@@ -155,12 +154,6 @@ async def _checked(request: Request, caller: Caller, raw: bytes | None) -> LiveR
 
 def _check_body(services: Services, path: str, raw: bytes, body: dict[str, Any]) -> str:
     """The model. Raises 400."""
-    limits = services.settings.limits.to_limits(of_client=True)
-    braces, brackets = raw.count(b"{"), raw.count(b"[")
-    if braces + brackets > limits.max_depth and is_deeper_than(body, limits.max_depth):
-        raise ApiError(
-            400, f"The body is nested deeper than {limits.max_depth} levels.", code="invalid_value"
-        )
     model = body.get("model")
     if model is None:
         raise missing("model")
@@ -173,7 +166,8 @@ def _check_body(services: Services, path: str, raw: bytes, body: dict[str, Any])
         )
     policy = services.settings.bodies.to_policy()
     # As within a line, which has one brace more.
-    for refusal in policy.refusals(path, body, len(raw), braces + 1, brackets):
+    braces, brackets = raw.count(b"{") + 1, raw.count(b"[")
+    for refusal in policy.refusals(path, body, len(raw), braces, brackets):
         raise ApiError(
             400,
             refusal.message.removeprefix("body."),

@@ -18,6 +18,7 @@ from batchyard.api.body import (
     not_json,
     parse_object,
     read_within,
+    refuse_depth,
 )
 from batchyard.api.errors import ApiError
 from batchyard.framing import joined
@@ -93,6 +94,7 @@ def parse_with_lines(data: bytes, most_lines: int) -> dict[str, Any]:
         found = {key: msgspec.json.decode(value) for key, value in values.items()}
     except (ValueError, RecursionError):
         raise not_json() from None
+    refuse_depth(found, data)
     return {**found, KEY: None if array == b"null" else _lines_in(array, most_lines)}
 
 
@@ -108,7 +110,7 @@ def _lines_in(array: bytes, most_lines: int) -> RequestLines:
     except _TooManyLines:
         message = f"'{KEY}' may have {most_lines} requests: split the batch."
         raise _refused(message, code="array_above_max_length") from None
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, RecursionError):
         raise not_json() from None
     except msgspec.ValidationError:
         message = f"Invalid type for '{KEY}': it must be an array of objects."

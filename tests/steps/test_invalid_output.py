@@ -358,3 +358,15 @@ async def test_a_patch_cannot_set_what_a_body_may_not_have(
     own = await yard.run([chat_line("a")], on_invalid_output=rule, any_body=True, tenant="one")
     with pytest.raises(RequestRefused):
         await accept_retry(yard.services, own.id, caller=RetryCaller(tenant="one"))
+
+
+@pytest.mark.parametrize("any_body", [False, True])
+async def test_a_rule_that_is_nested_too_deeply_is_refused(yard: Yard, any_body: bool) -> None:
+    """Deeper ones were written into the batch's row, which could not be read then."""
+    value: Any = 1
+    for _ in range(950):
+        value = [value]
+    rule = {**LONGER, "set": {"a": value}}
+    with pytest.raises(RequestRefused) as refused:
+        await yard.create([chat_line("a")], on_invalid_output=rule, any_body=any_body)
+    assert refused.value.param == "on_invalid_output"
