@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
 
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.body import parse_object, read_within
+from batchyard.api.body import parse_large_object, read_within
 from batchyard.api.errors import ApiError, missing
 from batchyard.api.live_engines import LiveDirectory
 from batchyard.api.live_exchange import LiveExchange, LiveRequest, unavailable
@@ -134,7 +134,7 @@ async def _checked(request: Request, caller: Caller, raw: bytes | None) -> LiveR
     path = request.url.path
     if raw is None:
         raw = await read_within(request, settings.limits.max_line_bytes)
-    body = parse_object(raw)
+    body = parse_large_object(raw)
     model = _check_body(services, path, raw, body)
     hides = hides_usage(path, body)
     data = asking_for_usage(raw, body) if hides else raw

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response  # noqa: TC002 — FastAPI reads it at run time
 
 from batchyard.api.auth import Authenticated  # noqa: TC001 — FastAPI reads it at run time
-from batchyard.api.body import BodyPlaces, parse_object, read_within
+from batchyard.api.body import BodyPlaces, parse_large_object, read_within
 from batchyard.api.errors import FULL_RETRY_AFTER_SECONDS, ApiError
 from batchyard.api.json_response import JsonResponse
 from batchyard.api.live import ANSWERS, BODY, pass_on
@@ -27,11 +27,12 @@ from batchyard.steps.accept_response import accept_response, window_of
 from batchyard.wire import result_file_id
 
 if TYPE_CHECKING:
+    from batchyard.api.auth import Caller
     from batchyard.services.services import Services
     from batchyard.store import ResponseRecord
 
 _PLACES: Final = BodyPlaces(16)
-"""Whether a request is a live one, and counts as such, is known when its body is read."""
+"""Whether a request is a live one, and counts as such, is known when its body is parsed."""
 _SHOWN_CHARS: Final = 100
 _OBJECT: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -68,24 +69,13 @@ async def create_response(request: Request, caller: Authenticated) -> Response:
     """
     async with _PLACES.of(caller.tenant):
         raw = await read_within(request, caller.services.settings.limits.max_line_bytes)
-    body = parse_object(raw)
-    window_of(body)
-    if not body.get("background"):
-        return await pass_on(request, caller, raw)
-    await _check_model(request, body.get("model"))
-    try:
-        record = await accept_response(caller.services, caller.tenant, body)
-    except WindowUnattainable as error:
-        raise ApiError(
-            429,
-            str(error),
-            type="tokens",
-            param=error.param,
-            code=error.refusal_code,
-            headers={"retry-after": str(FULL_RETRY_AFTER_SECONDS)},
-        ) from None
-    request.app.state.request_runner()
-    return JsonResponse(await _object(request, record))
+        body = parse_large_object(raw)
+        window_of(body)
+        if body.get("background"):
+            return await _accept(request, caller, body)
+    # Its limit of live requests bounds the rest.
+    del body
+    return await pass_on(request, caller, raw)
 
 
 @router.get("/{response_id}", summary="Look at a background response", responses=_OBJECT)
@@ -124,6 +114,24 @@ async def delete_response(
         await _stop_batch(request, record)
         await _delete_files(services, record)
     return JsonResponse(ResponseDeleted(id=response_id))
+
+
+async def _accept(request: Request, caller: Caller, body: dict[str, Any]) -> Response:
+    """Make a response of it that is queued."""
+    await _check_model(request, body.get("model"))
+    try:
+        record = await accept_response(caller.services, caller.tenant, body)
+    except WindowUnattainable as error:
+        raise ApiError(
+            429,
+            str(error),
+            type="tokens",
+            param=error.param,
+            code=error.refusal_code,
+            headers={"retry-after": str(FULL_RETRY_AFTER_SECONDS)},
+        ) from None
+    request.app.state.request_runner()
+    return JsonResponse(await _object(request, record))
 
 
 async def _check_model(request: Request, model: Any) -> None:

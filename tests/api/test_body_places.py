@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
+from unittest.mock import AsyncMock
 
+import pytest
 from starlette.requests import Request
 
-from batchyard.api import message_requests
+from batchyard.api import message_requests, responses
+from batchyard.api.auth import Caller
 from batchyard.api.body import BodyPlaces
+from batchyard.errors import RequestRefused
 
 if TYPE_CHECKING:
-    import pytest
     from starlette.types import Message
 
     from batchyard.services.services import Services
@@ -41,3 +44,28 @@ async def test_while_a_tenants_message_batches_are_received_its_others_wait_and_
         assert await count("other") == 1
         assert asked == ["other"]
     assert await waiting == 1
+
+
+async def test_a_response_has_its_place_until_it_is_accepted(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is made of a body needs more memory than its bytes."""
+    places = BodyPlaces(1)
+    monkeypatch.setattr(responses, "_PLACES", places)
+    was_held = []
+
+    async def accept(*_: Any) -> NoReturn:
+        was_held.append(places.of("one").locked())
+        raise RequestRefused("no", param=None, code="invalid_value")
+
+    monkeypatch.setattr(responses, "accept_response", accept)
+    monkeypatch.setattr(responses, "_check_model", AsyncMock())
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b'{"model": "m", "background": true}'}
+
+    request = Request({"type": "http", "headers": []}, receive)
+    caller = Caller("one", services, "key", is_operator=False, may_write=True)
+    with pytest.raises(RequestRefused):
+        await responses.create_response(request, caller)
+    assert was_held == [True]
