@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -30,10 +30,9 @@ def routes_with_field(openapi: bytes, field: str) -> frozenset[str]:
         document = msgspec.json.decode(openapi, type=_Document)
     except (ValueError, RecursionError):
         return frozenset()
+    search = _Search(field, document.components.get("schemas"))
     return frozenset(
-        path
-        for path, methods in document.paths.items()
-        if _has_field(_body_schema(methods), field, document.components, _MOST_NESTING)
+        path for path, methods in document.paths.items() if search.finds_in(_body_schema(methods))
     )
 
 
@@ -44,15 +43,43 @@ def _body_schema(methods: Any) -> Any:
     return found
 
 
-def _has_field(schema: Any, field: str, components: Any, depth: int) -> bool:
-    if not isinstance(schema, dict) or depth == 0:
+class _Search:
+    """For a field in the schemas of one document, which may be large and refer to itself.
+
+    The document is a stranger's and is searched in the event loop: beyond a number of schemas, the
+    field counts as not named.
+    """
+
+    def __init__(self, field: str, schemas: Any) -> None:
+        self._field = field
+        self._named = (
+            {f"{_REFERENCE}{name}": schema for name, schema in schemas.items()}
+            if isinstance(schemas, dict)
+            else {}
+        )
+        self._left = _MOST_SCHEMAS
+
+    def finds_in(self, schema: Any) -> bool:
+        """Whether an object of this schema may have the field."""
+        seen: set[str] = set()
+        to_visit = [schema]
+        while to_visit and self._left > 0:
+            each = to_visit.pop()
+            if not isinstance(each, dict):
+                continue
+            properties = each.get("properties")
+            if isinstance(properties, dict) and self._field in properties:
+                return True
+            parts = [part for key in _PARTS if isinstance(part := each.get(key), list)]
+            # Before they are taken up: a list may be long, and stand behind many paths.
+            self._left -= 1 + sum(map(len, parts))
+            for part in parts:
+                to_visit += part
+            name = each.get("$ref")
+            if isinstance(name, str) and name not in seen:
+                seen.add(name)
+                to_visit.append(self._named.get(name))
         return False
-    if field in (schema.get("properties") or ()):
-        return True
-    inner = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key) or ()]
-    name = str(schema.get("$ref", "")).removeprefix("#/components/schemas/")
-    inner.append((components.get("schemas") or {}).get(name))
-    return any(_has_field(each, field, components, depth - 1) for each in inner)
 
 
 def is_served(url: str, routes: Iterable[str]) -> bool:
@@ -81,7 +108,10 @@ def _may_take(route: str, url: str) -> bool:
 _NAME = re.compile(r"\{[^{}]*\}")
 
 
-_MOST_NESTING = 6
+_PARTS: Final = ("anyOf", "oneOf", "allOf")
+_REFERENCE: Final = "#/components/schemas/"
+_MOST_SCHEMAS: Final = 100_000
+"""In one document, each counted once for each path that refers to it."""
 
 
 class _Document(msgspec.Struct):
