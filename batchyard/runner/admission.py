@@ -315,6 +315,7 @@ class Admission:
         self._standing = standing
         self._may_return = may_return
         self._slow = slow
+        self._one_at_a_time = asyncio.Lock()
 
     def leave(self) -> None:
         """Let the next chunk begin. A second call does nothing."""
@@ -323,22 +324,28 @@ class Admission:
     async def submit(
         self, submitting: Callable[[], Awaitable[None]], prompt: Callable[[], bytes] = bytes
     ) -> None:
-        """Do so when it is the chunk's turn. ``prompt`` gives what the request's begins with."""
+        """Do so when it is the chunk's turn. ``prompt`` gives what the request's begins with.
+
+        Several tasks may submit requests of the chunk: they go in one after the other.
+        """
         self._queue.begin(self._key)
-        if not self._queue.has_to_wait(self._key):
-            await submitting()
-            return
-        await self._queue.begin_pass(self._key, self._cost, prompt)
+        await self._one_at_a_time.acquire()
+        has_turn = False
         try:
+            if self._queue.has_to_wait(self._key):
+                await self._queue.begin_pass(self._key, self._cost, prompt)
+                has_turn = True
             await submitting()
         finally:
-            self._queue.end_pass()
+            # Before the turn ends: the chunk's next request is to be in the queue by then.
+            self._one_at_a_time.release()
+            if has_turn:
+                self._queue.end_pass()
 
-    async def until_room(self, prompt: Callable[[], bytes] = bytes) -> None:
-        """Wait while other batches keep a background batch out, for what takes no turns."""
-        self._queue.begin(self._key)
-        if self._standing.is_background:
-            await self.submit(_nothing, prompt)
+    @property
+    def is_background(self) -> bool:
+        """Whether the chunk waits for as long as one of another batch is in the queue."""
+        return self._standing.is_background
 
     async def unless_slow(self, preparation: Coroutine[Any, Any, T]) -> T:
         """Return what ``preparation`` returns; meanwhile the chunk may be out of the queue.
@@ -366,7 +373,3 @@ class Admission:
             if not self._may_return():
                 raise StorageUnavailable("The input came late: others run here by now.")
             self._queue.enter(self._key, self._standing)
-
-
-async def _nothing() -> None:
-    pass

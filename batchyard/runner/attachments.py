@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -29,7 +30,10 @@ from batchyard.storage.download import download
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from batchyard.forms import AttachedFile, Form
+    from batchyard.runner.admission import Admission
     from batchyard.runner.window import Window
     from batchyard.runner.window_request import WindowRequest
     from batchyard.storage.web import WebAccess
@@ -54,12 +58,14 @@ def file_access(web: WebAccess) -> WebAccess:
 class Attachments:
     """The requests of one chunk that name files, on their way into the window.
 
+    With its file, each waits for the chunk's turn, as do requests without files.
     An async context manager; its end waits until every request is in the window or has its
     result, and raises what the window raised. An error in the block ends all fetches.
     """
 
-    def __init__(self, window: Window, web: WebAccess) -> None:
+    def __init__(self, window: Window, admission: Admission, web: WebAccess) -> None:
         self._window = window
+        self._admission = admission
         self._web = web
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: Counter[str | None] = Counter()
@@ -76,12 +82,16 @@ class Attachments:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def submit(self, request: WindowRequest) -> None:
-        """Wait for room for a file and begin to fetch it. The window gets the request later."""
-        await self._window.file_room.take(MAX_FILE_BYTES)
-        self._tasks.add(asyncio.create_task(self._attach(request)))
+    async def submit(self, request: WindowRequest, prompt: Callable[[], bytes] = bytes) -> None:
+        """Wait for room for a file and begin to fetch it. The window gets the request later.
 
-    async def _attach(self, request: WindowRequest) -> None:
+        ``prompt`` gives what the request's prompt begins with.
+        """
+        room = self._window.file_room
+        await room.take(MAX_FILE_BYTES, is_background=self._admission.is_background)
+        self._tasks.add(asyncio.create_task(self._attach(request, prompt)))
+
+    async def _attach(self, request: WindowRequest, prompt: Callable[[], bytes]) -> None:
         room = self._window.file_room
         held_bytes = MAX_FILE_BYTES
         try:
@@ -90,7 +100,7 @@ class Attachments:
                 request.body, request.content_type = form.body, form.content_type
             room.give_back(held_bytes - len(request.body))
             held_bytes = request.file_bytes = len(request.body)
-            await self._window.submit(request)
+            await self._admission.submit(partial(self._window.submit, request), prompt)
             # From here on the window gives it back, as the request leaves it.
             held_bytes = 0
         except StorageError as error:

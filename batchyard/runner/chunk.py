@@ -343,7 +343,7 @@ class ChunkRun:
     async def _admit_some(self, descriptor: int, requests: list[_Planned]) -> None:
         web = file_access(self.services.public_web)
         order = ChunkOrder(self._lengths, sorts=self.services.settings.order == "prefix")
-        async with Attachments(self.window, web) as attachments:
+        async with Attachments(self.window, self.admission, web) as attachments:
             async for record, copies, envelope in self._readable(descriptor, requests, order):
                 self._admitted += 1 + len(copies)
                 planned = PlannedRequest.of(record)
@@ -370,8 +370,7 @@ class ChunkRun:
                     self._retries.follow(request)
                 prompt = partial(prompt_of, envelope, self.lease.model)
                 if takes_form(request.url) and self.window.serves(request.url):
-                    await self.admission.until_room(prompt)
-                    await attachments.submit(request)
+                    await attachments.submit(request, prompt)
                 else:
                     await self.admission.submit(partial(self._send, request), prompt)
 

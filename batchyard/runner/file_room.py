@@ -10,17 +10,24 @@ ROOM_BYTES: Final = 256 * 1024**2
 
 
 class FileRoom:
-    """Room for files in memory, given out in the order of the requests for it."""
+    """Room for files in memory, given out in the order of the requests for it.
+
+    Background batches leave half of it to others. Their files may wait until all others are in the
+    window, and these would wait for room.
+    """
 
     def __init__(self, total_bytes: int = ROOM_BYTES) -> None:
         self._free_bytes = total_bytes
+        self._spared_bytes = total_bytes // 2
         self._turn = asyncio.Lock()
+        self._background_turn = asyncio.Lock()
         self._freed = asyncio.Event()
 
-    async def take(self, size_bytes: int) -> None:
+    async def take(self, size_bytes: int, *, is_background: bool = False) -> None:
         """Wait until ``size_bytes`` are free, and reserve them."""
-        async with self._turn:
-            while self._free_bytes < size_bytes:
+        spared_bytes = self._spared_bytes if is_background else 0
+        async with self._background_turn if is_background else self._turn:
+            while self._free_bytes - spared_bytes < size_bytes:
                 self._freed.clear()
                 await self._freed.wait()
             self._free_bytes -= size_bytes

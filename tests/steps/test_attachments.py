@@ -12,14 +12,17 @@ from aiohttp import web
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import EngineLost
 from batchyard.runner import attachments
+from batchyard.runner.admission import Admission, AdmissionQueue
 from batchyard.runner.attachments import MAX_FILE_BYTES, Attachments
 from batchyard.runner.file_room import ROOM_BYTES, FileRoom
 from batchyard.runner.window import Window
 from batchyard.runner.window_request import WindowRequest
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.web import WebAccess
+from batchyard.turns import BACKGROUND_URGENCY, Standing
 from tests.patience import PATIENCE
 from tests.unit.storage.web_server import gives, running_web_server, says
+from tests.unit.test_admission import lease_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,6 +54,21 @@ async def window(engine: StubEngine) -> AsyncIterator[Window]:
         yield one
 
 
+def attachments_of(
+    window: Window, queue: AdmissionQueue | None = None, *, is_background: bool = False
+) -> Attachments:
+    """Those of a chunk that is in the queue, by itself if there is none yet."""
+    queue = queue or AdmissionQueue(1)
+    name = "background" if is_background else "other"
+    standing = Standing(
+        batch_id=name, tenant=name, urgency=BACKGROUND_URGENCY if is_background else 3
+    )
+    lease = lease_of(name)
+    queue.enter(lease.key, standing)
+    admission = Admission(queue, lease, standing, set(), may_return=lambda: True)
+    return Attachments(window, admission, WEB)
+
+
 class Results:
     def __init__(self) -> None:
         self.lines: dict[int, dict[str, object]] = {}
@@ -74,7 +92,7 @@ async def until_all_is_free(window: Window) -> None:
 
 async def test_answered_requests_give_their_room_back(window: Window, server: WebServer) -> None:
     results = Results()
-    async with Attachments(window, WEB) as one:
+    async with attachments_of(window) as one:
         for number in range(30):
             await one.submit(results.request(number, server.url()))
 
@@ -86,7 +104,7 @@ async def test_a_request_in_the_engine_holds_room_for_its_file_and_no_more(
     window: Window, server: WebServer, engine: StubEngine
 ) -> None:
     results = Results()
-    async with Attachments(window, WEB) as one:
+    async with attachments_of(window) as one:
         await one.submit(results.request(1, server.url(), prompt="slow"))
 
     assert 1000 < ROOM_BYTES - window.file_room._free_bytes < 2000
@@ -99,7 +117,7 @@ async def test_a_file_that_cannot_be_had_gives_its_room_back(
 ) -> None:
     server.answers = [says(404)]
     results = Results()
-    async with Attachments(window, WEB) as one:
+    async with attachments_of(window) as one:
         await one.submit(results.request(1, server.url()))
         await one.submit(results.request(2, "data:;base64,*"))
 
@@ -120,7 +138,7 @@ async def test_an_early_end_breaks_off_the_fetches(window: Window, server: WebSe
     results = Results()
 
     async def admit() -> None:
-        async with Attachments(window, WEB) as one:
+        async with attachments_of(window) as one:
             for number in range(50):
                 await one.submit(results.request(number, server.url()))
 
@@ -138,7 +156,7 @@ async def test_a_request_whose_owner_leaves_gives_its_room_back(
 ) -> None:
     """It waits for a slot, gets that of another, and finds its owner leaving."""
     results = Results()
-    one = Attachments(window, WEB)
+    one = attachments_of(window)
     async with one:
         for number in range(window.size):
             await window.submit(
@@ -166,7 +184,7 @@ async def test_the_end_of_the_window_is_told_as_it_was(server: WebServer) -> Non
     """Not wrapped: whoever runs the chunk knows what to make of a lost engine."""
 
     async def submit_to(window: Window) -> None:
-        async with Attachments(window, WEB) as one:
+        async with attachments_of(window) as one:
             await one.submit(Results().request(1, server.url()))
 
     engine = StubEngine(start_failures=9)
@@ -183,7 +201,7 @@ async def test_a_host_that_fails_again_and_again_is_not_asked_for_ever(
     monkeypatch.setattr(attachments, "MAX_FILE_BYTES", ROOM_BYTES)  # one at a time
     server.answers = [says(503)]
     results = Results()
-    async with Attachments(window, WEB) as one:
+    async with attachments_of(window) as one:
         for number in range(20):
             await one.submit(results.request(number, server.url()))
         await one.submit(results.request(20, server.url().replace("127.0.0.1", "localhost")))
@@ -208,7 +226,7 @@ async def test_a_file_that_takes_too_long_is_given_up(
     monkeypatch.setattr(attachments, "_FETCH_SECONDS", 0.2)
     server.answers = [trickle]
     results = Results()
-    async with Attachments(window, WEB) as one:
+    async with attachments_of(window) as one:
         await one.submit(results.request(1, server.url()))
 
     assert "was not fetched within" in str(results.lines[1]["error"])
@@ -233,6 +251,47 @@ async def test_there_is_room_for_so_much_and_first_come_is_first_served() -> Non
     assert room._free_bytes == 4
 
 
+async def test_background_batches_leave_half_of_the_room_to_others() -> None:
+    room = FileRoom(10)
+    async with asyncio.timeout(PATIENCE * 20):
+        await room.take(5, is_background=True)
+        waiting = asyncio.create_task(room.take(1, is_background=True))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await room.take(5)
+        room.give_back(6)
+        await waiting
+
+
+async def test_files_of_a_background_batch_that_waits_for_others_keep_no_file_of_theirs_out(
+    window: Window, server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attachments, "MAX_FILE_BYTES", 2000)
+    window.file_room = FileRoom(4000)
+    queue, results = AdmissionQueue(1), Results()
+    background = attachments_of(window, queue, is_background=True)
+    other = attachments_of(window, queue)
+
+    async def admit_background() -> None:
+        async with background as one:
+            for number in range(5):
+                await one.submit(results.request(number, server.url()))
+
+    admission = asyncio.create_task(admit_background())
+    async with asyncio.timeout(PATIENCE * 20):
+        while not server.requests:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        async with other as one:
+            for number in range(10, 15):
+                await one.submit(results.request(number, server.url()))
+        assert results.lines.keys().isdisjoint(range(5))
+        queue.leave(lease_of("other").key)
+        await admission
+        while len(results.lines) < 10:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.005)
+
+
 def test_at_least_one_file_fits() -> None:
     assert ROOM_BYTES >= MAX_FILE_BYTES
 
@@ -243,7 +302,7 @@ async def test_a_file_that_is_too_large_costs_its_line_and_no_memory(
     monkeypatch.setattr(attachments, "MAX_FILE_BYTES", 2000)
     server.answers = [says(200, b"x" * 2001)]
     results = Results()
-    async with Attachments(window, WEB) as one:
+    async with attachments_of(window) as one:
         await one.submit(results.request(1, server.url()))
     await until_all_is_free(window)
     (line,) = results.lines.values()

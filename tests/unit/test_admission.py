@@ -217,6 +217,43 @@ async def test_a_chunk_that_is_being_cancelled_is_no_error_of_the_window() -> No
     assert not errors
 
 
+async def test_requests_that_several_tasks_submit_at_once_have_the_turns_of_their_chunk() -> None:
+    """None gets lost, and they follow one another as those of a single task do."""
+    queue, order, slots = AdmissionQueue(2), [], asyncio.Semaphore(0)
+
+    async def submit(admission: Admission, name: str) -> None:
+        await admission.submit(slots.acquire)
+        order.append(name)
+
+    tasks = []
+    for name in "AB":
+        standing, lease = Standing(batch_id=name, tenant=name), lease_of(name)
+        queue.enter(lease.key, standing)
+        admission = Admission(queue, lease, standing, set(), may_return=lambda: True)
+        tasks += [asyncio.create_task(submit(admission, name)) for _ in range(6)]
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+        for _ in tasks:
+            await asyncio.sleep(0.001)
+            slots.release()
+        await asyncio.gather(*tasks)
+    # A's first one had come before B was there.
+    assert "".join(order) == "ABBAABBAABBA"
+
+
+async def test_of_requests_that_are_submitted_at_once_one_waits_for_a_slot() -> None:
+    """Though the chunk is alone: the others would be ahead of everything that comes."""
+    queue, lease, slots = AdmissionQueue(2), lease_of("A"), asyncio.Semaphore(0)
+    standing = Standing(batch_id="A", tenant="A")
+    queue.enter(lease.key, standing)
+    admission = Admission(queue, lease, standing, set(), may_return=lambda: True)
+    tasks = [asyncio.create_task(admission.submit(slots.acquire)) for _ in range(6)]
+    await asyncio.sleep(0.01)
+    assert len(slots._waiters or ()) == 1
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
 async def test_a_chunk_that_has_left_does_not_wait_for_turns(entrance: Entrance) -> None:
     standing = Standing(batch_id="B", tenant="b")
     admission = Admission(entrance.queue, lease_of("B"), standing, set(), may_return=lambda: True)
