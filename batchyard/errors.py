@@ -39,8 +39,10 @@
     ├── DispatchFailed                *retriable*: a call of Prefect's API failed
     └── EngineError                   inference
         ├── EngineStartFailed         carries the end of the engine's own log
+        │   └── EngineNotReady        somebody else's server is away, and may come back
         ├── ModelNotFound             no engine is set up for it
         └── EngineLost                *retriable*: the engine crashed with requests in flight
+            └── EngineNotReached      *retriable*: nothing was sent to it, so no request is to blame
 
 A message names the thing that failed and says what to do. It never contains a secret: URLs are
 shown without their query, and request bodies are not shown.
@@ -299,6 +301,10 @@ class EngineStartFailed(EngineError):
     code = "engine_start_failed"
 
 
+class EngineNotReady(EngineStartFailed):
+    """A remote engine cannot be reached, or says 5xx: its operator may be restarting it."""
+
+
 class ModelNotFound(EngineError):
     """The requests name a model for which there is no engine.
 
@@ -317,3 +323,7 @@ class EngineLost(EngineError):
 
     code = "engine_lost"
     is_retriable = True
+
+
+class EngineNotReached(EngineLost):
+    """The engine was lost before a request was sent to it: no request can be the cause."""

@@ -20,7 +20,13 @@ from batchyard.engine.sharing.controller import ShareController
 from batchyard.engine.sharing.gate import ShareGate
 from batchyard.engine.sharing.metrics_look import MetricsLook
 from batchyard.engine.sharing.request_size import expected_tokens
-from batchyard.errors import EngineLost, EngineStartFailed, SettingsError
+from batchyard.errors import (
+    EngineLost,
+    EngineNotReached,
+    EngineNotReady,
+    EngineStartFailed,
+    SettingsError,
+)
 from batchyard.logs import event_logger
 from batchyard.web.retry_after import retry_after_seconds
 
@@ -62,7 +68,7 @@ class RemoteEngine:
     the server's own ``/openapi.json``. ``adapters`` are the names of those that it has for the
     model. A request whose connection breaks is answered
     ``CONNECTION_LOST``; a server that cannot be connected to is
-    :class:`~batchyard.errors.EngineLost`.
+    :class:`~batchyard.errors.EngineNotReached`.
 
     Raises :class:`~batchyard.errors.SettingsError` for a URL that is none of these, and for users
     to be considered on a server that has none.
@@ -151,7 +157,8 @@ class RemoteEngine:
     async def start(self, on_progress: Callable[[StartProgress], None] | None = None) -> None:
         """Check that the server answers and accepts our key.
 
-        Raises :class:`~batchyard.errors.EngineStartFailed` if it does not.
+        Raises :class:`~batchyard.errors.EngineStartFailed` if it does not; if that may pass,
+        :class:`~batchyard.errors.EngineNotReady`.
         """
         await self.stop()
         self._session = self._new_session()
@@ -247,7 +254,7 @@ class RemoteEngine:
             ) as response:
                 return response.status, await _read(response, MAX_PROBE_BYTES) or b""
         except (aiohttp.ClientError, OSError) as error:
-            raise self._lost(error) from error
+            raise self._not_reached(error) from error
 
     async def _post(
         self,
@@ -279,7 +286,7 @@ class RemoteEngine:
                 return EngineAnswer(request.tag, known_status(response.status), answer, retry_after)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Nothing was sent: it is not this request that failed.
-            raise self._lost(error) from error
+            raise self._not_reached(error) from error
         except TimeoutError:
             return EngineAnswer(request.tag, None, no_answer=NoAnswer.TIMEOUT)
         except (aiohttp.ClientError, OSError):
@@ -298,7 +305,7 @@ class RemoteEngine:
     async def _ask_for_salted_urls(self) -> frozenset[str]:
         status, body = await self._get("/openapi.json")
         if status >= 500:
-            raise EngineLost(f"the engine at {self._where} has no routes (HTTP {status})")
+            raise EngineNotReached(f"the engine at {self._where} has no routes (HTTP {status})")
         urls = routes_with_field(body, FIELD) if status == 200 else frozenset()
         if not urls:
             self._warn_once(
@@ -346,7 +353,7 @@ class RemoteEngine:
                 status, body = response.status, await _read(response, MAX_PROBE_BYTES) or b""
         except (aiohttp.ClientError, OSError) as error:
             detail = str(error) or type(error).__name__
-            raise EngineStartFailed(
+            raise EngineNotReady(
                 f"cannot reach the engine for model {self.model!r} at {self._where}: {detail};"
                 " check that the server runs and that the URL is right"
             ) from error
@@ -355,7 +362,7 @@ class RemoteEngine:
                 f"the engine at {self._where} refuses our API key (HTTP {status})"
             )
         if status >= 500:
-            raise EngineStartFailed(f"the engine at {self._where} is not ready (HTTP {status})")
+            raise EngineNotReady(f"the engine at {self._where} is not ready (HTTP {status})")
         try:
             return {model.id for model in msgspec.json.decode(body, type=_ModelList).data}
         except (ValueError, RecursionError):
@@ -379,9 +386,11 @@ class RemoteEngine:
             headers["Authorization"] = f"Bearer {self._api_key}"
         return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
 
-    def _lost(self, error: Exception) -> EngineLost:
+    def _not_reached(self, error: Exception) -> EngineNotReached:
         detail = str(error) or type(error).__name__
-        return EngineLost(f"lost the engine for model {self.model!r} at {self._where}: {detail}")
+        return EngineNotReached(
+            f"lost the engine for model {self.model!r} at {self._where}: {detail}"
+        )
 
 
 async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:

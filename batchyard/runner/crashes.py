@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from batchyard.errors import EngineNotReady
+from batchyard.logs import event_logger
+from batchyard.services.log_words import describe
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from batchyard.runner.window_request import WindowRequest
+
+log = event_logger(__name__)
 
 _FACTOR: Final = 8
 """After a crash, this many times fewer of the requests in flight run together."""
@@ -45,6 +53,22 @@ class Crashes:
     def are_too_many(self) -> bool:
         """Whether the engine is not to be started again."""
         return self.without_answer >= _CRASHES_WITHOUT_ANSWER
+
+    async def runs_after(self, start: Awaitable[None]) -> bool:
+        """Whether the engine runs after this ``start``; False: it is to be started once more.
+
+        A server of somebody else's that is not ready yet counts as another crash without an
+        answer. Raises what ``start`` raises otherwise, or when there are too many.
+        """
+        try:
+            await start
+        except EngineNotReady as error:
+            self.without_answer += 1
+            if self.are_too_many:
+                raise
+            log.warning("engine.lost", f"it is not back yet: {describe(error)}")
+            return False
+        return True
 
     def accuse(self, request: WindowRequest, *, in_company: bool) -> None:
         """It was the only one of ours at a crash."""

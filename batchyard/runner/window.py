@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.endpoints import ENDPOINTS
 from batchyard.engine.base import Abort, EngineRequest, NoAnswer
-from batchyard.errors import EngineLost
+from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.logs import event_logger
 from batchyard.results import new_request_id, not_served
 from batchyard.runner.backlog import Backlog
@@ -314,8 +314,12 @@ class Window:
         try:
             while not await self._stream_until_lost():
                 await self._engine.stop()
-                await asyncio.sleep(self._crashes.pause_seconds)
-                await self._options.start(self._on_restart)
+                is_started = False
+                while not is_started:
+                    await asyncio.sleep(self._crashes.pause_seconds)
+                    is_started = await self._crashes.runs_after(
+                        self._options.start(self._on_restart)
+                    )
                 self._is_changing = False
                 self._changed.set()
                 self.send_postponed()
@@ -343,11 +347,12 @@ class Window:
                 async for answer in answers:
                     self._handle_answer(answer)
         except Exception as error:
-            is_innocent = not self._is_closing and self._options.are_the_cause()
+            are_options_the_cause = not self._is_closing and self._options.are_the_cause()
+            is_innocent = are_options_the_cause or isinstance(error, EngineNotReached)
             again = self._take_back(error, is_innocent=is_innocent)
             if self._is_closing:
                 return True
-            self._crashes.without_answer += not is_innocent
+            self._crashes.without_answer += not are_options_the_cause
             if self._crashes.are_too_many:
                 raise
             self.counts.lost_engine(error, again, is_hung=self._is_hung)

@@ -59,8 +59,10 @@ EXPECTED = {
     "DispatchFailed": 5,
     "EngineError": 1,
     "EngineStartFailed": 1,
+    "EngineNotReady": 1,
     "ModelNotFound": 4,
     "EngineLost": 1,
+    "EngineNotReached": 1,
 }
 
 

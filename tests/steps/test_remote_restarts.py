@@ -1,0 +1,177 @@
+"""A remote engine that goes away for a while: no line pays for it, and it is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+
+from batchyard.engine.base import EngineRequest
+from batchyard.engine.remote import RemoteEngine
+from batchyard.errors import EngineLost, EngineNotReached
+from batchyard.lifecycle import BatchStatus
+from batchyard.runner import crashes
+from batchyard.runner.window import Window
+from batchyard.runner.window_request import WindowRequest
+from tests.patience import PATIENCE
+from tests.steps.conftest import Yard, chat_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.results import ResultLine
+
+SOON_SECONDS = 20.0
+MODEL = "stub-model"
+COMPLETIONS = "/v1/completions"
+ANSWER = {"object": "text_completion", "choices": [], "usage": {}}
+
+
+class Server:
+    """Somebody else's, on a port of its own that it keeps when it is started again."""
+
+    def __init__(self) -> None:
+        self.posts = 0
+        self.looks = 0
+        self.models_status = 200
+        self.failing_pages = 0
+        """So many times ``/openapi.json`` is answered with 503, as by a proxy."""
+        self._port = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def engine(self) -> RemoteEngine:
+        url = f"http://127.0.0.1:{self._port}"
+        return RemoteEngine(url, MODEL, max_num_seqs=4, exclusive=True)
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.01)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.method == "POST":
+            await request.read()
+            self.posts += 1
+            await asyncio.sleep(0.01)
+            return web.json_response(ANSWER)
+        if request.path == "/v1/models":
+            self.looks += 1
+            return web.json_response({"data": [{"id": MODEL}]}, status=self.models_status)
+        if request.path == "/openapi.json" and self.failing_pages:
+            self.failing_pages -= 1
+            return web.Response(status=503)
+        return web.Response(status=404)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    one = Server()
+    await one.start()
+    yield one
+    await one.stop()
+
+
+@contextlib.asynccontextmanager
+async def lost(server: Server, results: list[ResultLine]) -> AsyncIterator[Window]:
+    """A window whose engine has gone, with a request that was to be sent to it."""
+    engine = server.engine
+    await engine.start()
+    async with Window(engine, timeout_seconds=60, hang_seconds=60) as window:
+        await server.stop()
+        body = b'{"model": "stub-model", "prompt": "a"}'
+        request = WindowRequest(
+            0, "id-0", COMPLETIONS, body, lambda _, result: results.append(result), owner="a"
+        )
+        await window.submit(request)
+        yield window
+    await engine.stop()
+
+
+async def test_a_remote_server_that_is_restarted_costs_no_line(yard: Yard, server: Server) -> None:
+    yard.use(server.engine)  # type: ignore[arg-type]
+    batch_id = await yard.create([chat_line(f"id-{number}") for number in range(60)])
+    finishing = asyncio.create_task(yard.finish(batch_id))
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+        while server.posts < 20:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
+        await server.stop()
+        await asyncio.sleep(0.5)
+        await server.start()
+        batch = await finishing
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 60)
+
+
+async def test_a_remote_server_that_does_not_come_back_ends_the_window(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+    results: list[ResultLine] = []
+    async with lost(server, results) as window, asyncio.timeout(PATIENCE * SOON_SECONDS):
+        await window.ended()
+        with pytest.raises(EngineLost, match="cannot reach the engine"):
+            window.check()
+    assert not results
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["not ready", "key refused"])
+async def test_a_remote_server_that_is_not_ready_is_asked_again_and_one_that_refuses_us_is_not(
+    server: Server, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
+) -> None:
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.05)
+    async with lost(server, []) as window, asyncio.timeout(PATIENCE * SOON_SECONDS):
+        server.looks, server.models_status = 0, 401 if is_refused else 503
+        await server.start()
+        await window.ended()
+        with pytest.raises(EngineLost, match="refuses our API key" if is_refused else "HTTP 503"):
+            window.check()
+    assert (server.looks == 1) is is_refused
+
+
+async def test_a_server_that_cannot_be_connected_to_was_sent_nothing(server: Server) -> None:
+    engine = server.engine
+    await engine.start()
+    await server.stop()
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        yield EngineRequest(1, COMPLETIONS, b"{}", "r1")
+
+    with pytest.raises(EngineNotReached):
+        async for _ in engine.stream(requests(), timeout_seconds=5):
+            pass
+    await engine.stop()
+
+
+async def test_a_line_that_was_not_sent_is_not_to_blame_for_a_server_that_fails(
+    yard: Yard, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is alone in the window, again and again, as the server cannot tell its routes."""
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+    server.failing_pages = 6
+    yard.use(server.engine)  # type: ignore[arg-type]
+    batch = await yard.run([chat_line("id-0")])
+    assert server.failing_pages == 0
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 1)
+
+
+async def test_a_server_that_goes_on_to_fail_before_anything_is_sent_is_given_up(
+    yard: Yard, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+    server.failing_pages = 10**6
+    yard.use(server.engine)  # type: ignore[arg-type]
+    batch = await yard.run([chat_line("id-0")])
+    assert batch.status is BatchStatus.FAILED
+    assert "has no routes (HTTP 503)" in str(batch.errors)
+    assert (server.posts, server.looks) == (0, 10)
