@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.prefect_api import PROCESS_BATCH, RECONCILE, RUN_BATCHES, RUN_CHUNKS
 from batchyard.dispatch.prefect_http import Refused
+from batchyard.dispatch.unheard_cancels import carry_out_unheard_cancels
 from batchyard.errors import RecordNotFound
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
@@ -42,6 +43,8 @@ async def end_lost_runs(
 ) -> list[str]:
     """Mark flow runs without a process as Crashed, and return their ids.
 
+    Those that are being cancelled and whose processes do not notice are cancelled in the database.
+
     One whose batch is completed is marked as Completed: Prefect was away when it ended.
 
     A flow run has a process if a runner of it sent a heartbeat in the last ``silent_seconds``, if a
@@ -55,7 +58,9 @@ async def end_lost_runs(
     :class:`~batchyard.errors.SettingsError`.
     """
     # Prefect first: a process that announces itself in between is then found alive.
-    late = await _late(api, start_seconds)
+    control, chunks = await api.begun(_CONTROL_FLOWS), await api.begun((RUN_CHUNKS,))
+    await carry_out_unheard_cancels(store, [*control, *chunks])
+    late = await _late(api, control, chunks, start_seconds)
     missed = late.keys() - await _living(store, silent_seconds) if late else set()
     lost = sorted(missed & seen)
     seen.clear()
@@ -92,11 +97,11 @@ async def _has_completed_batch(store: Store, flow_run_id: str) -> bool:
     return batch.status is BatchStatus.COMPLETED
 
 
-async def _late(api: PrefectApi, start_seconds: float) -> dict[str, FlowRun]:
-    late = [run for run in await api.begun(_CONTROL_FLOWS) if run.is_late()]
-    late += [
-        run for run in await api.begun((RUN_CHUNKS,)) if await _is_late(api, run, start_seconds)
-    ]
+async def _late(
+    api: PrefectApi, control: list[FlowRun], chunks: list[FlowRun], start_seconds: float
+) -> dict[str, FlowRun]:
+    late = [run for run in control if run.is_late()]
+    late += [run for run in chunks if await _is_late(api, run, start_seconds)]
     return {run.id: run for run in late}
 
 

@@ -1,0 +1,43 @@
+"""Cancel in Prefect's UI, where the process of the flow run does not hear of it.
+
+Prefect's own observer of cancellations gives up when the server is away for three of its looks,
+half a minute. The flow runs that lived through this go on while the UI shows them as Cancelling.
+Their processes do look at the database.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from batchyard.errors import RecordNotFound, TransitionConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from batchyard.dispatch.prefect_answers import FlowRun
+    from batchyard.store import Store
+
+_UNHEARD_SECONDS: Final = 20.0
+"""Prefect's observer hears of a cancellation by an event, or else at its next look, after 10 s."""
+
+
+async def carry_out_unheard_cancels(store: Store, runs: Iterable[FlowRun]) -> None:
+    """Cancel the batch of each run that has been Cancelling for 20 s, or drain its runner.
+
+    Calling it again changes nothing. Raises :class:`~batchyard.errors.StoreError`.
+    """
+    for run in runs:
+        if run.state == "CANCELLING" and run.state_seconds >= _UNHEARD_SECONDS:
+            await _carry_out(store, run.id)
+
+
+async def _carry_out(store: Store, flow_run_id: str) -> None:
+    try:
+        # A batch that another flow run has taken over names that one, and goes on.
+        await store.batches.cancel(await store.batches.of_flow_run(flow_run_id))
+    except TransitionConflict:
+        return  # it has ended
+    except RecordNotFound:
+        runner = await store.runners.of_flow_run(flow_run_id)
+        if runner is not None:
+            await store.runners.drain(runner.id)
