@@ -91,6 +91,9 @@ class Reconciler:
         except asyncio.CancelledError:
             await self._hand_over()
             raise
+        if self._trouble:
+            await self._hand_over()
+            return Completed(message="The last pass failed. Another flow run tries again.")
         if is_refused:
             return Completed(message="Another flow run reconciles.")
         await self._hand_over()
@@ -121,10 +124,21 @@ class Reconciler:
         return refused > 0
 
     async def _hand_over(self) -> None:
-        """Let the next flow run go on at once. If this fails, it goes on within half a minute."""
+        """Let the next flow run go on at once. If this fails, it goes on within half a minute.
+
+        Where passes fail, it would fail as well, and the two that stand by would become four.
+        """
         with suppress(BatchyardError):
             await self._services.store.leases.release(RECONCILER_LEASE, self._id)
-            await self._standby.start_now()
+            if not self._trouble:
+                await self._standby.start_now()
+            elif not await self._has_company():
+                await Standby(self._api, RECONCILE).postpone()
+
+    async def _has_company(self) -> bool:
+        """Whether another flow run makes passes. It sees to the next one, when it ends."""
+        active = await self._api.active(RECONCILE)
+        return any(run.state == "RUNNING" and run.id != self._id for run in active)
 
     async def _pass(self) -> float:
         """Clean up and start what is missing. Returns the seconds until the next pass is due."""

@@ -221,3 +221,73 @@ async def test_one_that_is_stopped_lets_the_next_one_go_on_at_once(
     next_one, after_it = (run["state"] for run in prefect.runs)
     assert (next_one["type"], next_one["state_details"]) == ("SCHEDULED", {})
     assert after_it["state_details"]
+
+
+@pytest.fixture
+async def failing(services: Services, prefect: SmallPrefect) -> None:
+    """No pass succeeds: somebody has deleted a deployment in Prefect's UI."""
+    prefect.deployments.discard(RUN_BATCHES)
+    await begun_batch(services.store)
+
+
+@pytest.mark.usefixtures("failing")
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_one_whose_passes_fail_has_one_successor(
+    services: Services,
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_stopped: bool,
+) -> None:
+    """With two, which do the same, there were a thousand after ten hours."""
+
+    async def has_failed() -> bool:
+        return "reconciler.failed" in caplog.text
+
+    if is_stopped:
+        async with at_work(services, api, "first"):
+            await until(has_failed)
+    else:
+        monkeypatch.setattr(reconcile, "_RUN_SECONDS", 0.2)
+        await Reconciler(services, api, "first").run()
+    (next_one,) = prefect.runs
+    assert next_one["state"]["state_details"]["scheduled_time"]
+
+
+@pytest.mark.usefixtures("failing")
+async def test_of_those_whose_passes_fail_the_last_has_a_successor(
+    services: Services, api: PrefectApi, prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schedule starts some, too: with one successor each, they would become more and more."""
+    monkeypatch.setattr(reconcile, "_RUN_SECONDS", 0.2)
+    runs = [await api.start(RECONCILE, {}, name="reconcile") for _ in range(2)]
+    for index in range(2):
+        prefect.put("RUNNING", run=index)
+    for index, run in enumerate(runs):
+        await Reconciler(services, api, run.id).run()
+        prefect.put("COMPLETED", run=index)
+        assert len(prefect.runs) == 2 + index
+
+
+async def test_one_whose_passes_go_well_again_hands_over(
+    services: Services, api: PrefectApi, prefect: SmallPrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = reconcile.put_right
+    passes = 0
+
+    async def fail_first(services: Services) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == 1:
+            raise OSError("words of a driver")
+        return await real(services)
+
+    async def is_well() -> bool:
+        return passes > 2
+
+    monkeypatch.setattr(reconcile, "put_right", fail_first)
+    async with at_work(services, api, "first"):
+        await until(is_well)
+    next_one, _ = (run["state"] for run in prefect.runs)
+    assert (next_one["type"], next_one["state_details"]) == ("SCHEDULED", {})
