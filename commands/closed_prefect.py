@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from batchyard.errors import SettingsError
 from batchyard.storage.file import keep_secret
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOGIN_FILE: Final = "prefect.login"
 PRIVATE_UMASK: Final = 0o077
@@ -26,6 +24,7 @@ HOSTS: Final = ("127.0.0.1", "localhost")
 """The only host names that the server accepts; others may be made to resolve to this machine."""
 
 _FACTORY = "commands.server_plugin:create_app"
+_OUR_PACKAGES = Path(__file__).resolve().parents[1]
 
 
 def new_login() -> str:
@@ -63,10 +62,12 @@ def read_login(path: Path) -> str:
 def server_command(port: int, log_level: str) -> list[str]:
     """The command that runs the server on loopback.
 
-    ``prefect server start`` would not check the Host header.
+    ``prefect server start`` would not check the Host header. The current folder may have a user's
+    own `commands.py`: with ``-m`` Python looks there first, and without ``--app-dir`` uvicorn does.
     """
     return [
-        *(sys.executable, "-m", "uvicorn", "--factory", _FACTORY, "--lifespan", "on"),
+        *(sys.executable, "-P", "-m", "uvicorn", "--factory", _FACTORY, "--lifespan", "on"),
+        *("--app-dir", str(_OUR_PACKAGES)),
         *("--host", "127.0.0.1", "--port", str(port), "--log-level", log_level),
     ]
 

@@ -90,7 +90,8 @@ class Exporter:
 
     def _start(self, options: ExporterOptions) -> None:
         self._process = None
-        words = [sys.executable, "-m", "batchyard.exporter", msgspec.json.encode(options).decode()]
+        given = msgspec.json.encode(options).decode()
+        words = [sys.executable, "-P", "-m", "batchyard.exporter", given]
         try:
             # Ctrl-C is for the command, which ends the exporter after its flow runs.
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0)

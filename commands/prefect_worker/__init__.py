@@ -10,5 +10,8 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-PREFECT_WORKER: Final = (sys.executable, "-m", "commands.prefect_worker", "worker", "start")
-"""The words to start it with, which Prefect's own options follow."""
+PREFECT_WORKER: Final = (sys.executable, "-P", "-m", "commands.prefect_worker", "worker", "start")
+"""The words to start it with, which Prefect's own options follow.
+
+Without ``-P``, a user's own `commands.py` or `tasks.py` in the current folder would be imported
+instead of ours. Like Prefect's own command, it finds flows where their deployments say."""

@@ -33,7 +33,7 @@ def main() -> None:
         server.connect(address_of(sys.argv[1]))
     except OSError:
         # The fork server is gone: start the flow run as Prefect's own worker does.
-        os.execv(sys.executable, [sys.executable, "-m", "prefect.engine"])  # noqa: S606 - no shell is wanted
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "prefect.engine"])  # noqa: S606 - no shell is wanted
     # The forked process may run before this one knows of it: until then, signals wait.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_HANDED_ON, stop))
     try:

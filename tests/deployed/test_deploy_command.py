@@ -55,6 +55,29 @@ LISTS = ("work_pools", "deployments", "block_types", "block_schemas", "block_doc
 # A server whose SQLite is locked for a moment answers 503, and has changed nothing.
 BUSY = urllib3.Retry(10, status_forcelist=[503], allowed_methods=None, backoff_factor=0.1)
 
+_MINE = """
+import sys
+from pathlib import Path
+
+from prefect import flow
+from prefect.deployments.runner import RunnerDeployment
+
+
+@flow(name="mine")
+def mine(name: str):
+    from helper import WORD
+
+    Path({folder!r}, name).write_text(WORD)
+
+
+if __name__ == "__main__":
+    source = mine.from_source(source={folder!r}, entrypoint="mine.py:mine")
+    for name, entrypoint in (("file", "mine.py:mine"), ("module", "mine.mine")):
+        made = source.to_deployment(name, work_pool_name="control", parameters=dict(name=name))
+        made.entrypoint = entrypoint
+        made.apply()
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -285,6 +308,20 @@ def test_a_worker_of_ours_says_what_it_uses_and_runs_flows(
     assert f"Database: sqlite:///{tmp_path}/elsewhere/batchyard.db\n" in said
     assert f"Settings: {tmp_path}/batchyard.toml\n" in said
     assert not (tmp_path / ".batchyard").exists()
+
+
+def test_a_worker_of_ours_finds_the_flows_of_users(deployed: PrefectServer, tmp_path: Path) -> None:
+    """By file and by module, as Prefect's own; neither is in the folder of the worker."""
+    (tmp_path / "mine.py").write_text(_MINE.format(folder=str(tmp_path)))
+    (tmp_path / "helper.py").write_text("WORD = 'found'\n")
+    deployed.run("python", str(tmp_path / "mine.py"))
+    deployed.start_our_worker("control")
+    try:
+        for entrypoint in ("file", "module"):
+            deployed.run("prefect", "deployment", "run", f"mine/{entrypoint}", "--watch")
+            assert (tmp_path / entrypoint).read_text() == "found"
+    finally:
+        deployed.stop("control")
 
 
 def test_a_worker_waits_for_prefect_and_for_its_pool_and_then_says_that_it_is_healthy(

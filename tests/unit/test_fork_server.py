@@ -239,6 +239,16 @@ def test_without_a_server_a_flow_run_is_started_as_prefect_starts_it(worker: Wor
     assert "Invalid flow run id" in out + err
 
 
+def test_without_a_server_no_code_of_the_current_folder_is_run(
+    worker: Worker, tmp_path: Path
+) -> None:
+    (tmp_path / "prefect.py").write_text("raise SystemExit('code of the current folder was run')\n")
+    worker.name = "nonexistent"
+    client = worker.run("", env={"PREFECT__FLOW_RUN_ID": "none"}, cwd=tmp_path)
+    out, err = client.communicate(timeout=_SECONDS)
+    assert "Invalid flow run id" in out + err
+
+
 def test_a_request_that_breaks_off_ends_nothing_else(worker: Worker) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(forked_run.address_of(worker.name))
