@@ -7,6 +7,7 @@ upgrade, after a change of the file, and after the loss of Prefect's database.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path  # noqa: TC003 - typer reads the annotation
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.settings import read_settings
 from batchyard.settings_sources import config_file
 from batchyard.web.url import shown
+from commands.loopback import without_proxy_to
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -59,6 +61,7 @@ def deploy(
     path = file or config_file()
     wanted = DeployFile() if path is None else read_deploy_file(path)
     url = checked_api_url(PREFECT_API_URL.value())
+    os.environ |= without_proxy_to(url, os.environ)
     models = f"{len(wanted.models)} models in {path}" if path else "no batchyard.toml, so no models"
     say(f"Prefect: {shown(url)}\nModels:  {models}")
     changes = asyncio.run(_deploy(wanted, settings.pools, url, wait, prune=prune))

@@ -17,6 +17,7 @@ from batchyard.run_states import UNPUBLISHED
 from batchyard.services.services import Progress
 from batchyard.services.stop_batch import stop_failed
 from batchyard.web.url import shown
+from commands.loopback import without_proxy
 from commands.own_prefect import OwnPrefect
 
 if TYPE_CHECKING:
@@ -45,9 +46,13 @@ class Ending:
 
 
 def prepare_prefect() -> OwnPrefect:
-    """Keep all logs off the terminal. Call it before Prefect is imported."""
+    """Keep all logs off the terminal, and calls to this machine from a proxy.
+
+    Call it before Prefect is imported.
+    """
     for name, value in _QUIET_PREFECT.items():
         os.environ.setdefault(name, value)
+    os.environ |= without_proxy(os.environ)
     # Without any handler, Python itself prints warnings.
     logging.getLogger().addHandler(logging.NullHandler())
     return OwnPrefect()

@@ -50,6 +50,7 @@ from commands.closed_prefect import (
 )
 from commands.guarded_program import GuardedProgram
 from commands.lean_prefect import LEAN_SERVER
+from commands.loopback import without_proxy
 from commands.pools import CONTROL_POOL, DEFAULT_POOL, gpu_pools
 from commands.prefect_worker import PREFECT_WORKER
 
@@ -62,6 +63,8 @@ _PREFECT_PORT_VARIABLE = "PREFECT_SERVER_API_PORT"
 _LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
 _START_SECONDS = 90.0
 _STOP_SECONDS = 20.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""For our own processes: a proxy cannot reach them."""
 
 _TINY_MODEL = """\
 # Written by `batchyard up`, for as long as no batchyard.toml has models.
@@ -134,6 +137,7 @@ class Everything:
         self._environment = (
             LEAN_SERVER
             | dict(os.environ)
+            | without_proxy(os.environ)
             | {
                 "BATCHYARD_HOME": str(home),
                 **({CONFIG_VARIABLE: str(path)} if (path := config_file()) else {}),
@@ -179,6 +183,7 @@ class Everything:
     def start_text(self) -> str:
         """What to print when everything runs: addresses, the key, and a batch to try."""
         key = self._key_file.read_text().strip() if self._key_file else "YOUR_KEY"
+        quoted_home = shlex.quote(str(self._home))
         lines = [
             "",
             f"The page:      {self._page()}",
@@ -197,7 +202,7 @@ class Everything:
             f"  export OPENAI_BASE_URL={self._api_url} OPENAI_API_KEY={key}",
             _example(self._model),
             "For batchyard's other commands, and Prefect's:",
-            f"  export PREFECT_API_URL={self._prefect_url} BATCHYARD_HOME={self._home}",
+            f"  export PREFECT_API_URL={self._prefect_url} BATCHYARD_HOME={quoted_home}",
             f'  export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(self._login_file))})"',
             "",
             "Ctrl-C stops everything.",
@@ -331,7 +336,7 @@ def _prefect_listening(port: int) -> Iterator[None]:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - our own processes
+        with _DIRECT.open(url, timeout=2):
             return True
     except urllib.error.HTTPError:
         return True  # without a key, for one

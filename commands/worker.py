@@ -25,6 +25,7 @@ from batchyard.services.connections import connections
 from batchyard.settings import read_settings
 from batchyard.settings_sources import CONFIG_VARIABLE, config_file
 from commands.exporter_process import HOST_VARIABLE, PORT_VARIABLE, Exporter
+from commands.loopback import without_proxy_to
 from commands.pools import CONTROL_POOL
 from commands.prefect_worker import PREFECT_WORKER
 from commands.worker_process import run_worker
@@ -79,7 +80,7 @@ def worker(
     metrics_host: _MetricsHost = _METRICS_HOST,
 ) -> None:
     """Run flows of a Prefect work pool on this machine until Ctrl-C or SIGTERM."""
-    checked_api_url(os.environ.get("PREFECT_API_URL"))
+    url = checked_api_url(os.environ.get("PREFECT_API_URL"))
     settings = read_settings()
     for name, what in connections(settings).items():
         say(f"{name}: {what}")
@@ -87,6 +88,7 @@ def worker(
     environment = (
         {_QUERY_VARIABLE: _QUERY_SECONDS} | prefect_variables(settings.log.format) | os.environ
     )
+    environment |= without_proxy_to(url, os.environ)
     if (path := config_file()) is not None:
         environment[CONFIG_VARIABLE] = str(path)
     words = [*PREFECT_WORKER, "--pool", pool]

@@ -66,6 +66,19 @@ def test_a_local_file_becomes_a_local_file(terminal: Terminal, engine_url: str) 
     assert summary[3] == f"  output    {terminal.folder / 'out.jsonl'}"
 
 
+def test_a_proxy_for_the_internet_is_not_asked_for_prefect(
+    terminal: Terminal, engine_url: str
+) -> None:
+    """Companies set one on their machines. It cannot reach 127.0.0.1."""
+    ended = terminal.batchyard(
+        *("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-url", engine_url),
+        http_proxy="http://127.0.0.1:9",
+        no_proxy=None,
+        NO_PROXY=None,
+    )
+    assert ended.status == 0, ended.stderr
+
+
 def test_identical_requests_run_once_and_the_summary_says_so(
     terminal: Terminal, engine_url: str
 ) -> None:
