@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import os
 import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -24,7 +26,7 @@ from commands.guarded_program import GuardedProgram
 from commands.lean_prefect import LEAN_SERVER
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import AsyncIterator
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
@@ -35,7 +37,10 @@ _ENVIRONMENT = {
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
+    # Our own terminal shows none of Prefect's log, but why a server ends must be in its own log.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",
 }
+_LOCK_NAME = "batchyard-start.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,39 @@ class Access:
 
     url: str
     login: str = field(repr=False)
+
+
+@contextlib.asynccontextmanager
+async def _one_at_a_time() -> AsyncIterator[None]:
+    """Hold the lock of Prefect's home, which a process that is killed releases, too."""
+    lock = _open_lock()
+    try:
+        while lock is not None and _is_taken(lock):  # noqa: ASYNC110 - the kernel sets no event
+            await asyncio.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _open_lock() -> int | None:
+    """None: the server says better than we could what is wrong with its home."""
+    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(home / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None
+
+
+def _is_taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    return False
 
 
 class OwnPrefect:
@@ -62,8 +100,14 @@ class OwnPrefect:
     async def start(self, log_path: Path) -> Access:
         """Start the API and return how to reach it, once it answers.
 
-        Raises :class:`~batchyard.errors.DispatchFailed` if it never does.
+        In one home of Prefect, one at a time starts: each makes or migrates the tables of the same
+        SQLite database, and Prefect has no lock for that. Raises
+        :class:`~batchyard.errors.DispatchFailed` if it never answers.
         """
+        async with _one_at_a_time():
+            return await self._start(log_path)
+
+    async def _start(self, log_path: Path) -> Access:
         if self._program is None:
             self._launch(log_path)
         deadline = time.monotonic() + _START_SECONDS
