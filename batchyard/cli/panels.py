@@ -40,7 +40,7 @@ PANELS: Final = {
     "Administer": {
         "up": "Run everything on this machine until Ctrl-C: the API, Prefect, a worker on "
         "each pool.",
-        "serve": "Serve the API for OpenAI's SDKs until Ctrl-C.",
+        "serve": "Serve the API for OpenAI's SDKs until Ctrl-C, or until its terminal is closed.",
         "worker": "Run flows of a Prefect work pool on this machine until Ctrl-C or SIGTERM.",
         "execute": "Run one flow run in this process, as the command of a Prefect work pool's "
         "container.",
