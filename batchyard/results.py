@@ -127,14 +127,16 @@ def refused(batch_id: str, ordinal: int, custom_id: str | None, code: str, why: 
     return ResultLine(Outcome.ERROR, b'%s"response":null,"error":%s}\n' % (head, error))
 
 
-def of_made_request(line: bytes, custom_id: str) -> bytes:
-    """The error line of a request that was made by a template: no line of the input is bad.
+def is_refused(line: bytes) -> bool:
+    """Whether it is a line that :func:`refused` has made."""
+    return line.startswith(_REFUSED_START)
 
-    Where ``line`` is one that :func:`refused` has made, it becomes an ordinary one, without the
-    number that the request had. Any other line stays as it is.
+
+def of_made_request(line: bytes, custom_id: str) -> bytes:
+    """The refused ``line`` of a request that a template made: no line of the input is bad.
+
+    It becomes an ordinary one, without the number that the request had.
     """
-    if not line.startswith(_REFUSED_START):
-        return line
     error = _decode_refused(line).error
     return _error_line(custom_id, error.code, _LINE_NUMBER.sub("", error.message, count=1))
 

@@ -17,6 +17,7 @@ from uvicorn.supervisors import Multiprocess
 from batchyard.cli.header_deadline import HeaderDeadlineProtocol
 from batchyard.cli.local_key import local_key_file
 from batchyard.cli.offline import services_with_tables
+from batchyard.cli.stoppable import stop_signals
 from batchyard.errors import SettingsError
 from batchyard.logs.setup import logging_config
 from batchyard.services.connections import connections
@@ -112,9 +113,9 @@ class _Processes(Multiprocess):
     """Uvicorn's own begin anew at SIGHUP: they would outlive their terminal, and keep the port."""
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
-        at_hangup = signal.getsignal(signal.SIGHUP)
+        ends_with_terminal = signal.SIGHUP in stop_signals()
         super().__init__(config, sockets)
-        if at_hangup is signal.SIG_IGN:  # `nohup`
+        if not ends_with_terminal:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def handle_hup(self) -> None:
@@ -139,7 +140,7 @@ def _serve(listener: socket.socket, workers: int, log: LogSettings) -> None:
         _Processes(config, sockets=[listener]).run()
         return
     server = uvicorn.Server(config)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    if signal.SIGHUP in stop_signals():
         signal.signal(signal.SIGHUP, server.handle_exit)
     with contextlib.suppress(KeyboardInterrupt):  # raised again when everything is closed
         server.run(sockets=[listener])

@@ -54,11 +54,7 @@ def create(
 ) -> None:
     """Notify a URL when a tenant's batches end, and print the signing secret."""
     made = asyncio.run(_create(tenant, name, url, event or EVENT_TYPES))
-    _show_secret(
-        made.secret,
-        f"The signing secret of {made.record.id}",
-        _object(made.record) if as_json else None,
-    )
+    _show_made(made, as_json)
 
 
 @app.command("list")
@@ -113,11 +109,7 @@ def rotate(
 ) -> None:
     """Make a new signing secret for an endpoint and print it."""
     made = asyncio.run(_rotate(endpoint_id, keep_old))
-    _show_secret(
-        made.secret,
-        f"The signing secret of {made.record.id}",
-        _object(made.record) if as_json else None,
-    )
+    _show_made(made, as_json)
 
 
 @app.command("test")
@@ -215,6 +207,11 @@ async def _check(services: Services, name: str | None, url: str | None) -> None:
         check_name(name)
     if url is not None:
         await check_webhook_url(url, services.settings, param="url")
+
+
+def _show_made(made: EndpointWithSecret, as_json: bool) -> None:
+    about = _object(made.record) if as_json else None
+    _show_secret(made.secret, f"The signing secret of {made.record.id}", about)
 
 
 def _show_secret(value: str, whose: str, about: dict[str, Any] | None) -> None:

@@ -46,6 +46,8 @@ class WaitingLines:
     """Rendered lines of one stage that are in no part yet."""
 
     stage: int
+    most_bytes: int
+    """Of a part: it is stored as the input of a batch."""
     given: int = 0
     """Lines of the stage that are in a part."""
     ordinals: list[int] = field(default_factory=list)
@@ -67,10 +69,14 @@ class WaitingLines:
         self.given += len(self.lines)
         self.ordinals, self.lines, self.size_bytes = [], [], 0
 
+    def has_room_for(self, line: bytes) -> bool:
+        """Whether a part of them and this line is not too large."""
+        return self.size_bytes + len(line) <= self.most_bytes
+
     @property
     def is_full(self) -> bool:
         """Whether they are as many as a part may have."""
-        return len(self.lines) >= MOST_LINES or self.size_bytes >= MOST_BYTES
+        return len(self.lines) >= MOST_LINES or self.size_bytes >= self.most_bytes
 
     def is_due(self, *, open_parts: int, ran_seconds: float) -> bool:
         """Whether to make a part of them, though more may come."""

@@ -27,7 +27,7 @@ from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.framing import custom_id_of
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.logs import event_logger
-from batchyard.results import NoAnswerCode, Outcome, of_made_request, unanswered
+from batchyard.results import NoAnswerCode, Outcome, is_refused, of_made_request, unanswered
 from batchyard.services.keys import stage_prefix
 from batchyard.services.log_words import describe
 from batchyard.services.renderer import Renderer
@@ -69,7 +69,8 @@ class ChainRelay:
         everything = np.arange(chain.counts.total, dtype=np.uint32)
         self._first = Source(chain.id, chain.input_file_id, 0, everything)
         self._sources = [self._first]
-        self._waiting = {n: WaitingLines(n) for n in range(1, len(stages) + 1)}
+        most_bytes = min(MOST_BYTES, services.settings.limits.max_bytes)
+        self._waiting = {n: WaitingLines(n, most_bytes) for n in range(1, len(stages) + 1)}
         self._drained: list[str] = []
         """Parts that are over, until that is recorded."""
         self._segments = {
@@ -78,8 +79,6 @@ class ChainRelay:
         }
         self._counts = {Outcome.OUTPUT: 0, Outcome.ERROR: 0}
         self._recorded: object = None
-        self._most_bytes = min(MOST_BYTES, services.settings.limits.max_bytes)
-        """Of a part: it is stored as the input of a batch."""
         self._renderers: dict[int, Renderer] = {}
         self._at_once = {n: AtOnce() for n in self._waiting}
         self._is_closing = False
@@ -184,8 +183,9 @@ class ChainRelay:
         for line in lines:
             if line.outcome is Outcome.ERROR:
                 error_line = line.line
-                if source is not self._first:
-                    error_line = of_made_request(error_line, await self._custom_id(line.ordinal))
+                if source is not self._first and is_refused(error_line):
+                    custom_id = await self._custom_id(line.ordinal)
+                    error_line = of_made_request(error_line, custom_id)
                 await self._end(line.ordinal, Outcome.ERROR, of_stage(error_line, following))
             elif following > len(self._stages):
                 await self._end(line.ordinal, Outcome.OUTPUT, line.line)
@@ -218,14 +218,14 @@ class ChainRelay:
         stage = self._stages[following - 1]
         model = str(stage.model or self._chain.model)
         made = line_or_refusal(custom_id, stage.endpoint, body, model)
-        if not isinstance(made, BodyNotMade) and len(made) > self._most_bytes:
-            made = BodyNotMade(f"its request has more than {self._most_bytes:,} bytes")
+        waiting = self._waiting[following]
+        if not isinstance(made, BodyNotMade) and len(made) > waiting.most_bytes:
+            made = BodyNotMade(f"its request has more than {waiting.most_bytes:,} bytes")
         if isinstance(made, BodyNotMade):
             refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{made}.")
             await self._end(ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
             return
-        waiting = self._waiting[following]
-        if waiting.lines and waiting.size_bytes + len(made) > self._most_bytes:
+        if not waiting.has_room_for(made):
             await self._make_part(waiting)
         waiting.add(ordinal, made)
         self._reached[ordinal] = following
