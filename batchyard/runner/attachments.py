@@ -30,13 +30,15 @@ from batchyard.storage.download import download
 from batchyard.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from batchyard.forms import AttachedFile, Form
     from batchyard.runner.admission import Admission
-    from batchyard.runner.window import Window
+    from batchyard.runner.file_room import FileRoom
     from batchyard.runner.window_request import WindowRequest
     from batchyard.storage.web import WebAccess
+
+    _Send = Callable[[WindowRequest], Awaitable[None]]
 
 log = event_logger(__name__)
 
@@ -58,14 +60,16 @@ def file_access(web: WebAccess) -> WebAccess:
 class Attachments:
     """The requests of one chunk that name files, on their way into the window.
 
-    With its file, each waits for the chunk's turn, as do requests without files.
-    An async context manager; its end waits until every request is in the window or has its
-    result, and raises what the window raised. An error in the block ends all fetches.
+    With its file, each waits for the chunk's turn, as do requests without files; ``send`` puts it
+    into the window then. An async context manager; its end waits until every request is in the
+    window or has its result, and raises what the window raised. An error in the block ends all
+    fetches.
     """
 
-    def __init__(self, window: Window, admission: Admission, web: WebAccess) -> None:
-        self._window = window
+    def __init__(self, room: FileRoom, admission: Admission, send: _Send, web: WebAccess) -> None:
+        self._room = room
         self._admission = admission
+        self._send = send
         self._web = web
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: Counter[str | None] = Counter()
@@ -87,12 +91,11 @@ class Attachments:
 
         ``prompt`` gives what the request's prompt begins with.
         """
-        room = self._window.file_room
-        await room.take(MAX_FILE_BYTES, is_background=self._admission.is_background)
+        await self._room.take(MAX_FILE_BYTES, is_background=self._admission.is_background)
         self._tasks.add(asyncio.create_task(self._attach(request, prompt)))
 
     async def _attach(self, request: WindowRequest, prompt: Callable[[], bytes]) -> None:
-        room = self._window.file_room
+        room = self._room
         held_bytes = MAX_FILE_BYTES
         try:
             form = await self._form_of(request)
@@ -100,7 +103,7 @@ class Attachments:
                 request.body, request.content_type = form.body, form.content_type
             room.give_back(held_bytes - len(request.body))
             held_bytes = request.file_bytes = len(request.body)
-            await self._admission.submit(partial(self._window.submit, request), prompt)
+            await self._admission.submit(partial(self._send, request), prompt)
             # From here on the window gives it back, as the request leaves it.
             held_bytes = 0
         except StorageError as error:

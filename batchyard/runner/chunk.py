@@ -343,7 +343,8 @@ class ChunkRun:
     async def _admit_some(self, descriptor: int, requests: list[_Planned]) -> None:
         web = file_access(self.services.public_web)
         order = ChunkOrder(self._lengths, sorts=self.services.settings.order == "prefix")
-        async with Attachments(self.window, self.admission, web) as attachments:
+        room = self.window.file_room
+        async with Attachments(room, self.admission, self._send, web) as attachments:
             async for record, copies, envelope in self._readable(descriptor, requests, order):
                 self._admitted += 1 + len(copies)
                 planned = PlannedRequest.of(record)

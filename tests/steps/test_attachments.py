@@ -66,7 +66,7 @@ def attachments_of(
     lease = lease_of(name)
     queue.enter(lease.key, standing)
     admission = Admission(queue, lease, standing, set(), may_return=lambda: True)
-    return Attachments(window, admission, WEB)
+    return Attachments(window.file_room, admission, window.submit, WEB)
 
 
 class Results:

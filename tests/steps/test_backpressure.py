@@ -22,6 +22,7 @@ from batchyard.store import LeaseKey
 from tests.lifecycle import run_chunks
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line, until
+from tests.steps.test_turns_of_files import audio_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
@@ -193,6 +194,21 @@ async def test_another_machine_runs_what_one_that_cannot_write_has_not_begun(
         assert runner.answered + yard.engine.executed == 10 * len(names)
         other.cancel()
         await asyncio.wait([other])
+
+
+async def test_lines_whose_files_are_there_wait_for_a_machine_that_cannot_write(
+    yard: Yard,
+) -> None:
+    """All of them may be: only their slots are missing."""
+    yard.set(chunk_requests=200)
+    batch_id = await yard.prepared(audio_lines("id", 200))
+    async with unable_to_write(yard) as (runner, storage):
+        await attempted(storage, 20)
+        answered = runner.answered
+        await attempted(storage, 20)
+        assert runner.answered == answered < 100
+        storage.is_full = False
+        await completed(yard, batch_id, 200)
 
 
 def fail(pressure: Backpressure, key: LeaseKey) -> None:
