@@ -510,10 +510,11 @@ class ChunkRun:
 
     async def _write_copies(self) -> None:
         while self._copies.count:
-            for ordinal, result in await self._copies.take_some(self._input_path):
-                self._deliver(ordinal, result)
+            # Before others are made: each time that this fails, it is tried again from the start.
             if self._finished.unflushed_bytes >= _FLUSH_BYTES:
                 await self._finished.flush()
+            for ordinal, result in await self._copies.take_some(self._input_path):
+                self._deliver(ordinal, result)
 
 
 def _raise_error_of(work: asyncio.Task[None]) -> None:

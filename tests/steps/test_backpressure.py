@@ -13,7 +13,7 @@ import pytest
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StorageFull
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import backpressure
+from batchyard.runner import backpressure, chunk
 from batchyard.runner.backpressure import Backpressure
 from batchyard.runner.run import Runner
 from batchyard.services import patience
@@ -209,6 +209,21 @@ async def test_lines_whose_files_are_there_wait_for_a_machine_that_cannot_write(
         assert runner.answered == answered < 100
         storage.is_full = False
         await completed(yard, batch_id, 200)
+
+
+async def test_the_lines_of_copies_do_not_fill_the_memory_of_a_machine_that_cannot_write(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made as the ones before are written."""
+    monkeypatch.setattr(chunk, "_FLUSH_BYTES", 30_000)
+    yard.set(chunk_requests=5000)
+    same = [chat_line(f"id-{n}", "the same question", temperature=0) for n in range(5000)]
+    batch_id = await yard.prepared(same, deduplicate=True)
+    async with unable_to_write(yard) as (runner, storage):
+        await attempted(storage, 20)
+        assert runner.answered < 500
+        storage.is_full = False
+        await completed(yard, batch_id, 5000)
 
 
 def fail(pressure: Backpressure, key: LeaseKey) -> None:
