@@ -47,11 +47,10 @@ CLAIMED_COLUMNS = [
 
 
 def free_deliveries(owner: str, *, limit: int, limits: DeliveryLimits) -> Select[Any]:
-    """The ids of those to lease, locked: tenants take turns, of each the oldest due first.
+    """The ids of those to lease: tenants take turns, of each the oldest due first.
 
     What ``owner`` holds already has the first places, so ``limits`` count it: neither a receiver
-    nor a tenant with thousands of rows hides another. On PostgreSQL two claimers never wait for
-    each other's rows.
+    nor a tenant with thousands of rows hides another.
     """
     places = limits.per_destination
     rows: FromClause = _candidates(owner).subquery()
@@ -65,15 +64,22 @@ def free_deliveries(owner: str, *, limit: int, limits: DeliveryLimits) -> Select
     most = case((rows.c.is_file, limits.files_per_tenant), else_=limits.per_tenant)
     is_placed = rows.c.of_tenant <= most
     rows = _placed(rows, "of_kind", is_placed, among=["is_file"], by="of_tenant")
+    has_place = or_(~rows.c.is_file, rows.c.of_kind <= limits.files)
     return (
-        select(DELIVERIES.c.id)
-        .join(rows, rows.c.id == DELIVERIES.c.id)
-        # Asked of the row itself once more: another claimer may have had it in between.
-        .where(or_(~rows.c.is_file, rows.c.of_kind <= limits.files), _IS_FREE)
-        .order_by(rows.c.of_tenant, DELIVERIES.c.due_at, DELIVERIES.c.id)
+        select(rows.c.id)
+        .where(rows.c.is_waiting == 1, has_place)
+        .order_by(rows.c.of_tenant, rows.c.due_at, rows.c.id)
         .limit(limit)
-        .with_for_update(of=DELIVERIES, skip_locked=True)
     )
+
+
+def still_free(ids: Sequence[str]) -> Select[Any]:
+    """Those of ``ids`` that are, locked: another claimer may have had one since it was found.
+
+    On PostgreSQL two claimers never wait for each other's rows.
+    """
+    is_one = DELIVERIES.c.id.in_(ids)
+    return select(DELIVERIES.c.id).where(is_one, _IS_FREE).with_for_update(skip_locked=True)
 
 
 def _candidates(owner: str) -> Select[Any]:

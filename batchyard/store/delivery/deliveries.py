@@ -20,6 +20,7 @@ from batchyard.store.delivery.claims import (
     IS_PENDING,
     free_deliveries,
     open_claims,
+    still_free,
 )
 from batchyard.store.delivery.outbox import insert_file_deliveries, insert_given_up
 from batchyard.store.delivery.rows import (
@@ -34,7 +35,7 @@ from batchyard.store.leasing import claimed, in_one_order, is_claim, released, r
 from batchyard.store.page import Page, from_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy import RowMapping, Update
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -50,33 +51,42 @@ class Deliveries(Aggregate):
     none, or it is not the ``tenant``'s.
     """
 
-    @writes
     async def claim(
-        self,
-        connection: AsyncConnection,
-        owner: str,
-        *,
-        lease_seconds: float,
-        limit: int,
-        limits: DeliveryLimits,
+        self, owner: str, *, lease_seconds: float, limit: int, limits: DeliveryLimits
     ) -> list[DeliveryClaim]:
         """Lease up to ``limit`` more that are due and free, of each tenant the oldest first.
 
-        Tenants take turns, and ``owner`` holds no more than ``limits`` afterwards.
+        Tenants take turns, and ``owner`` holds no more than ``limits`` afterwards, if it makes one
+        claim at a time.
         """
-        free = free_deliveries(owner, limit=limit, limits=limits)
-        ids = (await connection.execute(free)).scalars().all()
-        if not ids:
+        # By itself: it sorts all that is due, and on SQLite nobody else writes during a write.
+        ids = await self._free(owner, limit, limits)
+        return await self._lease(owner, ids, lease_seconds) if ids else []
+
+    @reads
+    async def _free(
+        self, connection: AsyncConnection, owner: str, limit: int, limits: DeliveryLimits
+    ) -> Sequence[str]:
+        found = await connection.execute(free_deliveries(owner, limit=limit, limits=limits))
+        return found.scalars().all()
+
+    @writes
+    async def _lease(
+        self, connection: AsyncConnection, owner: str, ids: Sequence[str], lease_seconds: float
+    ) -> list[DeliveryClaim]:
+        """Those that are still free, in the order of ``ids``."""
+        free = (await connection.execute(still_free(ids))).scalars().all()
+        if not free:
             return []
         # They are locked: what was free when they were read still is.
         leased = await connection.execute(
             update(DELIVERIES)
-            .where(DELIVERIES.c.id.in_(ids))
+            .where(DELIVERIES.c.id.in_(free))
             .values(claimed(DELIVERIES, owner, lease_seconds))
             .returning(*CLAIMED_COLUMNS)
         )
         rows = {row["id"]: row for row in leased.mappings()}
-        return await open_claims(connection, [rows[each] for each in ids])
+        return await open_claims(connection, [rows[each] for each in ids if each in rows])
 
     @writes
     async def renew(

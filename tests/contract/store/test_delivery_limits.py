@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from sqlalchemy import insert
 from batchyard.store import DeliveryKind
 from batchyard.store.delivery.rows import DELIVERIES
 from tests.contract.store.outbox_samples import claim, ended, of_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,3 +110,15 @@ async def test_a_tenant_has_so_many_files_under_way_and_no_more(store: Store) ->
     limits = {"files": 16, "files_per_tenant": 4}
     assert tenants(await claim(store, **limits)) == {"a": 4, "b": 2}
     assert await claim(store, **limits) == []
+
+
+async def test_a_claim_that_finds_no_place_waits_for_nobody_who_writes(store: Store) -> None:
+    """On SQLite it would keep all others from writing while it sorts what is due."""
+    await fill(store, to_hosts("a", 20))
+    assert len(await claim(store, per_tenant=16)) == 16
+
+    async def meanwhile(_: AsyncConnection) -> list[DeliveryClaim]:
+        async with asyncio.timeout(PATIENCE * 5):
+            return await claim(store, per_tenant=16)
+
+    assert await store.database.write(meanwhile) == []
