@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from batchyard.errors import RecordNotFound, TransitionConflict
+from batchyard.errors import RecordNotFound, StoreUnavailable, TransitionConflict
+from batchyard.logs import event_logger
+from batchyard.services.log_words import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from batchyard.dispatch.prefect_answers import FlowRun
     from batchyard.store import Store
+
+log = event_logger(__name__)
 
 _UNHEARD_SECONDS: Final = 20.0
 """Prefect's observer hears of a cancellation by an event, or else at its next look, after 10 s."""
@@ -24,11 +28,16 @@ _UNHEARD_SECONDS: Final = 20.0
 async def carry_out_unheard_cancels(store: Store, runs: Iterable[FlowRun]) -> None:
     """Cancel the batch of each run that has been Cancelling for 20 s, or drain its runner.
 
-    Calling it again changes nothing. Raises :class:`~batchyard.errors.StoreError`.
+    Calling it again changes nothing. Raises :class:`~batchyard.errors.StoreUnavailable`.
     """
     for run in runs:
         if run.state == "CANCELLING" and run.state_seconds >= _UNHEARD_SECONDS:
-            await _carry_out(store, run.id)
+            try:
+                await _carry_out(store, run.id)
+            except StoreUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001 - a row of a newer version, for one
+                log.warning("batch.not_cancelled", describe(error), flow_run=run.id)
 
 
 async def _carry_out(store: Store, flow_run_id: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import text, update
 
 from batchyard.dispatch import PROCESS_BATCH
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import RunnerKind, RunnerStatus
+from batchyard.store.batch.rows import BATCHES
 from tests.contract.store.samples import new_batch
 from tests.unit.test_dispatch import MODEL, RUN_CHUNKS, SILENT_SECONDS, SmallPrefect, bury
 from tests.unit.test_dispatch import api as api  # noqa: PLC0414 - a fixture
@@ -16,6 +18,8 @@ from tests.unit.test_dispatch import prefect as prefect  # noqa: PLC0414 - a fix
 from tests.unit.test_dispatch import store as store  # noqa: PLC0414 - a fixture
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from batchyard.dispatch import PrefectApi
     from batchyard.store import Store
 
@@ -87,6 +91,46 @@ async def test_a_batch_that_has_ended_keeps_no_other_from_its_cancellation(
     await bury(api, store, set())
     assert (await store.batches.get(batches[0])).status is BatchStatus.CANCELLING
     assert (await store.batches.get(batches[1])).status is BatchStatus.FAILED
+
+
+async def make_unreadable(store: Store, batch_id: str) -> None:
+    """Its row has what only a newer version can read."""
+    row = update(BATCHES).where(BATCHES.c.id == batch_id)
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(row.values(options=text('\'{"validation": "newer"}\'')))
+
+    await store.database.write(work)
+
+
+async def test_a_batch_that_cannot_be_read_keeps_no_other_from_its_cancellation(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    prefect.deployments.add(SUBMIT_BATCH)
+    batches = []
+    for name in ("one", "two"):
+        run = await api.start(SUBMIT_BATCH, {}, name=name)
+        prefect.put("CANCELLING", ago=30.0)
+        batches.append(await held_batch(store, run.id))
+    # The newest flow run is the first that Prefect names.
+    await make_unreadable(store, batches[1])
+    assert await bury(api, store, set()) == []
+    assert (await store.batches.get(batches[0])).status is BatchStatus.CANCELLING
+
+
+async def test_a_lost_flow_run_whose_batch_cannot_be_read_is_ended(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    prefect.deployments.add(SUBMIT_BATCH)
+    run = await api.start(SUBMIT_BATCH, {}, name="batch")
+    prefect.put("RUNNING", ago=61.0)
+    batch = await store.batches.create(new_batch())
+    await store.batches.set_flow_run(batch.id, run.id)
+    await make_unreadable(store, batch.id)
+    seen: set[str] = set()
+    for _ in range(2):
+        await bury(api, store, seen)
+    assert prefect.states() == ["CRASHED"]
 
 
 @pytest.mark.parametrize(("ago", "is_draining"), [(22.0, True), (10.0, False)])
