@@ -348,8 +348,7 @@ class Window:
                     self._handle_answer(answer)
         except Exception as error:
             are_options_the_cause = not self._is_closing and self._options.are_the_cause()
-            is_innocent = are_options_the_cause or isinstance(error, EngineNotReached)
-            again = self._take_back(error, is_innocent=is_innocent)
+            again = self._take_back(error, is_innocent=are_options_the_cause)
             if self._is_closing:
                 return True
             self._crashes.without_answer += not are_options_the_cause
@@ -466,7 +465,7 @@ class Window:
     def _take_back(self, error: Exception, *, is_innocent: bool) -> int:
         """After a crash: put requests in flight in front of the queue, in a smaller group.
 
-        Returns how many they are. ``is_innocent``: none of them is the cause.
+        Returns how many they are. ``is_innocent``: they are not the cause, not even together.
         """
         in_flight = list(self._in_flight.values())
         for request in in_flight:
@@ -476,6 +475,8 @@ class Window:
         self._aborts.clear()
         company = self._company
         in_company = company is not None and company.was_here(self._streaming_since)
+        # None of them is, where nothing was sent. But they may have been too many connections.
+        is_one_to_blame = not (is_innocent or isinstance(error, EngineNotReached))
         suspects = []
         for request in in_flight:
             if request.owner in self._departures:
@@ -485,7 +486,7 @@ class Window:
         again = []
         for request in suspects:
             # Those that were withdrawn were in the engine as well.
-            if len(in_flight) == 1 and not is_innocent:
+            if len(in_flight) == 1 and is_one_to_blame:
                 self._crashes.accuse(request, in_company=in_company)
             if self._crashes.ends(request):
                 self._leave(request, given_up(request, error))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
-from batchyard.engine.base import EngineRequest
+from batchyard.engine.base import EngineAnswer, EngineRequest
 from batchyard.engine.remote import RemoteEngine
+from batchyard.engine.stub import StubEngine
 from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.lifecycle import BatchStatus
 from batchyard.runner import crashes
@@ -175,3 +176,21 @@ async def test_a_server_that_goes_on_to_fail_before_anything_is_sent_is_given_up
     assert batch.status is BatchStatus.FAILED
     assert "has no routes (HTTP 503)" in str(batch.errors)
     assert (server.posts, server.looks) == (0, 10)
+
+
+class FewConnections(StubEngine):
+    """A server that takes connections for four requests, and refuses those beyond."""
+
+    async def answer(self, request: EngineRequest, *, timeout_seconds: float) -> EngineAnswer:
+        if self.running >= 4:
+            raise EngineNotReached("Connection refused.")
+        return await super().answer(request, timeout_seconds=timeout_seconds)
+
+
+async def test_a_server_that_refuses_connections_beyond_a_number_gets_fewer_requests_at_once(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+    yard.use(FewConnections(MODEL, max_num_seqs=16, latency=0.05))
+    batch = await yard.run([chat_line(f"id-{number}") for number in range(40)])
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 40)
