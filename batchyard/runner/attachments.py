@@ -93,6 +93,8 @@ class Attachments:
         """
         await self._room.take(MAX_FILE_BYTES, is_background=self._admission.is_background)
         self._tasks.add(asyncio.create_task(self._attach(request, prompt)))
+        # It begins before our caller can end it: one that never begins gives no room back.
+        await asyncio.sleep(0)
 
     async def _attach(self, request: WindowRequest, prompt: Callable[[], bytes]) -> None:
         room = self._room

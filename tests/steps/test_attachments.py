@@ -100,6 +100,20 @@ async def test_answered_requests_give_their_room_back(window: Window, server: We
     assert len(results.lines) == 30
 
 
+async def test_a_chunk_that_is_stopped_as_a_fetch_begins_leaves_no_room_taken(
+    window: Window, server: WebServer
+) -> None:
+    async def submit() -> None:
+        async with attachments_of(window) as one:
+            await one.submit(Results().request(1, server.url()))
+
+    submitting = asyncio.create_task(submit())
+    await asyncio.sleep(0)
+    submitting.cancel()
+    await asyncio.wait([submitting])
+    assert window.file_room._free_bytes == ROOM_BYTES
+
+
 async def test_a_request_in_the_engine_holds_room_for_its_file_and_no_more(
     window: Window, server: WebServer, engine: StubEngine
 ) -> None:
