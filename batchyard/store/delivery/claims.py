@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, case, func, or_, select, type_coerce
+from sqlalchemy import and_, case, func, or_, select, tuple_, type_coerce
 
 from batchyard.batch_options import RECEIVER_OPTIONS, DeliveryKind
 from batchyard.store.batch.receivers import own_receivers
@@ -36,6 +36,7 @@ IS_PENDING = DELIVERIES.c.status == DeliveryStatus.PENDING
 IS_OURS = DELIVERIES.c.kind.in_(list(DeliveryKind))
 """A process of this version can send it: it is not of a kind that only a newer one knows."""
 _IS_DUE = and_(IS_PENDING, IS_OURS, DELIVERIES.c.due_at <= clock())
+_IS_FILE = DELIVERIES.c.kind == DeliveryKind.FILE
 _IS_FREE = and_(_IS_DUE, is_free(DELIVERIES))
 
 CLAIMED_COLUMNS = [
@@ -46,14 +47,26 @@ CLAIMED_COLUMNS = [
 """What :func:`open_claims` needs of a row."""
 
 
-def free_deliveries(owner: str, *, limit: int, limits: DeliveryLimits) -> Select[Any]:
+def full_tenants(owner: str, limits: DeliveryLimits) -> Select[Any]:
+    """Of which tenants ``owner`` holds as many as it may: the tenant, and whether of its files."""
+    return (
+        select(DELIVERIES.c.tenant, _IS_FILE)
+        .where(_IS_DUE, _is_of(owner))
+        .group_by(DELIVERIES.c.tenant, _IS_FILE)
+        .having(func.count() >= _most_of_tenant(_IS_FILE, limits))
+    )
+
+
+def free_deliveries(
+    owner: str, *, limit: int, limits: DeliveryLimits, full: Sequence[tuple[str, bool]]
+) -> Select[Any]:
     """The ids of those to lease: tenants take turns, of each the oldest due first.
 
     What ``owner`` holds already has the first places, so ``limits`` count it: neither a receiver
-    nor a tenant with thousands of rows hides another.
+    nor a tenant with thousands of rows hides another. ``full``: as :func:`full_tenants` says.
     """
     places = limits.per_destination
-    rows: FromClause = _candidates(owner).subquery()
+    rows: FromClause = _candidates(owner, full).subquery()
     rows = _placed(rows, "turn", among=["destination", "is_file", "tenant"])
     # A host or the mail server may have receivers of several tenants, who take turns there too.
     is_placed = rows.c.turn <= places
@@ -61,8 +74,7 @@ def free_deliveries(owner: str, *, limit: int, limits: DeliveryLimits) -> Select
     # Only now those of a tenant are counted: what its destinations have no place for takes none.
     is_placed = rows.c.at_destination <= places
     rows = _placed(rows, "of_tenant", is_placed, among=["tenant", "is_file"])
-    most = case((rows.c.is_file, limits.files_per_tenant), else_=limits.per_tenant)
-    is_placed = rows.c.of_tenant <= most
+    is_placed = rows.c.of_tenant <= _most_of_tenant(rows.c.is_file, limits)
     rows = _placed(rows, "of_kind", is_placed, among=["is_file"], by="of_tenant")
     has_place = or_(~rows.c.is_file, rows.c.of_kind <= limits.files)
     return (
@@ -82,17 +94,30 @@ def still_free(ids: Sequence[str]) -> Select[Any]:
     return select(DELIVERIES.c.id).where(is_one, _IS_FREE).with_for_update(skip_locked=True)
 
 
-def _candidates(owner: str) -> Select[Any]:
-    """Those that are free, and those that ``owner`` holds."""
-    is_mine = and_(DELIVERIES.c.owner == owner, is_held(DELIVERIES))
+def _candidates(owner: str, full: Sequence[tuple[str, bool]]) -> Select[Any]:
+    """Those that are free, and those that ``owner`` holds.
+
+    Of ``full`` tenants, nothing that is free: it would take a place of its destination, and nobody
+    would have that place. These tenants are also the ones that may have thousands of rows.
+    """
+    is_mine = _is_of(owner)
+    may_have_more = tuple_(DELIVERIES.c.tenant, _IS_FILE).not_in(full)
     return select(
         DELIVERIES.c.id,
         DELIVERIES.c.tenant,
         DELIVERIES.c.destination,
         DELIVERIES.c.due_at,
-        (DELIVERIES.c.kind == DeliveryKind.FILE).label("is_file"),
+        _IS_FILE.label("is_file"),
         case((is_mine, 0), else_=1).label("is_waiting"),
-    ).where(_IS_DUE, or_(is_free(DELIVERIES), is_mine))
+    ).where(_IS_DUE, or_(and_(is_free(DELIVERIES), may_have_more), is_mine))
+
+
+def _is_of(owner: str) -> ColumnElement[bool]:
+    return and_(DELIVERIES.c.owner == owner, is_held(DELIVERIES))
+
+
+def _most_of_tenant(is_file: ColumnElement[bool], limits: DeliveryLimits) -> ColumnElement[int]:
+    return case((is_file, limits.files_per_tenant), else_=limits.per_tenant)
 
 
 def _placed(

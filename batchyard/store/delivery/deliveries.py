@@ -19,6 +19,7 @@ from batchyard.store.delivery.claims import (
     IS_OURS,
     IS_PENDING,
     free_deliveries,
+    full_tenants,
     open_claims,
     still_free,
 )
@@ -67,8 +68,9 @@ class Deliveries(Aggregate):
     async def _free(
         self, connection: AsyncConnection, owner: str, limit: int, limits: DeliveryLimits
     ) -> Sequence[str]:
-        found = await connection.execute(free_deliveries(owner, limit=limit, limits=limits))
-        return found.scalars().all()
+        full = (await connection.execute(full_tenants(owner, limits))).all()
+        free = free_deliveries(owner, limit=limit, limits=limits, full=[tuple(row) for row in full])
+        return (await connection.execute(free)).scalars().all()
 
     @writes
     async def _lease(

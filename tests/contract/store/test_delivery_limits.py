@@ -74,6 +74,20 @@ async def test_tenants_take_turns_at_one_host(store: Store) -> None:
     assert tenants(await claim(store, per_destination=4)) == {"a": 2, "b": 2}
 
 
+async def test_a_tenant_that_has_all_its_places_takes_none_at_a_host_of_others(
+    store: Store,
+) -> None:
+    """Nor at the mail server, which all of them have: what it has no place for is not sent."""
+    mail = {"destination": "mail.example"}
+    full = [f"full-{n}" for n in range(4)]
+    silent = [each for tenant in full for each in to_hosts(tenant, 2)]
+    waiting = [each for tenant in full for each in to_hosts(tenant, 50, **mail)]
+    await fill(store, [*silent, *waiting, *to_hosts("a", 1, **mail)])
+    limits = {"per_destination": 4, "per_tenant": 2}
+    assert tenants(await claim(store, limit=8, **limits)) == dict.fromkeys(full, 2)
+    assert tenants(await claim(store, **limits)) == {"a": 1}
+
+
 async def test_a_tenants_slow_receiver_does_not_hide_its_others(store: Store) -> None:
     slow = [{"tenant": "a", "destination": "slow.example"} for _ in range(100)]
     await fill(store, [*slow, *to_hosts("a", 5)])
