@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.json_depth import MAX_DEPTH
 from batchyard.services.renderer import Renderer
 from batchyard.templates import BodyNotMade, BodyTemplate, TemplateRefused, check_template
 
@@ -97,3 +98,12 @@ async def test_the_process_may_end_in_the_middle(renderer: Renderer) -> None:
     lost, made = await renderer.render([{"content": "two"}, {"content": "three"}])
     assert isinstance(lost, BodyNotMade)
     assert made == b'{"input":"three"}'
+
+
+async def test_what_is_nested_too_deeply_ends_its_own_line() -> None:
+    """Also where its process, with fewer calls under way, could read what we cannot."""
+    depths = [1, MAX_DEPTH - 2, MAX_DEPTH - 1, *range(900, 1001)]
+    async with Renderer('{"input": {{ "[" * depth }}{{ "]" * depth }}}') as renderer:
+        made = await renderer.render([{"depth": depth} for depth in depths])
+    assert [isinstance(each, BodyNotMade) for each in made] == [False, False] + 102 * [True]
+    assert str(made[2]) == "what it makes is nested deeper than 64 levels"
