@@ -12,9 +12,10 @@ from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.steps.check_urls import check_urls
 from batchyard.steps.input_file import check_input_file, no_input_file, record_input
-from batchyard.steps.input_place import read_input
+from batchyard.steps.input_place import failures_of_input, read_input
 from batchyard.steps.join import join_files, join_places
 from batchyard.steps.render import render_rows
+from batchyard.storage.file import os_errors_as_ours
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.several import Several
 from batchyard.threads import in_thread
@@ -87,14 +88,20 @@ async def is_small_here(services: Services, batch_id: str) -> bool:
 
 
 async def _check_here(services: Services, location: Location) -> None:
-    """Refuse a path that is missing here, naming this machine: it may be on another one."""
+    """Refuse a path that is missing here, naming this machine: it may be on another one.
+
+    Raises :class:`~batchyard.errors.StorageError`.
+    """
     if isinstance(location, Several):
         for place in location.places:
             await _check_here(services, place)
         return
-    if not isinstance(location, LocalFile) or await in_thread(has_local_files, location.path):
+    if not isinstance(location, LocalFile):
         return
-    if where := services.where(location):
+    where = services.where(location)
+    with failures_of_input(), os_errors_as_ours(f"{location}{where}"):
+        is_here = await in_thread(has_local_files, location.path)
+    if not is_here and where:
         raise ObjectNotFound(
             f"{location} does not exist{where}, where this batch is run: give s3://bucket/key, a "
             "URL, or a path that is the same file on every machine"

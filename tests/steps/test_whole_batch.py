@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from batchyard.delivery.redeliver import deliver_to, redeliver
 from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.errors import AccessDenied, ObjectNotFound, RequestRefused
 from batchyard.lifecycle import BatchStatus
+from batchyard.steps import fetch
 from batchyard.storage.local_file import LocalFile
+from batchyard.storage.several import one_of
 from batchyard.wire import to_json
 from tests.steps.conftest import CHAT, Yard, chat_line
 
@@ -117,6 +120,24 @@ async def test_a_path_that_is_not_on_the_machine_of_the_batch_is_an_error_that_n
     assert batch.errors is not None
     assert batch.errors[0].code == "object_not_found"
     assert "nowhere.jsonl does not exist, on the machine control-1" in batch.errors[0].message
+
+
+@pytest.mark.parametrize("places", [1, 2])
+async def test_a_path_that_may_not_be_looked_at_ends_the_batch_and_names_the_machine(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    """As in a folder that only its owner may enter: the batch must not wait for its window."""
+
+    def denied(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(fetch, "has_local_files", denied)
+    yard.set(runners="pool", machine="control-1")
+    path = LocalFile(yard.folder / "private.jsonl")
+    batch = await yard.run([], input=one_of([path] * places).text)
+    assert batch.errors is not None
+    assert batch.errors[0].code == "access_denied"
+    assert "private.jsonl, on the machine control-1 (Permission den" in batch.errors[0].message
 
 
 async def test_results_that_cannot_be_written_to_a_path_name_the_machine(
