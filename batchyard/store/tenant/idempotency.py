@@ -131,14 +131,11 @@ async def is_new_write(connection: AsyncConnection, writer: str, name: str) -> b
     tells whether the write was made, so the writer sends it again under the same name. One writer
     makes one write at a time.
     """
-    row = {"tenant": "", "route": _LAST_WRITE, "key": writer}
-    is_its = and_(*(_KEYS.c[column] == value for column, value in row.items()))
-    last = (await connection.execute(select(_KEYS.c.answer_id).where(is_its))).scalar_one_or_none()
-    if last == name:
-        return False
     now = {"answer_id": name, "created_at": clock_seconds()}
-    await upsert(connection, _KEYS, {**row, "fingerprint": "", **now}, now)
-    return True
+    row = {"tenant": "", "route": _LAST_WRITE, "key": writer, "fingerprint": "", **now}
+    # One statement: a write whose reply was lost may still be on its way to its commit, and is
+    # waited for.
+    return await upsert(connection, _KEYS, row, now, where=_KEYS.c.answer_id != name)
 
 
 async def _answer(connection: AsyncConnection, tenant: str, key: IdempotencyKey) -> str | None:

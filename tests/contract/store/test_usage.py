@@ -389,3 +389,15 @@ async def test_live_requests_are_counted_once_though_the_reply_to_their_commit_i
     await count("third")
     (total,) = await totals(priced)
     assert total.requests == 30
+
+
+async def test_live_requests_are_counted_once_though_their_first_write_has_not_ended(
+    priced: Store,
+) -> None:
+    """Its reply was lost, and the database is still about to commit it."""
+    for name in ("first", "second"):
+        await asyncio.gather(
+            *(priced.usage.count_live([live_use()], writer="runner", name=name) for _ in range(4))
+        )
+    (total,) = await totals(priced)
+    assert total.requests == 20
