@@ -208,10 +208,14 @@ class Responses(Aggregate):
         One that has not ended is not run, and no notification is sent.
         """
         record = await _load(connection, response_id, tenant)
-        deleted = await connection.execute(delete(RESPONSES).where(RESPONSES.c.id == response_id))
-        if not deleted.rowcount:
+        deleted = await connection.execute(
+            delete(RESPONSES).where(RESPONSES.c.id == response_id).returning(RESPONSES.c.batch_id)
+        )
+        row = deleted.one_or_none()
+        if row is None:
             raise _not_found(response_id)
-        return record
+        # Since it was read, it may have been collected.
+        return record.model_copy(update={"batch_id": row.batch_id})
 
     @reads
     async def has_open(self, connection: AsyncConnection, batch_id: str) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from batchyard.errors import QuotaExceeded, RecordNotFound, TransitionConflict
 from batchyard.responses import ResponseEnd, ResponseError, ResponseStatus
 from batchyard.store import NewResponse, Quota, ResponseKind, ResponseRecord, Store
+from batchyard.store.response import responses
 from tests.contract.store.outbox_samples import endpoint
 from tests.contract.store.samples import begin, new_batch, new_file
 
 KIND = ResponseKind("a", "qwen", "soonest")
+LOCKED_SECONDS = 0.5
+"""What takes so long waits for a lock."""
 WHY = ResponseError("server_error", "No.")
 
 
@@ -158,6 +162,26 @@ async def test_of_several_that_go_at_once_one_sees_that_none_is_left(
         batch_id = await collected(store, *names)
         seen = await asyncio.gather(*(leaves_one_open(name, batch_id) for name in names))
         assert not all(seen)
+
+
+async def test_a_deletion_says_which_batch_took_the_response_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only then is that batch stopped. Where it waits for the deletion, there is none."""
+    await accepted(store, "r1")
+    load = responses._load
+    collecting: list[asyncio.Task[str]] = []
+
+    async def collect_behind(*asked: Any) -> ResponseRecord:
+        found = await load(*asked)
+        collecting.append(asyncio.create_task(collected(store, "r1")))
+        await asyncio.wait(collecting, timeout=LOCKED_SECONDS)
+        return found
+
+    monkeypatch.setattr(responses, "_load", collect_behind)
+    deleted = await store.responses.delete("r1", "a")
+    (batch_id,) = await asyncio.gather(*collecting, return_exceptions=True)
+    assert deleted.batch_id == (None if isinstance(batch_id, TransitionConflict) else batch_id)
 
 
 async def test_a_response_of_another_tenant_or_that_was_deleted_is_unknown(store: Store) -> None:
