@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 import numpy as np
 
 from batchyard.batch_options import OnInvalid
+from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.files.parts import wipe_object
 from batchyard.files.upload import FileUse, store_content
+from batchyard.lines import embedding_inputs
 from batchyard.logs import event_logger
 from batchyard.store import ChainPart, NewBatch
 
@@ -28,7 +30,7 @@ log = event_logger(__name__)
 LEAST_LINES: Final = 256
 """A part is a flow run, which takes a quarter of a second of a core."""
 MOST_LINES: Final = 8192
-MOST_BYTES: Final = 32 * 1024**2
+_MOST_BYTES: Final = 32 * 1024**2
 _GROWTH: Final = 8
 """A part has this fraction of the lines that went before it, so a large chain has few parts."""
 _OPEN_PARTS: Final = 4
@@ -48,30 +50,50 @@ class WaitingLines:
     stage: int
     most_bytes: int
     """Of a part: it is stored as the input of a batch."""
+    most_inputs: int
+    """Embedding inputs of a part, which would be refused as a whole."""
     given: int = 0
     """Lines of the stage that are in a part."""
     ordinals: list[int] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
+    inputs: int = 0
     since: float = 0.0
     """When the first of them came, by the monotonic clock."""
 
-    def add(self, ordinal: int, line: bytes) -> None:
-        """One more waits."""
+    @classmethod
+    def of_chain(cls, services: Services, chain: BatchRecord, stage: int) -> Self:
+        """None yet, under the limits of an input file of the chain's owner."""
+        limits = services.settings.limits
+        most_inputs = limits.to_limits(of_client=chain.options.public_urls).max_embedding_inputs
+        return cls(stage, min(_MOST_BYTES, limits.max_bytes), most_inputs)
+
+    def add(self, ordinal: int, line: bytes, inputs: int) -> None:
+        """One more waits, with so many embedding inputs."""
         if not self.lines:
             self.since = time.monotonic()
         self.ordinals.append(ordinal)
         self.lines.append(line)
         self.size_bytes += len(line)
+        self.inputs += inputs
 
     def clear(self) -> None:
         """All of them are in a part now."""
         self.given += len(self.lines)
-        self.ordinals, self.lines, self.size_bytes = [], [], 0
+        self.ordinals, self.lines, self.size_bytes, self.inputs = [], [], 0, 0
 
-    def has_room_for(self, line: bytes) -> bool:
+    def why_no_part(self, line: bytes, inputs: int) -> str | None:
+        """Why the line is too large for a part by itself."""
+        if len(line) > self.most_bytes:
+            return f"its request has more than {self.most_bytes:,} bytes"
+        if inputs > self.most_inputs:
+            return f"its request has more than {self.most_inputs:,} embedding inputs"
+        return None
+
+    def has_room_for(self, line: bytes, inputs: int) -> bool:
         """Whether a part of them and this line is not too large."""
-        return self.size_bytes + len(line) <= self.most_bytes
+        size_bytes, inputs = self.size_bytes + len(line), self.inputs + inputs
+        return size_bytes <= self.most_bytes and inputs <= self.most_inputs
 
     @property
     def is_full(self) -> bool:
@@ -85,6 +107,20 @@ class WaitingLines:
         patience = min(max(PATIENCE_SECONDS, ran_seconds * _PATIENCE_SHARE), _MOST_PATIENCE_SECONDS)
         waited = time.monotonic() - self.since
         return bool(self.lines) and waited >= patience and open_parts < _OPEN_PARTS
+
+
+class _Embedding(msgspec.Struct):
+    input: Any = None
+
+
+_decode_embedding = msgspec.json.Decoder(_Embedding).decode
+
+
+def inputs_of(endpoint: str, body: bytes) -> int:
+    """For how many of the embedding inputs that a file may have a request counts."""
+    if not ENDPOINTS[endpoint].limits_inputs:
+        return 0
+    return embedding_inputs(_decode_embedding(body).input)
 
 
 async def make_part(

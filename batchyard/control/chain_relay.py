@@ -21,7 +21,7 @@ import numpy as np
 from batchyard import intervals
 from batchyard.chains import line_or_refusal, of_stage, variables_of
 from batchyard.control.chain_lines import AtOnce, Source, StageSegments, groups_of
-from batchyard.control.chain_parts import MOST_BYTES, WaitingLines, make_part
+from batchyard.control.chain_parts import WaitingLines, inputs_of, make_part
 from batchyard.control.stopping_runners import wait_for_stopping_runners
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.framing import custom_id_of
@@ -69,8 +69,9 @@ class ChainRelay:
         everything = np.arange(chain.counts.total, dtype=np.uint32)
         self._first = Source(chain.id, chain.input_file_id, 0, everything)
         self._sources = [self._first]
-        most_bytes = min(MOST_BYTES, services.settings.limits.max_bytes)
-        self._waiting = {n: WaitingLines(n, most_bytes) for n in range(1, len(stages) + 1)}
+        self._waiting = {
+            n: WaitingLines.of_chain(services, chain, n) for n in range(1, len(stages) + 1)
+        }
         self._drained: list[str] = []
         """Parts that are over, until that is recorded."""
         self._segments = {
@@ -218,16 +219,18 @@ class ChainRelay:
         stage = self._stages[following - 1]
         model = str(stage.model or self._chain.model)
         made = line_or_refusal(custom_id, stage.endpoint, body, model)
-        waiting = self._waiting[following]
-        if not isinstance(made, BodyNotMade) and len(made) > waiting.most_bytes:
-            made = BodyNotMade(f"its request has more than {waiting.most_bytes:,} bytes")
+        waiting, inputs = self._waiting[following], 0
+        if isinstance(body, bytes) and isinstance(made, bytes):
+            inputs = inputs_of(stage.endpoint, body)
+            if why := waiting.why_no_part(made, inputs):
+                made = BodyNotMade(why)
         if isinstance(made, BodyNotMade):
             refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{made}.")
             await self._end(ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
             return
-        if not waiting.has_room_for(made):
+        if not waiting.has_room_for(made, inputs):
             await self._make_part(waiting)
-        waiting.add(ordinal, made)
+        waiting.add(ordinal, made, inputs)
         self._reached[ordinal] = following
 
     async def _render(

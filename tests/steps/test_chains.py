@@ -425,6 +425,21 @@ async def test_no_part_is_larger_than_an_input_may_be(yard: Yard) -> None:
     assert (error["custom_id"], error["error"]["code"]) == ("id-7", "template_failed")
 
 
+async def test_no_part_has_more_embedding_inputs_than_a_file_may_have(yard: Yard) -> None:
+    """A request that has so many by itself is a line that failed."""
+    limits = yard.services.settings.limits.model_copy(update={"max_embedding_inputs": 100})
+    yard.set(limits=limits)
+    pieces = Stage(
+        "/v1/embeddings",
+        '{"input": {{ (["x"] * (101 if custom_id == "id-7" else 30)) | tojson }}}',
+    )
+    batch = await run(yard, lines(12), pieces, public_urls=True)
+    assert (batch.counts.completed, batch.counts.failed) == (11, 1)
+    (error,) = await yard.results(batch.error_file_id)
+    assert (error["custom_id"], error["error"]["code"]) == ("id-7", "template_failed")
+    assert "more than 100 embedding inputs" in error["error"]["message"]
+
+
 async def test_of_a_key_that_is_repeated_the_last_value_counts_in_each_stage(yard: Yard) -> None:
     path = yard.write_input(lines(2), "repeated.jsonl")
     path.write_text(
