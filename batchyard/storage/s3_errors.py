@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 # S3 answers these with 4xx although the next try may well succeed.
-_PASSING = {"RequestTimeout", "BadDigest", "OperationAborted", "Throttling", "ThrottlingException"}
-_PASSING_STATUS = {408, 409, 425, 429}
+_PASSING = {
+    *("RequestTimeout", "OperationAborted", "Throttling", "ThrottlingException"),
+    # The body was damaged or cut short on the way.
+    *("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "IncompleteBody"),
+}
+_PASSING_STATUS = {408, 409, 425, 429, 499}
+_CLOCKS = {"RequestTimeTooSkewed", "RequestExpired"}
 
 
 @contextlib.contextmanager
@@ -48,6 +53,11 @@ def s3_errors_as_ours(name: str) -> Iterator[None]:
         ) from error
     except raised.ParamValidationError as error:
         raise LocationRefused(f"{name} is not a valid S3 bucket and key: check the name") from error
+    except RecursionError as error:
+        # boto3 takes each redirect for another region's, and asks the endpoint which one that is.
+        raise AccessDenied(
+            f"S3 redirects every request for {name}: check the endpoint, http or https, and region"
+        ) from error
     except (raised.BotoCoreError, TransportError, OSError) as error:
         raise StorageUnavailable(f"S3 failed on {name} ({type(error).__name__})") from error
 
@@ -60,7 +70,7 @@ def _refusal(error: ClientError, name: str) -> StorageError:
         return StorageFull(f"no room to write {name} ({said}): free some space and try again")
     if code in _PASSING or status in _PASSING_STATUS or status >= 500:
         return StorageUnavailable(f"{name}: {said}")
-    if code == "NoSuchUpload":
+    if code in {"NoSuchUpload", "InvalidPart"}:
         return StorageUnavailable(f"{name}: S3 lost the upload, write the object again")
     if code == "NoSuchBucket":
         return ObjectNotFound(f"{name}: the bucket does not exist, create it first")
@@ -68,11 +78,15 @@ def _refusal(error: ClientError, name: str) -> StorageError:
         case 404:
             return ObjectNotFound(f"{name} does not exist")
         case 401 | 403:
-            return AccessDenied(f"not allowed to use {name} ({said}): check key and bucket policy")
+            check = "the clock of this machine" if code in _CLOCKS else "key and bucket policy"
+            return AccessDenied(f"not allowed to use {name} ({said}): check {check}")
         case 412:
             return ObjectChanged(f"{name} was replaced while it was read")
         case 413:
             return ObjectTooLarge(f"{name} is too large for this server ({said})")
     if code == "EntityTooLarge":
         return ObjectTooLarge(f"{name} is too large for this server ({said})")
-    return StorageError(f"{name}: {said}")
+    # Expired credentials and a wrong region are 400: what is refused is this process, no object.
+    return AccessDenied(
+        f"S3 takes no such request for {name} ({said}): check credentials, region and endpoint"
+    )

@@ -169,3 +169,43 @@ async def test_an_upload_that_has_just_begun_is_left_to_its_writer(
     server.answers = [says(200, listed, Date=now), says(204)]
     assert await bucket.abort_uploads("", 3600) == 1
     assert server.requests[-1].path_and_query == "/b/o?uploadId=old"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "check"),
+    [
+        (400, "ExpiredToken", "credentials"),
+        (400, "InvalidToken", "credentials"),
+        (400, "AuthorizationHeaderMalformed", "region"),
+        (405, "MethodNotAllowed", "endpoint"),
+        (403, "RequestTimeTooSkewed", "clock"),
+    ],
+)
+async def test_what_s3_refuses_whatever_the_object_is_a_refusal_of_this_process(
+    bucket: S3Bucket, server: WebServer, status: int, code: str, check: str
+) -> None:
+    """Such as credentials that expire while a batch runs: another process may have newer ones."""
+    server.answers = [says(status, f"<Error><Code>{code}</Code></Error>".encode())]
+    with pytest.raises(AccessDenied, match=f"{status} {code}.*check .*{check}"):
+        await bucket.write("o", parts(b"lines"))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(400, "IncompleteBody"), (400, "XAmzContentSHA256Mismatch"), (499, "ClientDisconnect")],
+)
+async def test_a_body_that_was_damaged_on_the_way_is_sent_again(
+    bucket: S3Bucket, server: WebServer, status: int, code: str
+) -> None:
+    refused = says(status, f"<Error><Code>{code}</Code></Error>".encode())
+    server.answers = [refused, says(200, ETag='"one"')]
+    assert (await bucket.write("o", parts(b"lines"))).size_bytes == 5
+
+
+async def test_an_endpoint_that_redirects_every_request_is_named_as_the_cause(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    """As a proxy does that wants https: boto3 would ask it for the bucket's region for ever."""
+    server.answers = [says(301, b"<html>", Location="https://127.0.0.1:9/")]
+    with pytest.raises(AccessDenied, match=r"redirects every request for s3://b/o.*https"):
+        await bucket.size("o")
