@@ -132,7 +132,7 @@ class S3Bucket:
             if len(block) < self._part_bytes:
                 await self._send(tally, block, "put_object", Key=key)
                 return tally.stored(key)
-            async with self._multipart(key) as (upload, etags):
+            async with self._multipart(key, tally) as (upload, etags):
                 while block:
                     number = len(etags) + 1
                     etags.append(
@@ -142,20 +142,48 @@ class S3Bucket:
         return tally.stored(key)
 
     @contextlib.asynccontextmanager
-    async def _multipart(self, key: str) -> AsyncIterator[tuple[dict[str, str], list[str]]]:
+    async def _multipart(
+        self, key: str, tally: Tally
+    ) -> AsyncIterator[tuple[dict[str, Any], list[str]]]:
         """An open upload and the list for its parts' ETags; complete, or aborted, at the end."""
         opened = await self._call("create_multipart_upload", undo=self._abort, Key=key)
-        upload = {"Key": key, "UploadId": opened["UploadId"]}
+        upload: dict[str, Any] = {"Key": key, "UploadId": opened["UploadId"]}
         etags: list[str] = []
         try:
             yield upload, etags
-            sent = [{"ETag": etag, "PartNumber": n} for n, etag in enumerate(etags, start=1)]
-            await self._call("complete_multipart_upload", **upload, MultipartUpload={"Parts": sent})
+            await self._complete(upload, etags, tally.size_bytes)
         except BaseException:
             with contextlib.suppress(StorageError, TimeoutError):
                 async with asyncio.timeout(_ABORT_SECONDS):
                     await self._call("abort_multipart_upload", **upload)
             raise
+
+    async def _complete(self, upload: dict[str, Any], etags: list[str], size_bytes: int) -> None:
+        """Have S3 make the object of its parts, which takes long for many."""
+        parts = [{"ETag": etag, "PartNumber": n} for n, etag in enumerate(etags, start=1)]
+        may_be_complete = False
+
+        async def attempt() -> None:
+            nonlocal may_be_complete
+            try:
+                await self._call_once(
+                    "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}
+                )
+            except StorageUnavailable as error:
+                if _code_of(error) != "NoSuchUpload":
+                    may_be_complete = True
+                # S3 forgets an upload that is complete: perhaps only the answer was lost.
+                elif may_be_complete and await self._has(upload["Key"], size_bytes):
+                    return
+                raise
+
+        await self._backoff.retry(attempt)
+
+    async def _has(self, key: str, size_bytes: int) -> bool:
+        try:
+            return await self.size(key) == size_bytes
+        except ObjectNotFound:
+            return False
 
     def _abort(self, opened: dict[str, str]) -> None:
         """Give up an upload whose opener was cancelled. Blocks."""
@@ -210,7 +238,7 @@ class S3Bucket:
         except StorageError as error:
             if etag is not None and isinstance(error, ObjectNotFound):
                 raise ObjectChanged(f"{self.shown(key)} was removed while it was read") from error
-            if etag is None and _is_beyond_the_end(error):
+            if etag is None and _code_of(error) == "InvalidRange":
                 return None
             raise
         length = reply["ContentLength"]
@@ -311,11 +339,12 @@ def _hang_up(reply: Any) -> None:
     reply["Body"].close()
 
 
-def _is_beyond_the_end(error: StorageError) -> bool:
+def _code_of(error: StorageError) -> str | None:
+    """What S3 called it; None: S3 did not answer."""
     from botocore.exceptions import ClientError  # noqa: PLC0415 - see boto3
 
     refusal = error.__cause__
-    return isinstance(refusal, ClientError) and refusal.response["Error"]["Code"] == "InvalidRange"
+    return refusal.response["Error"]["Code"] if isinstance(refusal, ClientError) else None
 
 
 def _age_seconds(page: Any, since: datetime) -> float:

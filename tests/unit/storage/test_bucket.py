@@ -66,6 +66,11 @@ def cut(content: bytes, after_bytes: int) -> Answer:
     return answer
 
 
+def whole(content: bytes) -> Answer:
+    """200 with this content, or with its length for HEAD."""
+    return says(200, content, ETag='"one"')
+
+
 async def test_a_range_is_asked_for_and_given(bucket: S3Bucket, server: WebServer) -> None:
     server.answers = [piece(CONTENT[5:9], 5)]
     assert await read(bucket, 5, 9) == CONTENT[5:9]
@@ -154,6 +159,40 @@ async def test_an_upload_that_fails_leaves_no_parts_behind(
         await bucket.write("o", parts(b"x" * PART_BYTES))
     last = server.requests[-1]
     assert (last.method, last.path_and_query) == ("DELETE", "/b/o?uploadId=u1")
+
+
+NO_SUCH_UPLOAD = says(404, b"<Error><Code>NoSuchUpload</Code></Error>")
+
+
+def uploads_a_part(*then: Answer) -> list[Answer]:
+    """Until a multipart upload of one part is to be completed."""
+    return [says(200, OPENED), says(200, ETag='"1"'), *then]
+
+
+async def test_an_upload_whose_completion_got_no_answer_is_complete_if_the_object_is_there(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    """MinIO and Ceph forget an upload that is complete: to write all of it again would not help."""
+    block = b"x" * PART_BYTES
+    server.answers = uploads_a_part(says(504), NO_SUCH_UPLOAD, whole(block))
+    assert (await bucket.write("o", parts(block))).size_bytes == PART_BYTES
+    assert server.requests[-1].method == "HEAD"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([NO_SUCH_UPLOAD], id="no earlier try"),
+        pytest.param([says(504), NO_SUCH_UPLOAD, says(404)], id="no object"),
+        pytest.param([says(504), NO_SUCH_UPLOAD, whole(b"older")], id="another object"),
+    ],
+)
+async def test_an_upload_that_s3_has_lost_is_not_taken_for_complete(
+    bucket: S3Bucket, server: WebServer, answers: list[Answer]
+) -> None:
+    server.answers = uploads_a_part(*answers, NO_SUCH_UPLOAD)
+    with pytest.raises(StorageUnavailable, match="lost the upload"):
+        await bucket.write("o", parts(b"x" * PART_BYTES))
 
 
 async def test_an_upload_that_has_just_begun_is_left_to_its_writer(
