@@ -38,6 +38,15 @@ if TYPE_CHECKING:
 PART_BYTES: Final = 8 * MIB
 """S3 takes 10,000 parts, so an object may have 78 GiB. R2 wants all parts of one size."""
 
+_ALWAYS_SAID: Final = {
+    "list_objects_v2": "IsTruncated",
+    "list_multipart_uploads": "IsTruncated",
+    "create_multipart_upload": "UploadId",
+    "complete_multipart_upload": "ETag",
+}
+"""What the body of an answer always has. One that is lost whole is an empty answer for boto3, and
+an empty listing would mean that nothing is stored."""
+
 _CONCURRENT_CALLS = 8
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 30
@@ -326,8 +335,12 @@ class S3Bucket:
         self, operation: str, *, undo: Callable[[Any], object] | None = None, **asked: Any
     ) -> Any:
         method = partial(getattr(self._client, operation), Bucket=self._name, **asked)
-        with s3_errors_as_ours(self.shown(asked.get("Key", ""))):
-            return await in_executor(self._threads, method, undo=undo)
+        name = self.shown(asked.get("Key", ""))
+        with s3_errors_as_ours(name):
+            reply = await in_executor(self._threads, method, undo=undo)
+        if _ALWAYS_SAID.get(operation, "ResponseMetadata") not in reply:
+            raise StorageUnavailable(f"{name}: S3's answer was cut off")
+        return reply
 
 
 def _counted(tally: Tally, block: bytes) -> str:

@@ -195,11 +195,33 @@ async def test_an_upload_that_s3_has_lost_is_not_taken_for_complete(
         await bucket.write("o", parts(b"x" * PART_BYTES))
 
 
+LISTED = (
+    b"<R><IsTruncated>false</IsTruncated><Contents><Key>o</Key><Size>1</Size><ETag>e</ETag>"
+    b"<LastModified>2026-01-01T00:00:00Z</LastModified></Contents></R>"
+)
+
+
+async def test_a_listing_whose_body_is_lost_is_not_an_empty_one(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    """Else a batch would have no results. The connection breaks behind the header."""
+    server.answers = [cut(LISTED, 0), says(200, LISTED)]
+    assert [key async for key in bucket.list("")] == ["o"]
+
+
+async def test_an_upload_without_a_word_about_its_end_is_not_complete(
+    bucket: S3Bucket, server: WebServer
+) -> None:
+    server.answers = uploads_a_part(cut(b"<R><ETag>e</ETag></R>", 0))
+    with pytest.raises(StorageUnavailable, match="cut off"):
+        await bucket.write("o", parts(b"x" * PART_BYTES))
+
+
 async def test_an_upload_that_has_just_begun_is_left_to_its_writer(
     bucket: S3Bucket, server: WebServer
 ) -> None:
     listed = (
-        b"<R><Upload><Key>o</Key><UploadId>young</UploadId>"
+        b"<R><IsTruncated>false</IsTruncated><Upload><Key>o</Key><UploadId>young</UploadId>"
         b"<Initiated>2026-01-02T00:00:00Z</Initiated></Upload>"
         b"<Upload><Key>o</Key><UploadId>old</UploadId>"
         b"<Initiated>2026-01-01T00:00:00Z</Initiated></Upload></R>"
