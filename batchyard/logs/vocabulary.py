@@ -148,6 +148,8 @@ EVENTS: Final = {
     "scheduler.waiting": "Prefect or the database could not be used for a model's runners.",
     "segment.damaged": "Saved results do not match their checksum; their lines are run again or "
     "are error lines.",
+    "segments.missing": "Some saved results of a batch are not in the object store; their lines "
+    "are error lines.",
     "service.away": "A database, object store or Prefect does not answer; the call is repeated.",
     "status_changes.not_reported": "Status changes could not be sent to Prefect; they are sent "
     "later.",

@@ -6,9 +6,10 @@ The segments are read in the order of their keys, so that the earlier one of two
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import ObjectChanged, ObjectNotFound
@@ -40,6 +41,8 @@ log = event_logger(__name__)
 
 _READ_AT_ONCE = 4
 """Segments; each has four mebibytes and a line, at most."""
+_LISTED_AGAIN_SECONDS: Final = (1.0, 4.0, 15.0)
+"""Some object stores list a new object a little later."""
 DAMAGED = BatchError(
     "server_error", "Some finished lines could not be read from the object store; retry them."
 )
@@ -92,11 +95,8 @@ async def collect_results(services: Services, batch_id: str, epoch: int) -> Coll
         os_errors_as_ours(str(services.spool)),
         ResultLines(services.spool, batch.counts.total) as lines,
     ):
-        errors = batch.errors
-        async with contextlib.aclosing(_add_segments(services, prefix, lines)) as damaged:
-            async for key in damaged:
-                log.error("segment.damaged", key=key)
-                errors = (*(errors or ()), DAMAGED)
+        damaged = await _add_all_segments(services, batch, prefix, lines)
+        errors = (*(batch.errors or ()), *damaged) or None
         counts = lines.counts()
         target = _target(batch.status, counts, may_fail=bool(errors))
         is_empty = target is BatchStatus.FAILED and not (counts.completed or counts.failed)
@@ -126,16 +126,46 @@ def _target(status: BatchStatus, counts: RequestCounts, *, may_fail: bool) -> Ba
     return BatchStatus.FAILED if may_fail else BatchStatus.EXPIRED
 
 
-async def _add_segments(services: Services, prefix: str, lines: ResultLines) -> AsyncGenerator[str]:
-    """Add all segments in the order of their keys; yields the keys of those that are damaged."""
+async def _add_all_segments(
+    services: Services, batch: BatchRecord, prefix: str, lines: ResultLines
+) -> list[BatchError]:
+    """Add all segments; an error for each that is damaged, or for all that are missing."""
+    # Before they are listed: a segment is stored before its lines are counted in its chunk's row.
+    chunks = await services.store.chunks.summary(batch.id)
+    # The lines of a chain's last stage are counted nowhere.
+    recorded = 0 if batch.stages else chunks.completed + chunks.failed
+    known: set[str] = set()
+    for seconds in (0.0, *_LISTED_AGAIN_SECONDS):
+        await asyncio.sleep(seconds)
+        damaged = []
+        async with contextlib.aclosing(_add_segments(services, prefix, lines, known)) as keys:
+            async for key in keys:
+                log.error("segment.damaged", key=key)
+                damaged.append(DAMAGED)
+        counts = lines.counts()
+        missing = recorded - counts.completed - counts.failed
+        if damaged or missing <= 0:
+            return damaged
+    log.error("segments.missing", batch=batch.id, lines=missing)
+    return [DAMAGED]
+
+
+async def _add_segments(
+    services: Services, prefix: str, lines: ResultLines, known: set[str]
+) -> AsyncGenerator[str]:
+    """Add the segments that are not ``known`` yet, in the order of their keys.
+
+    Yields the keys of those that are damaged.
+    """
     storage = services.storage
 
     async def read(key: str) -> tuple[str, bytes]:
         return key, await read_object(storage, key)
 
-    reads = (read(key) async for key in storage.list(prefix))
+    reads = (read(key) async for key in storage.list(prefix) if key not in known)
     async with contextlib.aclosing(in_order(reads, at_once=_READ_AT_ONCE)) as segments:
         async for key, segment in segments:
+            known.add(key)
             if not await lines.add_segment(segment):
                 yield key
 
@@ -164,7 +194,9 @@ async def _write_stages(services: Services, batch: BatchRecord, epoch: int) -> t
     for stage in range(1, batch.stages + 1):
         with ResultLines(services.spool, batch.counts.total) as lines:
             prefix = stage_prefix(batch.id, stage)
-            async with contextlib.aclosing(_add_segments(services, prefix, lines)) as damaged:
+            async with contextlib.aclosing(
+                _add_segments(services, prefix, lines, set())
+            ) as damaged:
                 async for key in damaged:
                     log.error("segment.damaged", key=key)
             name = f"stage{stage}"

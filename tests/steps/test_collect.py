@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,15 +10,19 @@ import pytest
 from batchyard.errors import EngineStartFailed
 from batchyard.lifecycle import BatchStatus
 from batchyard.results import NoAnswerCode, answered, unanswered
-from batchyard.services.keys import file_key, segment_key
+from batchyard.services.keys import file_key, segment_key, stage_prefix
 from batchyard.services.segments import decode_entries, encode_entry, put_bytes
 from batchyard.services.stop_batch import stop_failed
+from batchyard.steps import collect
 from batchyard.steps.collect import collect_results
 from batchyard.steps.publish import publish_results
 from tests.lifecycle import run_chunks
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from batchyard.storage.base import Storage
     from batchyard.store import BatchRecord
 
 
@@ -109,6 +114,54 @@ async def test_a_damaged_segment_costs_only_what_it_holds(yard: Yard, damage: by
     ]
     assert [line["custom_id"] for line in await yard.results(batch.error_file_id)] == ["id-2"]
     assert [each.code for each in batch.errors or ()] == ["server_error"]
+
+
+class ListsLater:
+    """``storage``, whose first listing lacks the first segment."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._hides = True
+
+    async def list(self, prefix: str) -> AsyncIterator[str]:
+        keys = [key async for key in self._storage.list(prefix)]
+        for key in keys[self._hides :]:
+            yield key
+        self._hides = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+
+async def test_a_segment_that_is_listed_late_is_waited_for(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Swift: without the segment, finished lines would have no result."""
+    monkeypatch.setattr(collect, "_LISTED_AGAIN_SECONDS", (0.0,))
+    batch_id = await yard.prepared(lines(3))
+    await run_chunks(yard.services, "stub-model", batch_id=batch_id)
+    yard.services = replace(yard.services, storage=ListsLater(yard.services.storage))
+    batch = await end(yard, batch_id)
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 3)
+
+
+async def test_a_batch_whose_finished_lines_are_lost_has_not_expired(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its window has not ended, and it says what is wrong; the lines of the others are kept."""
+    monkeypatch.setattr(collect, "_LISTED_AGAIN_SECONDS", ())
+    yard.set(chunk_requests=2)
+    batch_id = await yard.prepared(lines(3))
+    await run_chunks(yard.services, "stub-model", batch_id=batch_id)
+    storage = yard.services.storage
+    (first, _) = [key async for key in storage.list(stage_prefix(batch_id, 1))]
+    await storage.delete(first)
+    batch = await end(yard, batch_id)
+    assert batch.status is BatchStatus.FAILED
+    assert batch.errors == (collect.DAMAGED,)
+    assert len(await yard.results(batch.output_file_id)) == 1
+    errors = await yard.results(batch.error_file_id)
+    assert [line["error"]["code"] for line in errors] == ["batch_failed"] * 2
 
 
 async def test_results_are_delivered_though_the_input_is_gone(yard: Yard) -> None:
