@@ -34,7 +34,7 @@ from batchyard.store import NewUpload
 from batchyard.wire import Upload, UploadPart  # noqa: TC001 — FastAPI reads it at run time
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from batchyard.api.auth import Caller
     from batchyard.api.multipart import Form
@@ -139,7 +139,7 @@ async def cancel_upload(
     return JsonResponse(upload.to_wire())
 
 
-async def _data(request: Request, form: Form) -> AsyncIterator[bytes]:
+async def _data(request: Request, form: Form) -> AsyncGenerator[bytes]:
     """The part's bytes. Raises 400 where the form has none."""
     async for piece in form.content(body_stream(request)):
         yield piece

@@ -6,6 +6,7 @@ Each is an object of its own: they arrive side by side.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from batchyard.errors import (
@@ -15,13 +16,14 @@ from batchyard.errors import (
     TransitionConflict,
 )
 from batchyard.logs import event_logger
+from batchyard.services.arrivals import arriving
 from batchyard.services.keys import part_key
 from batchyard.services.quotas import default_quota
 from batchyard.store import NewPart
 from batchyard.wire import new_part_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from batchyard.services.services import Services
     from batchyard.store import PartRecord, UploadRecord
@@ -34,7 +36,7 @@ _PARTS_AT_ONCE = 200
 
 
 async def add_part(
-    services: Services, tenant: str, upload_id: str, content: AsyncIterable[bytes]
+    services: Services, tenant: str, upload_id: str, content: AsyncGenerator[bytes]
 ) -> PartRecord:
     """Store one part. Nothing of ``content`` is read for an upload that takes no more.
 
@@ -48,7 +50,9 @@ async def add_part(
     if upload.status != "pending":
         raise TransitionConflict(f"Upload '{upload_id}' is {upload.status} and takes no parts.")
     part_id = new_part_id()
-    stored = await services.storage.put(part_key(upload_id, part_id), content)
+    count = partial(services.arrivals.add_part, tenant, upload_id, upload.bytes)
+    with arriving(services, tenant, add=count) as within_quota:
+        stored = await services.storage.put(part_key(upload_id, part_id), within_quota(content))
     part = NewPart(
         id=part_id, size_bytes=stored.size_bytes, sha256=stored.sha256, storage_key=stored.key
     )

@@ -16,6 +16,7 @@ import msgspec
 
 from batchyard.errors import ObjectTooLarge, RequestRefused, StorageLimitExceeded
 from batchyard.files.parts import wipe_object
+from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
 from batchyard.services.quotas import default_quota
 from batchyard.store import NewFile
@@ -23,7 +24,7 @@ from batchyard.store.file.rows import FILE_LIFETIME_SECONDS
 from batchyard.wire import new_file_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
     from batchyard.services.services import Services
     from batchyard.store import FileRecord
@@ -120,7 +121,7 @@ def _lifetime_refused(name: str, code: str, what: str) -> RequestRefused:
 
 
 async def upload_file(
-    services: Services, tenant: str, content: AsyncIterable[bytes], use: Callable[[], FileUse]
+    services: Services, tenant: str, content: AsyncGenerator[bytes], use: Callable[[], FileUse]
 ) -> FileRecord:
     """Store ``content`` and record it as a file. ``use`` is asked once ``content`` has ended.
 
@@ -128,7 +129,8 @@ async def upload_file(
     :class:`~batchyard.errors.StorageLimitExceeded`, :class:`~batchyard.errors.ObjectTooLarge`, and
     errors of the store and the storage.
     """
-    file = await store_content(services, tenant, content, use)
+    with arriving(services, tenant) as within_quota:
+        file = await store_content(services, tenant, within_quota(content), use)
     try:
         # If this fails the bytes stay for the sweep: the row may be there, its reply lost.
         return await services.store.files.create(file, quota=default_quota(services))

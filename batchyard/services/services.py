@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
 from batchyard.offer import ANYTHING
+from batchyard.services.arrivals import Arrivals
 from batchyard.services.home import in_home
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.storage.access import Access, credentials_of_environment
@@ -94,6 +95,8 @@ class Services:
     hours_of: Callable[[str], Awaitable[Hours]] | None = None
     """When batches may use a model's engine, as its block says; None: the engines of this process
     have no blocks, and no hours."""
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    """What this process is storing for tenants."""
     held: HeldBatches | None = None
     """The batches that this process has leased, where it takes batches to their ends."""
 

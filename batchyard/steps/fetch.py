@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from batchyard.datasets.files import has_local_files
 from batchyard.errors import ObjectNotFound, RecordNotFound
+from batchyard.services.arrivals import arriving
 from batchyard.services.batch_span import traced
 from batchyard.services.keys import file_key
 from batchyard.services.places import places_of
@@ -22,7 +24,7 @@ from batchyard.threads import in_thread
 from batchyard.turns import SMALL_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from batchyard.services.services import Services
     from batchyard.storage.access import Location
@@ -62,15 +64,18 @@ async def fetch_input(services: Services, batch_id: str) -> int:
 
     limits = services.settings.limits.to_limits(of_client=batch.options.public_urls)
 
-    async def parts() -> AsyncIterator[bytes]:
+    async def parts() -> AsyncGenerator[bytes]:
         done = 0
-        async for part in read_input(services, batch, location, limit_bytes=limits.max_bytes):
-            done += len(part)
-            services.on_progress(Progress(batch_id, "fetching", done))
-            yield part
+        read = read_input(services, batch, location, limit_bytes=limits.max_bytes)
+        async with aclosing(read) as stream:
+            async for part in stream:
+                done += len(part)
+                services.on_progress(Progress(batch_id, "fetching", done))
+                yield part
 
     await _check_here(services, location)
-    stored = await services.storage.put(file_key(batch.input_file_id), parts())
+    with arriving(services, batch.tenant) as within_quota:
+        stored = await services.storage.put(file_key(batch.input_file_id), within_quota(parts()))
     return await record_input(services, batch, stored, location.filename or "input.jsonl")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
 from batchyard.errors import StorageError, StorageFull
 from batchyard.storage.location import read_location
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from batchyard.services.services import Services
     from batchyard.storage.access import Location
@@ -31,15 +31,17 @@ def failures_of_input() -> Iterator[None]:
 
 async def read_input(
     services: Services, batch: BatchRecord, place: Location, *, limit_bytes: int
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """The bytes at the place, as the owner of the batch may read them.
 
     Raises :class:`~batchyard.errors.StorageError`, marked as the input's.
     """
     access = services.access_for(batch.options)
     try:
-        async for block in read_location(place, limit_bytes=limit_bytes, access=access):
-            yield block
+        read = read_location(place, limit_bytes=limit_bytes, access=access)
+        async with aclosing(read) as stream:
+            async for block in stream:
+                yield block
     except StorageError as error:
         error.is_of_input = True
         raise

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_error import InputPart
 from batchyard.errors import ObjectTooLarge, RecordNotFound
+from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key
 from batchyard.services.services import Progress
 from batchyard.steps.input_file import check_input_file, no_input_file, record_input
@@ -13,7 +14,7 @@ from batchyard.steps.input_place import read_input
 from batchyard.storage.several import whole_lines
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from batchyard.services.services import Services
     from batchyard.storage.access import Location
@@ -49,7 +50,8 @@ async def _store(services: Services, batch: BatchRecord, sources: Sequence[_Sour
     services.on_progress(Progress(batch.id, "fetching"))
     counted: list[InputPart] = []
     parts = _joined(services, batch, sources, counted)
-    stored = await services.storage.put(file_key(batch.input_file_id), parts)
+    with arriving(services, batch.tenant) as within_quota:
+        stored = await services.storage.put(file_key(batch.input_file_id), within_quota(parts))
     # Before the file's row, with which this step is done.
     await services.store.batch_places.note_parts(batch.id, counted)
     return await record_input(services, batch, stored)
@@ -66,7 +68,7 @@ async def _file(services: Services, batch: BatchRecord, file_id: str) -> FileRec
 
 async def _joined(
     services: Services, batch: BatchRecord, sources: Sequence[_Source], counted: list[InputPart]
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """The sources' bytes, each with a line end behind its last line and without a BOM."""
     limit, size_bytes = _limit_bytes(services, batch), 0
     for name, blocks in sources:

@@ -19,6 +19,7 @@ from batchyard.errors import (
     RequestRefused,
     TransitionConflict,
 )
+from batchyard.services.arrivals import arriving
 from batchyard.services.keys import file_key, rows_key
 from batchyard.services.services import Progress
 from batchyard.steps.input_file import record_input
@@ -85,7 +86,9 @@ async def _store(
 ) -> int:
     lines = _lines(services, batch, job, folder, limits)
     async with aclosing(lines):
-        stored = await services.storage.put(file_key(batch.input_file_id), lines)
+        with arriving(services, batch.tenant) as within_quota:
+            key = file_key(batch.input_file_id)
+            stored = await services.storage.put(key, within_quota(lines))
     kept = await services.storage.put(rows_key(batch.input_file_id), read_file(folder / ROWS_FILE))
     now = int(await services.store.database.now())
     lifetime = batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -9,6 +10,7 @@ import pytest
 
 from batchyard.store import Quota
 from tests.api.conftest import LINE
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from batchyard.services.services import Services
@@ -72,6 +74,54 @@ def test_a_body_that_announces_too_much_is_refused_before_it_is_sent(api: Api) -
     )
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"storage_limit_exceeded" in answer
+
+
+CHUNKED = (
+    "Content-Type: multipart/form-data; boundary=x",
+    "Transfer-Encoding: chunked",
+)
+
+
+def begin_sending(api: Api, path: str, field: str, size_bytes: int) -> socket.socket:
+    """Send so many bytes of a body that announces no length, and leave it unfinished."""
+    connection = socket.create_connection(("127.0.0.1", api.port), timeout=PATIENCE * 10)
+    form = f'--x\r\nContent-Disposition: form-data; name="{field}"; filename="a"\r\n\r\n'
+    chunk = form.encode() + b" " * size_bytes
+    connection.sendall(api.head("POST", path, *CHUNKED) + b"%x\r\n%s\r\n" % (len(chunk), chunk))
+    return connection
+
+
+def wait_for_refusal(connection: socket.socket) -> None:
+    received = b""
+    while b"storage_limit_exceeded" not in received:
+        block = connection.recv(65536)
+        assert block
+        received += block
+
+
+async def test_bodies_that_do_not_end_cannot_have_more_than_the_quota_together(
+    api: Api, services: Services
+) -> None:
+    """A tenant could fill everybody's disk with them, and keep it full."""
+    await services.store.tenants.set_quota("one", Quota(max_stored_bytes=500_000))
+    with begin_sending(api, "/files", "file", 400_000):
+        api.wait_for_objects(1)
+        with begin_sending(api, "/files", "file", 400_000) as second:
+            wait_for_refusal(second)
+    api.wait_for_objects(0)
+    # What was broken off counts no more.
+    assert upload(api, LINE * 3000).bytes == 3000 * SIZE
+
+
+async def test_a_part_that_does_not_end_cannot_have_more_than_the_quota(
+    api: Api, services: Services
+) -> None:
+    await services.store.tenants.set_quota("one", Quota(max_stored_bytes=500_000))
+    uploads = api.openai(max_retries=0).uploads
+    begun = uploads.create(**PART, bytes=300_000)  # type: ignore[arg-type]
+    with begin_sending(api, f"/uploads/{begun.id}/parts", "data", 2_000_000) as sending:
+        wait_for_refusal(sending)
+    assert uploads.parts.create(begun.id, data=b" " * 300_000).upload_id == begun.id
 
 
 def test_an_upload_in_parts_counts_from_its_announcement_until_it_is_cancelled(api: Api) -> None:

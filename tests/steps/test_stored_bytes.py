@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiohttp import web
+
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import Quota
 from tests.steps.conftest import chat_line
+from tests.unit.storage.web_server import running_web_server
 
 if TYPE_CHECKING:
     from tests.steps.conftest import Yard
 
+MIB = 1024**2
 LINES = [chat_line("a"), chat_line("b")]
 
 
@@ -26,6 +30,31 @@ async def test_an_input_that_is_too_large_for_the_quota_fails_its_batch_and_leav
     assert f"it has 0, and this would add {size}" in batch.errors[0].message
     root = yard.services.settings.home_folder / "objects"
     assert [each for each in root.rglob("*") if each.is_file()] == []
+
+
+async def test_an_input_at_a_url_is_no_longer_fetched_when_it_is_too_large_for_the_quota(
+    yard: Yard,
+) -> None:
+    """It could fill the disk before it is refused."""
+    sent = 0
+
+    async def endless(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        while sent < 50 * MIB:
+            await response.write(bytes(MIB))
+            sent += MIB
+        return response
+
+    await yard.services.store.tenants.set_quota("full", Quota(max_stored_bytes=MIB))
+    async with running_web_server() as server:
+        server.answers = [endless]
+        batch = await yard.run([], tenant="full", input=server.url())
+    assert batch.status is BatchStatus.FAILED
+    assert [error.code for error in batch.errors or ()] == ["storage_limit_exceeded"]
+    assert sent < 50 * MIB
 
 
 async def test_results_are_stored_though_they_are_more_than_the_quota_has_room_for(
