@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from batchyard.errors import SettingsError, StorageFull, WrongSealingKey
 from batchyard.offer import ANYTHING
 from batchyard.services.arrivals import Arrivals
 from batchyard.services.home import in_home
+from batchyard.services.scratch import Scratch, remove_left
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.storage.access import Access, credentials_of_environment
 from batchyard.storage.bucket import S3Credentials
@@ -156,7 +156,7 @@ async def open_services(
     process could not open what others have sealed.
     """
     storage = _open_storage(settings)
-    spool, keys = _open_home(settings)
+    scratch, keys = _open_home(settings)
     try:
         migrate = settings.database_url is None
         async with open_store(
@@ -168,7 +168,7 @@ async def open_services(
                 settings,
                 store,
                 storage,
-                spool,
+                scratch.path,
                 engine_for,
                 access_with(settings, credentials),
                 on_progress,
@@ -181,7 +181,7 @@ async def open_services(
                 yield services
     finally:
         await storage.close()
-        await in_thread(shutil.rmtree, spool, ignore_errors=True)
+        await in_thread(scratch.remove)
 
 
 _CURRENT: ContextVar[Services] = ContextVar("services")
@@ -205,16 +205,19 @@ def as_current(services: Services) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def _open_home(settings: Settings) -> tuple[Path, list[str]]:
+def _open_home(settings: Settings) -> tuple[Scratch, list[str]]:
     """A scratch folder in the home, and the keys that seal locations."""
     with in_home(settings) as home:
         (home / "spool").mkdir(mode=0o700, exist_ok=True)
+        # They may be what fills the disk.
+        remove_left(home / "spool", settings.this_machine.name)
         if shutil.disk_usage(home).free < _LEAST_ROOM_BYTES:
             # SQLite would call it an I/O error.
             raise StorageFull(
                 f"BATCHYARD_HOME, {home}, has no room: free some space, or name another folder."
             )
-        return Path(tempfile.mkdtemp(dir=home / "spool")), read_secret_keys(settings)
+        keys = read_secret_keys(settings)
+        return Scratch(home / "spool", settings.this_machine.name), keys
 
 
 def _wrong_key(settings: Settings) -> WrongSealingKey:
