@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from batchyard.errors import RecordNotFound, RequestRefused, StorageError, TransitionConflict
 from batchyard.files.parts import wipe_object, wipe_parts
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
     from batchyard.store import FileRecord, PartRecord, UploadRecord
 
 
+_LOCKS: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+"""Of uploads. Each request to complete one makes a copy of it, so they do that one by one: the
+first success ends the upload for the others."""
+
+
 async def complete_upload(
     services: Services, tenant: str, upload_id: str, part_ids: Sequence[str], md5: str | None
 ) -> tuple[UploadRecord, FileRecord]:
@@ -27,6 +34,15 @@ async def complete_upload(
     :class:`~batchyard.errors.TransitionConflict` unless it is pending,
     :class:`~batchyard.errors.RequestRefused`, and errors of the store and the storage.
     """
+    async with _LOCKS.setdefault(upload_id, asyncio.Lock()):
+        ended = await _complete(services, tenant, upload_id, part_ids, md5)
+    await wipe_parts(services, await services.store.uploads.parts_of(upload_id))
+    return ended
+
+
+async def _complete(
+    services: Services, tenant: str, upload_id: str, part_ids: Sequence[str], md5: str | None
+) -> tuple[UploadRecord, FileRecord]:
     uploads = services.store.uploads
     upload = await uploads.get(upload_id, tenant)
     parts = await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
@@ -38,13 +54,11 @@ async def complete_upload(
         await uploads.chosen_parts(upload_id, part_ids, tenant=tenant)
         raise
     try:
-        ended = await uploads.complete(upload_id, part_ids, file, tenant=tenant)
+        return await uploads.complete(upload_id, part_ids, file, tenant=tenant)
     except (RecordNotFound, RequestRefused, TransitionConflict):
         # Another request completed or cancelled it meanwhile.
         await wipe_object(services, file.storage_key)
         raise
-    await wipe_parts(services, await uploads.parts_of(upload_id))
-    return ended
 
 
 async def _joined(

@@ -164,6 +164,27 @@ async def test_of_many_who_complete_at_once_one_does(api: Api) -> None:
     assert len(api.objects()) == 1
 
 
+async def test_the_parts_are_joined_once_however_many_complete_at_once(
+    api: Api, services: Services
+) -> None:
+    """Each copy may have gigabytes, which no quota counts."""
+    upload = begin(api, len(LINE))
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+    reads = 0
+
+    async def count() -> None:
+        nonlocal reads
+        reads += 1
+
+    counted = replace(services, storage=ReadAfter(services.storage, count))
+    calls = [complete_upload(counted, "one", upload.id, [part.id], None) for _ in range(8)]
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(each) for each in ended if isinstance(each, BaseException)] == [
+        TransitionConflict
+    ] * 7
+    assert reads == 1
+
+
 async def test_an_upload_that_is_cancelled_while_its_parts_are_read_says_so(
     api: Api, services: Services
 ) -> None:
