@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from batchyard.errors import RecordNotFound, RequestRefused, StorageError, TransitionConflict
+from batchyard.errors import (
+    RecordNotFound,
+    RequestRefused,
+    StorageError,
+    StoreError,
+    TransitionConflict,
+)
 from batchyard.files.parts import wipe_object, wipe_parts
 from batchyard.files.upload import FileUse, store_content
 from batchyard.threads import in_thread
@@ -36,7 +43,10 @@ async def complete_upload(
     """
     async with _LOCKS.setdefault(upload_id, asyncio.Lock()):
         ended = await _complete(services, tenant, upload_id, part_ids, md5)
-    await wipe_parts(services, await services.store.uploads.parts_of(upload_id))
+    # The client must hear of its file: asked again, this upload is over. Its parts that stay here
+    # are wiped with those of expired ones.
+    with suppress(StoreError):
+        await wipe_parts(services, await services.store.uploads.parts_of(upload_id))
     return ended
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from batchyard.errors import StorageError, TransitionConflict
+from batchyard.errors import StorageError, StoreUnavailable, TransitionConflict
 from batchyard.files.complete import complete_upload
 from batchyard.files.parts import cancel_upload, expire_uploads
 from batchyard.store import NewUpload
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from openai.types import Upload
 
     from batchyard.services.services import Services
+    from batchyard.store import PartRecord
     from tests.api.conftest import Api
 
 
@@ -162,6 +163,23 @@ async def test_of_many_who_complete_at_once_one_does(api: Api) -> None:
     assert len(refused) == 7
     assert all(type(each) is openai.BadRequestError for each in refused)
     assert len(api.objects()) == 1
+
+
+async def test_an_upload_is_complete_though_its_parts_cannot_be_looked_up_afterwards(
+    api: Api, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told of an error, the client would ask again, and be refused: it would not know its file."""
+    upload = begin(api, len(LINE))
+    part = api.openai().uploads.parts.create(upload.id, data=LINE)
+
+    async def lose(_: str) -> list[PartRecord]:
+        raise StoreUnavailable("The database is away.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(services.store.uploads, "parts_of", lose)
+        _, file = await complete_upload(services, "one", upload.id, [part.id], None)
+    assert file.size_bytes == len(LINE)
+    assert await expire_uploads(services) == 1
 
 
 async def test_the_parts_are_joined_once_however_many_complete_at_once(
