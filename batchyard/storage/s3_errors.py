@@ -66,7 +66,7 @@ def _refusal(error: ClientError, name: str) -> StorageError:
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     said = f"S3 answered {status} {code}"
-    if status == 507 or code == "QuotaExceeded":
+    if status == 507 or code.endswith("QuotaExceeded"):
         return StorageFull(f"no room to write {name} ({said}): free some space and try again")
     if code in _PASSING or status in _PASSING_STATUS or status >= 500:
         return StorageUnavailable(f"{name}: {said}")

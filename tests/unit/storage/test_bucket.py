@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
-from batchyard.errors import AccessDenied, ObjectChanged, StorageUnavailable
+from batchyard.errors import AccessDenied, ObjectChanged, StorageFull, StorageUnavailable
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.bucket import S3Bucket, S3Credentials
 from tests.unit.storage.web_server import Answer, WebServer, close, says
@@ -248,6 +248,23 @@ async def test_what_s3_refuses_whatever_the_object_is_a_refusal_of_this_process(
     """Such as credentials that expire while a batch runs: another process may have newer ones."""
     server.answers = [says(status, f"<Error><Code>{code}</Code></Error>".encode())]
     with pytest.raises(AccessDenied, match=f"{status} {code}.*check .*{check}"):
+        await bucket.write("o", parts(b"lines"))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (507, "XMinioStorageFull"),
+        (400, "XMinioAdminBucketQuotaExceeded"),
+        (403, "QuotaExceeded"),
+    ],
+)
+async def test_a_bucket_without_room_is_said_to_be_full(
+    bucket: S3Bucket, server: WebServer, status: int, code: str
+) -> None:
+    """By a full disk, and by a bucket's quota at MinIO and Ceph."""
+    server.answers = [says(status, f"<Error><Code>{code}</Code></Error>".encode())]
+    with pytest.raises(StorageFull, match="free some space"):
         await bucket.write("o", parts(b"lines"))
 
 
