@@ -308,10 +308,13 @@ class ChunkRun:
         finished = (
             await finished_lines(storage, lease.batch_id, lease.index) if lease.epoch > 1 else {}
         )
+        records = read_records(packed)
+        # Before the database was restored from a backup, a plan with other cuts may have run.
+        own = set(records["ordinal"].tolist())
+        finished = {ordinal: entry for ordinal, entry in finished.items() if ordinal in own}
         for entry in finished.values():
             self._finished.tally.count(entry.outcome, entry.usage)
         self._admitted = self._finished.tally.answered
-        records = read_records(packed)
         left = left_to_run(records, finished.keys())
         self._rest = ChunkRest(
             self._lengths, self.window.seats, records, [each for each, _ in left]

@@ -172,6 +172,21 @@ async def test_an_epoch_that_comes_again_overwrites_nothing(yard: Yard) -> None:
     assert (await finished_lines(yard.services.storage, batch_id, 0)).keys() == {0, 1}
 
 
+async def test_lines_of_an_earlier_plan_do_not_count_for_a_chunk(yard: Yard) -> None:
+    """The database was restored from a backup without the plan, which was made with other cuts."""
+    yard.set(chunk_requests=2)
+    yard.use(StubEngine(max_num_seqs=4, latency=0.3))
+    batch_id = await yard.prepared(lines("a", "b", "c", "d"))
+    storage, chunks = yard.services.storage, yard.services.store.chunks
+    earlier = [encode_entry(n, answered(f"id-{n}", "req_1", 200, b"{}")) for n in (2, 3)]
+    await put_bytes(storage, segment_key(batch_id, 0, 1, 0), earlier)
+    for lease in await chunks.claim(model=MODEL, owner="lost", lease_seconds=60):
+        await chunks.release(lease)
+    assert await run_chunks(yard.services, MODEL, batch_id=batch_id) == 4
+    assert (await finished_lines(storage, batch_id, 0)).keys() >= {0, 1}
+    assert (await chunks.summary(batch_id)).completed == 4
+
+
 # -- stopped and lost ---------------------------------------------------------------------------
 
 
