@@ -23,7 +23,7 @@
     │   ├── IdempotencyConflict       the key was used for another request
     │   ├── OtherTables               the tables are another version's
     │   │   └── OlderTables           they are not migrated yet
-    │   ├── TablesInUse               processes are at work that could not use the new tables
+    │   ├── TablesInUse               a migration has to wait for those who use the tables
     │   ├── OtherState                the object store was used with a newer, or another, database
     │   ├── LeaseLost                 this epoch no longer owns the batch, chunk or delivery
     │   └── StoreUnavailable          *retriable*
@@ -206,7 +206,7 @@ class OlderTables(OtherTables):
 
 
 class TablesInUse(StoreError):
-    """Processes are at work that could not use the tables after the migration."""
+    """Processes could not use the tables after the migration, or a transaction uses them now."""
 
 
 class OtherState(StoreError):

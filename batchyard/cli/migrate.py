@@ -23,7 +23,9 @@ def migrate(
     wait: Annotated[
         float,
         typer.Option(
-            min=0, help="How many seconds to wait for the database, and for older processes to end."
+            min=0,
+            help="How many seconds to wait for the database, for backups that read it, and for "
+            "older processes to end.",
         ),
     ] = 60.0,
     although_used: Annotated[

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError
 
 from batchyard.errors import OlderTables, OtherTables, TablesInUse
 from batchyard.store.database import Database
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _MIGRATION_PATIENCE_SECONDS = 600.0
 _ADVISORY_LOCK = 0x62617463687961  # "batchya": any number, the same in every process
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's name of the error
+_LOCK_SECONDS = 2
+"""How long a migration may wait for a table: everything that uses it waits behind the migration."""
 
 
 async def upgrade(
@@ -27,6 +31,7 @@ async def upgrade(
 
     ``unused_for_seconds``: where the processes that use the tables now could not use the new ones,
     refuse while one of them has sent a heartbeat in that time. None: do not look.
+    On PostgreSQL it is refused as well while a long transaction, such as a backup's, uses a table.
 
     The new revision, or None where there was nothing to do. Raises
     :class:`~batchyard.errors.StoreUnavailable`, :class:`~batchyard.errors.TablesInUse`, and
@@ -81,6 +86,7 @@ async def _upgrade(connection: AsyncConnection, unused_for_seconds: float | None
         await connection.execute(
             text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK}
         )
+        await connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'"))
     else:
         await connection.execute(text("SELECT 1"))
     # Alembic takes a quarter of the time of a short command to import, and is needed once.
@@ -89,7 +95,16 @@ async def _upgrade(connection: AsyncConnection, unused_for_seconds: float | None
     revision = await _revision(connection)
     if revision is not None and unused_for_seconds is not None and oldest_code() > revision:
         await _refuse_if_used(connection, unused_for_seconds)
-    await connection.run_sync(run_migrations)
+    try:
+        await connection.run_sync(run_migrations)
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        raise TablesInUse(
+            "A transaction has used the tables for more than "
+            f"{_LOCK_SECONDS} seconds, for example a backup by pg_dump: run this again when it has "
+            "ended. Processes continue meanwhile."
+        ) from error
 
 
 async def _refuse_if_used(connection: AsyncConnection, seconds: float) -> None:

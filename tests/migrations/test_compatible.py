@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 from alembic.script import ScriptDirectory
 from typer.testing import CliRunner
@@ -18,6 +20,8 @@ from batchyard.store.schema import _our_revisions
 from batchyard.store.table_version import write_oldest_code
 from tests.contract.store.samples import new_batch
 from tests.migrations.test_schema import _migrated_to
+from tests.patience import PATIENCE
+from tests.services.postgres import postgres_for_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +128,33 @@ async def test_a_migration_that_only_adds_waits_for_nobody(
     monkeypatch.setattr(schema, "_our_revisions", lambda: ("99999", NEXT))
     monkeypatch.setattr("batchyard.store.migrate.run_migrations", lambda _: None)
     assert await upgrade(empty_url, patience_seconds=10, unused_for_seconds=60) == "99999"
+
+
+async def test_a_migration_does_not_keep_others_waiting_while_it_waits_for_a_backup(
+    request: pytest.FixtureRequest,
+) -> None:
+    """On PostgreSQL everything that uses a table waits behind one that waits to change it."""
+    cluster = postgres_for_session(request)
+    url = cluster.url(await cluster.create_database())
+    await _migrated_to(url, "0012", "SELECT 1")
+    backup, other = await asyncpg.connect(url), await asyncpg.connect(url)
+    reading = backup.transaction()
+    await reading.start()
+    await backup.fetch("SELECT 1 FROM batches")
+    migrating = asyncio.create_task(upgrade(url, patience_seconds=PATIENCE_SECONDS))
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    while not await other.fetchval(waiting):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)
+    try:
+        async with asyncio.timeout(PATIENCE * 10):
+            assert await other.fetch("SELECT 1 FROM batches") == []
+        with pytest.raises(TablesInUse, match="a backup by pg_dump"):
+            await migrating
+    finally:
+        await reading.rollback()
+    assert await upgrade(url, patience_seconds=PATIENCE_SECONDS) == _our_revisions()[0]
+    await backup.close()
+    await other.close()
 
 
 def test_the_command_waits_for_older_processes_and_says_so(
