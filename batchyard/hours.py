@@ -155,6 +155,21 @@ ALWAYS: Final = Hours()
 """The hours of an engine without windows."""
 
 
+class UnreadableHours(Hours):
+    """Hours in a form or with a time zone that is not known here: a newer version recorded them.
+
+    This version does not use the engine. Its forecasts are those of one that is always open.
+    """
+
+    def is_open(self, at: float) -> bool:  # noqa: ARG002 - as in the base class
+        """Never, as far as this version knows."""
+        return False
+
+    def opening_words(self, at: float) -> str:  # noqa: ARG002 - as in the base class
+        """What is said in place of a time."""
+        return "are in a form, or in a time zone, that is not known here"
+
+
 def why_closed(model: str, hours: Hours, at: float) -> str | None:
     """Why the model's batches wait for their engine at this moment; None: its hours are now."""
     if hours.is_open(at):

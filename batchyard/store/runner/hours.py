@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, select
+import msgspec
+from sqlalchemy import Text, delete, select, type_coerce
 from sqlmodel import Field
 
-from batchyard.hours import ALWAYS, Hours, HoursWindow
+from batchyard.hours import ALWAYS, Hours, HoursWindow, UnreadableHours
 from batchyard.store.aggregate import Aggregate, reads, writes
 from batchyard.store.clock import clock
 from batchyard.store.columns import JsonText, Row
@@ -33,6 +34,8 @@ class EngineHoursRow(Row, table=True):
 
 
 _HOURS = EngineHoursRow.metadata.tables["engine_hours"]
+_WINDOWS = type_coerce(_HOURS.c.windows, Text)
+"""As text: what one model's row has must not keep the others from being read."""
 
 
 class EngineHours(Aggregate):
@@ -49,16 +52,16 @@ class EngineHours(Aggregate):
     @reads
     async def all(self, connection: AsyncConnection) -> dict[str, Hours]:
         """By model; one that is missing is always open."""
-        rows = await connection.execute(select(_HOURS.c.model, _HOURS.c.windows))
-        return {row.model: Hours(row.windows) for row in rows}
+        rows = await connection.execute(select(_HOURS.c.model, _WINDOWS.label("windows")))
+        return {row.model: _read(row.windows) for row in rows}
 
     @reads
     async def of(self, connection: AsyncConnection, model: str) -> tuple[Hours, float]:
         """The hours of one model, and the time by the database's clock."""
-        windows = select(_HOURS.c.windows).where(_HOURS.c.model == model)
+        windows = select(_WINDOWS).where(_HOURS.c.model == model)
         found = (await connection.execute(windows)).scalar_one_or_none()
         now = (await connection.execute(select(clock()))).scalar_one()
-        return ALWAYS if found is None else Hours(found), now
+        return ALWAYS if found is None else _read(found), now
 
     @writes
     async def _write(self, connection: AsyncConnection, hours: Mapping[str, Hours]) -> None:
@@ -68,3 +71,10 @@ class EngineHours(Aggregate):
                 await upsert(connection, _HOURS, row, {"windows": each.windows})
             else:
                 await connection.execute(delete(_HOURS).where(_HOURS.c.model == model))
+
+
+def _read(windows: str) -> Hours:
+    try:
+        return Hours(msgspec.json.decode(windows, type=tuple[HoursWindow, ...]))
+    except msgspec.ValidationError:
+        return UnreadableHours()
