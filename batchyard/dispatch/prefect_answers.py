@@ -21,6 +21,8 @@ _LATE_SECONDS = {"RUNNING": 60.0, "CANCELLING": 120.0}
 """A flow run that is in such a state for so long is in our database, or has no process."""
 PENDING_SECONDS = 120.0
 """How long a process on a machine that is there may take to begin."""
+SOON_SECONDS = 60.0
+"""A flow run that is to start later than this starts for another reason: somebody scheduled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,23 @@ class FlowRun:
     """The work pool that it was sent to."""
     is_deployed: bool = False
     """It belongs to a deployment."""
+    starts_after_seconds: float = 0.0
+    """For one that waits for its time: how long that is, by the server's clock."""
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it waits for a worker that can take it soon.
+
+        Not one that somebody has scheduled for later, by hand or with a schedule, nor one whose
+        work pool was deleted: no worker ever takes it, also not of a new pool of that name.
+        """
+        is_soon = self.starts_after_seconds <= SOON_SECONDS
+        return self.state in ON_ITS_WAY and self.pool is not None and is_soon
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has begun and not ended, or is coming."""
+        return self.is_coming or self.state in BEGUN
 
     @property
     def has_ended(self) -> bool:
@@ -144,10 +163,12 @@ def log_line_from(found: Mapping[str, Any]) -> LogLine:
 def flow_run_from(found: Mapping[str, Any], at: datetime | None) -> FlowRun:
     """``at``: the moment at which the server said so, for how long it has been in its state."""
     state = found.get("state") or {}
-    since = state.get("timestamp")
-    seconds = 0.0
+    since, start = state.get("timestamp"), found.get("next_scheduled_start_time")
+    seconds = starts_after = 0.0
     if at is not None and since:
         seconds = max(0.0, (at - datetime.fromisoformat(since)).total_seconds())
+    if at is not None and start:
+        starts_after = max(0.0, (datetime.fromisoformat(start) - at).total_seconds())
     return FlowRun(
         id=str(found["id"]),
         state=str(state.get("type")),
@@ -158,4 +179,5 @@ def flow_run_from(found: Mapping[str, Any], at: datetime | None) -> FlowRun:
         model=(found.get("parameters") or {}).get("model"),
         pool=found.get("work_pool_name"),
         is_deployed=found.get("deployment_id") is not None,
+        starts_after_seconds=starts_after,
     )

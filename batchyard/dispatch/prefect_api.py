@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from batchyard.dispatch.prefect_answers import (
     BEGUN,
     ON_ITS_WAY,
+    SOON_SECONDS,
     FlowRun,
     LogLine,
     OfferedModel,
@@ -21,6 +22,7 @@ from batchyard.dispatch.prefect_answers import (
     offered_model_from,
 )
 from batchyard.dispatch.prefect_http import Missing, PrefectHttp
+from batchyard.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -65,6 +67,11 @@ class PrefectApi(PrefectHttp):
         It starts ``after_seconds`` from now. Calls with the same ``key`` get the same flow run.
         """
         found = await self._call("GET", f"/deployments/name/{deployment}")
+        if found.json.get("work_pool_name") is None:
+            # Its pool was deleted: no worker would ever take the flow run.
+            raise SettingsError(
+                f"The deployment {deployment} has no work pool: run `batchyard deploy`."
+            )
         body = {
             "name": name,
             "tags": [name],
@@ -81,25 +88,27 @@ class PrefectApi(PrefectHttp):
     ) -> FlowRun:
         """The flow run that comes after ``last``: one, however many ask for it at once.
 
-        Where the one after ``last`` has ended already, it is the one after that.
+        Where the one after ``last`` has ended already, or will not start soon, it is the one after
+        that.
         """
         while True:
             key = f"{deployment} {name} after {last or 'none'}"
             run = await self.start(deployment, parameters, name=name, key=key)
-            if not run.has_ended or run.id == last:
+            if run.is_active or run.id == last:
                 return run
             last = run.id
 
     async def postpone(self, flow_run_id: str, seconds: float) -> bool:
         """Let a flow run that waits for its time start ``seconds`` from now.
 
-        False: it does not wait, and another one is needed. It has ended, is not there, or a worker
-        has taken it; that one is left as it is, because it would get a second process.
+        False: it does not wait, and another one is needed. It has ended, is not there, its pool was
+        deleted, or a worker has taken it; that one is left as it is, because it would get a second
+        process.
         """
         try:
             found = await self._call("GET", f"/flow_runs/{flow_run_id}")
             run = flow_run_from(found.json, found.at)
-            if run.state not in ON_ITS_WAY:
+            if run.state not in ON_ITS_WAY or run.pool is None:
                 return False
             state = _scheduled(found.at, seconds)
             if seconds:
@@ -140,28 +149,35 @@ class PrefectApi(PrefectHttp):
     # -- looking ----------------------------------------------------------------------------
 
     async def latest(self, deployment: str, *, tag: str | None = None) -> FlowRun | None:
-        """The newest flow run of ``flow/deployment``, of those that have ``tag``."""
+        """The newest flow run of ``flow/deployment``, of those that have ``tag``.
+
+        Without those that are scheduled for later.
+        """
+        found = await self._call("GET", f"/deployments/name/{deployment}")
+        soon = (found.at or datetime.now(UTC)) + timedelta(seconds=SOON_SECONDS)
         wanted: dict[str, Any] = {
-            "deployment_id": {"any_": [await self._deployment_id(deployment)]}
+            "deployment_id": {"any_": [found.json["id"]]},
+            "expected_start_time": {"before_": soon.isoformat()},
         }
         if tag is not None:
             wanted["tags"] = {"all_": [tag]}
-        # Prefect cannot sort by creation, and a user may have scheduled runs for tomorrow.
+        # Prefect cannot sort by creation.
         body = {"flow_runs": wanted, "sort": "EXPECTED_START_TIME_DESC", "limit": _NEWEST_AMONG}
         answer = await self._call("POST", "/flow_runs/filter", body)
         newest = max(answer.json, key=lambda found: (found["created"], found["id"]), default=None)
         return flow_run_from(newest, answer.at) if newest else None
 
     async def active(self, deployment: str) -> list[FlowRun]:
-        """The flow runs of ``flow/deployment`` that have not ended."""
+        """The flow runs of ``flow/deployment`` that have begun, or are coming."""
         flow, name = deployment.split("/")
-        return await self._filter(
+        found = await self._filter(
             {
                 "flows": {"name": {"any_": [flow]}},
                 "deployments": {"name": {"any_": [name]}},
                 "flow_runs": {"state": {"type": {"any_": [*ON_ITS_WAY, *BEGUN]}}},
             }
         )
+        return [run for run in found if run.is_active]
 
     async def begun(self, flows: Collection[str]) -> list[FlowRun]:
         """The flow runs that have begun and not ended: of a deployment, or of a batch runner.
@@ -268,9 +284,6 @@ class PrefectApi(PrefectHttp):
             runs += [flow_run_from(found, answer.at) for found in answer.json]
             if len(answer.json) < _PAGE:
                 return runs
-
-    async def _deployment_id(self, deployment: str) -> str:
-        return str((await self._call("GET", f"/deployments/name/{deployment}")).json["id"])
 
 
 def _block_type(document: Mapping[str, Any]) -> str:

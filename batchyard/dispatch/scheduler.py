@@ -427,7 +427,7 @@ class RunnerScheduler:
     ) -> None:
         deployment = f"{RUN_CHUNKS}/{pool}"
         last = await self._api.latest(deployment, tag=model)
-        if last is not None and not last.has_ended and last.id not in {run.id for run in active}:
+        if last is not None and last.is_active and last.id not in {run.id for run in active}:
             # Another scheduler was faster; the next look counts what it has started.
             return
         for _ in range(count):

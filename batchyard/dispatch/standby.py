@@ -62,8 +62,8 @@ class Standby:
         key = self._left or f"{self._deployment} standby {math.floor(time.time() / SECONDS)}"
         self._left = None
         run = await self._start(key)
-        if run.state != "SCHEDULED":
-            run = await self._start(None)  # that one is the caller, or has ended
+        if run.state != "SCHEDULED" or run.pool is None:
+            run = await self._start(None)  # that one is the caller, has ended, or has no pool
         return run.id
 
     def _key_after(self, run_id: str) -> str:

@@ -45,9 +45,9 @@ class SmallPrefect:
         self.asked.append((path, body))
         match path.removeprefix("/api/").split("/"):
             case ["deployments", "name", *_]:
-                return {"id": "deployment"}
+                return {"id": "deployment", "work_pool_name": "control"}
             case ["deployments", _, "create_flow_run"]:
-                return {"id": "run", "state": {"type": "SCHEDULED"}}
+                return {"id": "run", "state": {"type": "SCHEDULED"}, "work_pool_name": "control"}
             case ["block_documents", "filter"]:
                 wanted = {"any_": ["batchyard-vllm-engine", "batchyard-remote-engine"]}
                 assert body["block_types"]["slug"] == wanted

@@ -78,6 +78,21 @@ class SmallPrefect:
     """The newest of each client, as far as it has asked for one."""
     tokens_made: int = 0
     pools_read: int = 0
+    has_lost_pools: bool = False
+    """Whether no deployment has a work pool, as after the deletion of all pools."""
+
+    def lose_pools(self) -> None:
+        """Delete all pools: neither a deployment nor a flow run has one any more."""
+        self.has_lost_pools = True
+        for run in self.runs:
+            run["work_pool_name"] = None
+
+    def schedule_for_later(self, deployment_id: str, **asked: Any) -> str:
+        """A flow run for tomorrow, as of a schedule; its id."""
+        run = self.create(deployment_id, {"idempotency_key": "schedule", **asked})
+        tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+        run["expected_start_time"] = run["next_scheduled_start_time"] = tomorrow
+        return str(run["id"])
 
     def states(self) -> list[str]:
         return [run["state"]["type"] for run in self.runs]
@@ -111,7 +126,8 @@ class SmallPrefect:
     async def answer_call(self, request: web.Request) -> web.Response:
         match request.path.removeprefix("/api/").split("/"):
             case ["deployments", "name", *names] if "/".join(names) in self.deployments:
-                return web.json_response({"id": "--".join(names)})
+                pool = None if self.has_lost_pools else names[-1]
+                return web.json_response({"id": "--".join(names), "work_pool_name": pool})
             case ["deployments", deployment_id, "create_flow_run"]:
                 return web.json_response(self.create(deployment_id, await request.json()))
             case ["flow_runs", "filter"]:
@@ -169,7 +185,7 @@ class SmallPrefect:
         run = {"id": f"r{len(self.runs) + 1:03}", "deployment_id": deployment_id, **asked}
         run["work_pool_name"] = deployment_id.partition("--")[2]
         run["created"] = datetime.now(UTC).isoformat()
-        run["expected_start_time"] = run["created"]
+        run["expected_start_time"] = run["next_scheduled_start_time"] = run["created"]
         self.runs.append(run)
         self.put("SCHEDULED")
         run["state"]["state_details"] = asked.get("state", {}).get("state_details", {})
@@ -199,7 +215,7 @@ def _matches(run: dict[str, Any], asked: dict[str, Any]) -> bool:
     is_deployed = run["deployment_id"] is not None
     wanted = asked.get("flow_runs", {})
     assert asked.keys() <= {"flows", "deployments", "flow_runs"}
-    assert wanted.keys() <= {"id", "deployment_id", "tags", "state"}
+    assert wanted.keys() <= {"id", "deployment_id", "tags", "state", "expected_start_time"}
     conditions = [
         (flow, asked.get("flows", {}).get("name", {}).get("any_")),
         (deployment, asked.get("deployments", {}).get("name", {}).get("any_")),
@@ -207,6 +223,10 @@ def _matches(run: dict[str, Any], asked: dict[str, Any]) -> bool:
         (run["deployment_id"], wanted.get("deployment_id", {}).get("any_")),
         (run["state"]["type"], wanted.get("state", {}).get("type", {}).get("any_")),
     ]
+    before = wanted.get("expected_start_time", {}).get("before_")
+    if before is not None:
+        start = datetime.fromisoformat(run["expected_start_time"])
+        conditions.append((start <= datetime.fromisoformat(before), [True]))
     tags = wanted.get("tags", {}).get("all_", [])
     if wanted.get("deployment_id", {}).get("is_null_", not is_deployed) is is_deployed:
         return False
@@ -532,6 +552,28 @@ async def test_a_runner_that_is_leaving_is_followed_by_another(
     assert [await wake(api, store) for _ in range(2)] == ["r002", "r002"]
 
 
+async def test_a_runner_of_batches_that_is_scheduled_for_tomorrow_does_not_count_today(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    """`batchyard deploy` keeps schedules that people have added to deployments."""
+    later = prefect.schedule_for_later("run-batches--default", tags=["internal"])
+    assert [await wake(api, store) for _ in range(2)] == ["r002", "r002"]
+    assert later == "r001"
+
+
+async def test_a_runner_of_batches_whose_pool_was_deleted_does_not_count(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    """No worker takes it, also not one of a new pool with the same name."""
+    await wake(api, store)
+    prefect.lose_pools()
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="has no work pool: run `batchyard deploy`"):
+            await wake(api, store)
+    prefect.has_lost_pools = False
+    assert [await wake(api, store) for _ in range(2)] == ["r002", "r002"]
+
+
 # -- lost flow runs -----------------------------------------------------------------------------
 
 
@@ -776,6 +818,32 @@ async def test_two_that_believe_to_hold_the_lease_start_each_runner_once(
     await begun_batch(store, chunks=4, model="llama")
     await asyncio.gather(*(scheduler_of(api, store, settings).look() for _ in range(4)))
     assert sorted(run["name"] for run in prefect.runs) == ["llama", "llama", MODEL, MODEL]
+
+
+async def test_a_runner_that_is_scheduled_for_tomorrow_does_not_count_today(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    prefect.schedule_for_later("run-chunks--gpu", parameters={"model": MODEL}, tags=[MODEL])
+    looking = scheduler_of(api, store, settings)
+    for _ in range(2):
+        await looking.look()
+    assert [run["id"] for run in prefect.runs] == ["r001", "r002"]
+
+
+async def test_a_runner_whose_pool_was_deleted_does_not_count(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    await begun_batch(store)
+    looking = scheduler_of(api, store, settings)
+    await looking.look()
+    prefect.lose_pools()
+    await looking.look()
+    assert len(prefect.runs) == 1
+    prefect.has_lost_pools = False
+    for _ in range(2):
+        await looking.look()
+    assert [run["id"] for run in prefect.runs] == ["r001", "r002"]
 
 
 async def test_a_model_that_waits_gets_the_place_of_another(

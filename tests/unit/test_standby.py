@@ -81,6 +81,17 @@ async def test_after_one_that_has_ended_there_is_another(
     assert prefect.states() == [state, "SCHEDULED"]
 
 
+async def test_after_one_whose_pool_was_deleted_there_is_another(
+    api: PrefectApi, prefect: SmallPrefect
+) -> None:
+    standing_by = Standby(api, RECONCILE)
+    await standing_by.postpone()
+    prefect.lose_pools()
+    prefect.has_lost_pools = False
+    await standing_by.start_now()
+    assert "scheduled_time" not in prefect.runs[1]["state"]["state_details"]
+
+
 async def test_a_server_that_lost_its_database_gets_another(
     api: PrefectApi, prefect: SmallPrefect
 ) -> None:
