@@ -22,7 +22,6 @@ from batchyard.dispatch.prefect_answers import (
     offered_model_from,
 )
 from batchyard.dispatch.prefect_http import Missing, PrefectHttp
-from batchyard.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -69,9 +68,7 @@ class PrefectApi(PrefectHttp):
         found = await self._call("GET", f"/deployments/name/{deployment}")
         if found.json.get("work_pool_name") is None:
             # Its pool was deleted: no worker would ever take the flow run.
-            raise SettingsError(
-                f"The deployment {deployment} has no work pool: run `batchyard deploy`."
-            )
+            raise Missing(f"The deployment {deployment} has no work pool: run `batchyard deploy`.")
         body = {
             "name": name,
             "tags": [name],

@@ -42,6 +42,14 @@ class Missing(SettingsError):
     """There is nothing at this path, or it is not the API."""
 
 
+def is_cut_off(error: Exception) -> bool:
+    """Whether a call has failed in a way in which it need not fail on another machine.
+
+    Prefect did not answer, was busy, or refused the login.
+    """
+    return not isinstance(error, Missing | Refused)
+
+
 class Reply(NamedTuple):
     """What the server answered."""
 

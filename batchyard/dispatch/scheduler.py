@@ -18,6 +18,7 @@ from batchyard.dispatch.live_models import with_live
 from batchyard.dispatch.lost_runs import end_lost_runs
 from batchyard.dispatch.model_watch import ModelWatch
 from batchyard.dispatch.prefect_api import RUN_CHUNKS
+from batchyard.dispatch.scheduler_lease import SchedulerLease
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.logs import event_logger
 from batchyard.run_states import NO_SLOT
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 log = event_logger(__name__)
 
-_LEASE = "scheduler"
-_LEASE_SECONDS = 15.0
 _END_LOST_SECONDS = 10.0
 """So long a flow run may take to end, once its runner has retired, before it counts as lost."""
 _LIMIT_SECONDS = 10.0
@@ -75,7 +74,7 @@ class RunnerScheduler:
         self._api = api
         self._store = store
         self._settings = settings
-        self._owner = owner
+        self._lease = SchedulerLease(store, owner)
         self._blocks = EngineBlocks(api, store)
         self._closed: dict[str, str] = {}
         """Why models that have work wait for their engines' hours."""
@@ -104,6 +103,10 @@ class RunnerScheduler:
         if not self.is_acting:
             self._watches.clear()
             return ()
+        async with self._lease.kept():
+            return await self._look()
+
+    async def _look(self) -> Sequence[GivenUp]:
         now = await self._store.database.now()
         await self._end_lost(now)
         await self._blocks.look(now)
@@ -162,10 +165,10 @@ class RunnerScheduler:
 
     async def close(self) -> None:
         """Release the scheduler's lease."""
-        await self._store.leases.release(_LEASE, self._owner)
+        await self._lease.release()
 
     async def _is_ours(self) -> bool:
-        return await self._store.leases.claim(_LEASE, self._owner, _LEASE_SECONDS)
+        return await self._lease.claim()
 
     # -- what there is ----------------------------------------------------------------------
 
@@ -356,6 +359,7 @@ class RunnerScheduler:
 
     def _say(self, about: str, error: Exception) -> None:
         """Log a trouble once, until it changes."""
+        self._lease.note(error)
         if self._troubles.get(about) != str(error):
             self._troubles[about] = str(error)
             log.warning("scheduler.waiting", error, about=about)

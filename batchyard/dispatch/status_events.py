@@ -10,6 +10,9 @@ import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from batchyard.dispatch.prefect_http import is_cut_off
+from batchyard.errors import BatchyardError
+
 if TYPE_CHECKING:
     from batchyard.dispatch.prefect_api import PrefectApi
     from batchyard.store import BatchRecord, StatusChange, Store
@@ -33,7 +36,12 @@ async def report_status_changes(api: PrefectApi, store: Store, owner: str) -> in
         return 0
     changes = await store.status_changes.oldest(_AT_ONCE)
     if changes:
-        await api.emit([status_event(change) for change in changes])
+        try:
+            await api.emit([status_event(change) for change in changes])
+        except BatchyardError as error:
+            if is_cut_off(error):
+                await store.leases.release(_LEASE, owner)
+            raise
         await store.status_changes.forget(changes)
     return len(changes)
 

@@ -24,6 +24,7 @@ from batchyard.dispatch import (
     engine_blocks,
     ensure_batch_runner,
     scheduler,
+    scheduler_lease,
 )
 from batchyard.errors import DispatchFailed, EngineStartFailed, ModelNotFound, SettingsError
 from batchyard.lifecycle import BatchStatus
@@ -58,6 +59,8 @@ class SmallPrefect:
 
     url: str = ""
     status: int = 200
+    seconds: float = 0.0
+    """So long it takes for each answer."""
     busy_times: int = 0
     """So many of the next calls are answered 503, as a server does whose SQLite is locked."""
     deployments: set[str] = field(default_factory=lambda: {RUN_CHUNKS, RUN_BATCHES})
@@ -112,6 +115,7 @@ class SmallPrefect:
 
     async def answer(self, request: web.Request) -> web.Response:
         self.authorization = request.headers.get("Authorization")
+        await asyncio.sleep(self.seconds)
         if self.busy_times:
             self.busy_times -= 1
             return web.Response(status=503)
@@ -808,6 +812,50 @@ async def test_only_the_holder_of_the_lease_acts_until_it_closes(
     await first.close()
     await second.look()
     assert len(prefect.runs) == 1
+
+
+async def test_a_scheduler_that_prefect_answers_slowly_keeps_its_turn(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two that take it from each other during their looks would never start a runner."""
+    monkeypatch.setattr(scheduler_lease, "_LEASE_SECONDS", 1.2)
+    prefect.seconds = 0.4
+    await begun_batch(store)
+    assert await store.leases.claim("scheduler", "me", 60)
+    looking = asyncio.create_task(scheduler_of(api, store, settings, "me").look())
+    while not (await asyncio.wait([looking], timeout=0.2))[0]:
+        assert not await store.leases.claim("scheduler", "other", 60)
+    assert len(prefect.runs) == 1
+
+
+async def test_a_scheduler_that_prefect_does_not_answer_leaves_its_turn_to_others(
+    api: PrefectApi,
+    prefect: SmallPrefect,
+    store: Store,
+    settings: Settings,
+    unused_tcp_port: int,
+) -> None:
+    await begun_batch(store)
+    async with PrefectApi(f"http://127.0.0.1:{unused_tcp_port}/api") as dead:
+        await scheduler_of(dead, store, settings, "cut off").look()
+    await scheduler_of(api, store, settings, "other").look()
+    assert len(prefect.runs) == 1
+
+
+async def test_a_scheduler_keeps_its_turn_where_a_pool_is_missing(
+    api: PrefectApi, prefect: SmallPrefect, store: Store, settings: Settings
+) -> None:
+    """What it knows of failing models would be lost at each change of turns."""
+    prefect.limits.clear()
+    await begun_batch(store)
+    await scheduler_of(api, store, settings, "first").look()
+    other = scheduler_of(api, store, settings, "other")
+    await other.look()
+    assert not other.is_acting
 
 
 async def test_two_that_believe_to_hold_the_lease_start_each_runner_once(

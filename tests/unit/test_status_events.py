@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from batchyard.dispatch import PrefectApi, report_status_changes
-from batchyard.errors import DispatchFailed
+from batchyard.errors import DispatchFailed, SettingsError
 from batchyard.store import open_store
 from tests.contract.store.samples import begun_batch
 from tests.unit.storage.web_server import WebServer, running_web_server, says
@@ -54,6 +54,15 @@ async def test_what_prefect_did_not_take_is_told_again_as_the_same_events(
     first, second = told(prefect)
     assert [event["id"] for event in second] == [event["id"] for event in first]
     assert len({event["id"] for event in first}) == 2
+
+
+async def test_who_cannot_tell_leaves_it_to_others(prefect: WebServer, store: Store) -> None:
+    """Prefect may answer another machine, or its login."""
+    await begun_batch(store)
+    prefect.answers = [says(403), says(204)]
+    with pytest.raises(SettingsError):
+        await tell(prefect, store, "refused")
+    assert await tell(prefect, store, "other") == 2
 
 
 async def test_what_was_told_is_not_told_again(prefect: WebServer, store: Store) -> None:
