@@ -22,6 +22,7 @@ _NOTHING: Final = Figures(
     due_seconds=0.0,
     held_leases=frozenset(),
     known_models=frozenset(),
+    closed_models=frozenset(),
 )
 _SUFFIXES: Final = {"counter": "_total", "info": "_info"}
 _HEAD: Final = ("metric", "type", "labels", "meaning")

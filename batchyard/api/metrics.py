@@ -2,8 +2,8 @@
 
 Every process of the API answers with the same figures, because they are the database's: add up
 none of them over processes. No label names a tenant, a batch, a place or a request. Model names
-are those that a runner has served; what else tenants write into their files counts as ``other``,
-so that they cannot make more and more series.
+are those that a runner has served, or whose engines have hours; what else tenants write into their
+files counts as ``other``, so that they cannot make more and more series.
 """
 
 from __future__ import annotations
@@ -78,6 +78,14 @@ def _families(figures: Figures) -> Iterator[Metric]:
     yield from _backlog(figures, model)
     yield _lines([*figures.ended, *figures.open], model)
     yield _tokens([*figures.ended, *figures.open], model)
+    yield _filled(
+        GaugeMetricFamily(
+            "batchyard_hours_closed",
+            "1 for a model whose batches wait for the hours of its engine.",
+            labels=("model",),
+        ),
+        {(name,): 1.0 for name in figures.closed_models},
+    )
     yield _runners(figures, model)
     yield from _deliveries(figures)
     yield GaugeMetricFamily(

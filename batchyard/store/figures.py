@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Double, String, and_, case, cast, func, or_, select, type_coerce, union
 
+from batchyard.hours import Hours
 from batchyard.lifecycle import TERMINAL, UNFINISHED, BatchStatus
 from batchyard.store.aggregate import Aggregate, reads
 from batchyard.store.batch.rows import BATCHES
@@ -19,6 +20,7 @@ from batchyard.store.clock import clock
 from batchyard.store.delivery.rows import DeliveryRow, DeliveryStatus
 from batchyard.store.leases import LeaseRow
 from batchyard.store.leasing import is_held
+from batchyard.store.runner.hours import EngineHoursRow
 from batchyard.store.runner.rates import RateRow
 from batchyard.store.runner.runners import RunnerRow, RunnerStatus
 
@@ -30,6 +32,7 @@ DURATIONS: Final = (10, 60, 300, 900, 3_600, 14_400, 43_200, 86_400)
 """Upper limits, in seconds, of the classes in which ended batches are counted."""
 
 _DELIVERIES = DeliveryRow.metadata.tables["deliveries"]
+_HOURS = EngineHoursRow.metadata.tables["engine_hours"]
 _LEASES = LeaseRow.metadata.tables["leases"]
 _RATES = RateRow.metadata.tables["rates"]
 _RUNNERS = RunnerRow.metadata.tables["runners"]
@@ -98,7 +101,10 @@ class Figures:
     """For how long the oldest of them has been due; 0: there is none."""
     held_leases: frozenset[str]
     known_models: frozenset[str]
-    """Models that a runner has served; a tenant may write any other name into a file."""
+    """Models that a runner has served, or whose engines have hours; a tenant may write any other
+    name into a file."""
+    closed_models: frozenset[str]
+    """Those whose batches wait for the hours of their engines."""
 
 
 class FiguresReader(Aggregate):
@@ -113,6 +119,8 @@ class FiguresReader(Aggregate):
     async def read(self, connection: AsyncConnection) -> Figures:
         """The figures of now, all of one moment on SQLite, and of a few milliseconds elsewhere."""
         due, since = await _due(connection)
+        hours = await _hours(connection)
+        now = (await connection.execute(select(clock()))).scalar_one()
         return Figures(
             ended=await _ended(connection),
             open=await _open(connection),
@@ -122,7 +130,10 @@ class FiguresReader(Aggregate):
             deliveries_due=due,
             due_seconds=since,
             held_leases=await _held_leases(connection),
-            known_models=await _known_models(connection),
+            known_models=await _served_models(connection) | hours.keys(),
+            closed_models=frozenset(
+                model for model, each in hours.items() if not each.is_open(now)
+            ),
         )
 
 
@@ -239,7 +250,13 @@ async def _held_leases(connection: AsyncConnection) -> frozenset[str]:
     return frozenset(names)
 
 
-async def _known_models(connection: AsyncConnection) -> frozenset[str]:
+async def _hours(connection: AsyncConnection) -> dict[str, Hours]:
+    """Of the models whose engines are not always open."""
+    rows = await connection.execute(select(_HOURS.c.model, _HOURS.c.windows))
+    return {model: Hours(windows) for model, windows in rows}
+
+
+async def _served_models(connection: AsyncConnection) -> frozenset[str]:
     served = _RUNNERS.c.ready_at.is_not(None)
     statement = union(select(_RATES.c.model), select(_RUNNERS.c.model).where(served))
     return frozenset(each for each in await connection.scalars(statement) if each is not None)

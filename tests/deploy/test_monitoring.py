@@ -39,6 +39,7 @@ FIGURES = Figures(
     due_seconds=4.0,
     held_leases=frozenset({"reconciler"}),
     known_models=frozenset({"m"}),
+    closed_models=frozenset({"m"}),
 )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.hours import Hours, HoursWindow
 from batchyard.lifecycle import BatchStatus
 from batchyard.wire import RequestCounts
 from tests.contract.store.samples import (
@@ -117,3 +118,14 @@ async def test_held_leases_are_named(store: Store) -> None:
     await store.leases.claim("reconciler", "me", 60)
     await store.leases.claim("over", "me", -1)
     assert (await store.figures.read()).held_leases == {"reconciler"}
+
+
+async def test_models_whose_hours_are_over_are_named(store: Store) -> None:
+    """Also those that were never served, and no others."""
+    await begun_batch(store, model="only a tenant's word")
+    never = HoursWindow(cron="0 0 29 2 *", duration="1s")
+    always = HoursWindow(cron="* * * * *", duration="2m")
+    await store.engine_hours.record({"closed": Hours((never,)), "open": Hours((always,))})
+    figures = await store.figures.read()
+    assert figures.closed_models == {"closed"}
+    assert figures.known_models == {"closed", "open"}
