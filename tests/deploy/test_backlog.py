@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from batchyard.hours import Hours, HoursWindow, why_closed
 from batchyard.store import open_store
 from tests.contract.store.samples import MODEL, OVERDUE, USAGE, begun_batch, chunks_of
 from tests.deploy.tools import CHART, one, rendered
@@ -80,6 +81,21 @@ async def test_what_may_not_run_keeps_no_pod(request: pytest.FixtureRequest) -> 
         await store.batch_schedule.pause(paused.id)
         await begun_batch(store, window_seconds=OVERDUE)
         assert await backlog(url) == 0.0
+
+
+async def test_what_waits_for_the_hours_of_its_engine_keeps_no_pod(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Or the pods of an engine with hours at night would have their GPUs all day."""
+    closed = why_closed(MODEL, Hours((HoursWindow(cron="0 0 29 2 *", duration="1s"),)), at=0.0)
+    assert closed is not None
+    async with opened(request) as (store, url):
+        await begun_batch(store, chunks=2)
+        await store.chunks.claim(model=MODEL, owner="a", lease_seconds=60)
+        await store.batch_schedule.record_waits({MODEL: closed})
+        assert await backlog(url) == TOKENS
+        await store.batch_schedule.record_waits({MODEL: "the last runner found no GPU"})
+        assert await backlog(url) == 2 * TOKENS
 
 
 async def test_what_still_runs_of_a_paused_or_cancelled_batch_keeps_its_pod(
