@@ -21,7 +21,8 @@ from batchyard.store.batch.moves import check_epoch, end_batch, insert_batch, mo
 from batchyard.store.batch.pages import LiveBatch, batch_not_found, load_batch, read_live, read_page
 from batchyard.store.batch.roots import insert_roots
 from batchyard.store.batch.rows import BATCHES, BatchRecord
-from batchyard.store.chunk.rows import insert_chunks, summarise
+from batchyard.store.chunk.candidates import is_runnable
+from batchyard.store.chunk.rows import CHUNKS, IS_OPEN, insert_chunks, summarise
 from batchyard.store.clock import clock
 from batchyard.store.columns import usage_values
 from batchyard.store.delivery.outbox import insert_file_deliveries
@@ -204,9 +205,13 @@ class Batches(Aggregate):
 
     @reads
     async def in_progress_of(self, connection: AsyncConnection, model: str) -> list[str]:
-        """The batches in progress that want this model."""
+        """The batches that have requests to run of this model now.
+
+        Not those that are paused, nor chains that only wait for the models of later stages.
+        """
+        is_open = CHUNKS.c.batch_id == BATCHES.c.id, CHUNKS.c.model == model, IS_OPEN
         statement = select(BATCHES.c.id).where(
-            BATCHES.c.status == BatchStatus.IN_PROGRESS, BATCHES.c.model == model
+            is_runnable(), select(CHUNKS.c.index).where(*is_open).exists()
         )
         return sorted((await connection.execute(statement)).scalars())
 

@@ -428,3 +428,13 @@ async def test_of_many_who_begin_at_once_no_more_than_the_quota_do(
 async def _finalizing(store: Store, chunks: int = 1) -> BatchRecord:
     batch = await begun_batch(store, chunks=chunks)
     return await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+
+
+async def test_only_batches_that_have_requests_to_run_of_a_model_wait_for_it(store: Store) -> None:
+    """What is paused, or has nothing left to run, must not fail because no machine serves it."""
+    waiting, paused, run = [await begun_batch(store) for _ in range(3)]
+    await begun_batch(store, model="another")
+    await store.batch_schedule.pause(paused.id)
+    (lease,) = await store.chunks.claim(model=MODEL, owner="a", lease_seconds=60, batch_id=run.id)
+    await store.chunks.complete(lease, completed=10, failed=0, usage=BatchUsage())
+    assert await store.batches.in_progress_of(MODEL) == [waiting.id]
