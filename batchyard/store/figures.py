@@ -141,10 +141,24 @@ async def _ended(connection: AsyncConnection) -> list[EndedBatches]:
     times = [BATCHES.c[status.timestamp_field] for status in TERMINAL if status.timestamp_field]
     took = func.coalesce(*times) - BATCHES.c.created_at
     classes = [_count_where(took <= limit) for limit in DURATIONS]
-    sums = [func.sum(BATCHES.c[name]) for name in _SUMS]
+    # A chain's own columns are those of all stages, whose parts are batches as well. Its chunks
+    # are of its first stage, as before its end: otherwise counters would go back there.
+    is_chain = BATCHES.c.stages > 0
+    first_stages = (
+        select(CHUNKS.c.batch_id, *(func.sum(CHUNKS.c[name]).label(name) for name in _SUMS))
+        .join(BATCHES, BATCHES.c.id == CHUNKS.c.batch_id)
+        .where(BATCHES.c.status.in_(TERMINAL), is_chain)
+        .group_by(CHUNKS.c.batch_id)
+        .subquery()
+    )
+    sums = [
+        func.sum(case((is_chain, func.coalesce(first_stages.c[name], 0)), else_=BATCHES.c[name]))
+        for name in _SUMS
+    ]
     group = (BATCHES.c.status, BATCHES.c.endpoint, BATCHES.c.model)
     statement = (
         select(*group, func.count(), func.sum(took), *sums, *classes)
+        .outerjoin(first_stages, first_stages.c.batch_id == BATCHES.c.id)
         .where(BATCHES.c.status.in_(TERMINAL))
         .group_by(*group)
     )

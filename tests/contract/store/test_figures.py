@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from batchyard.chains import Stage
 from batchyard.hours import Hours, HoursWindow
 from batchyard.lifecycle import BatchStatus
-from batchyard.wire import RequestCounts
+from batchyard.wire import BatchUsage, RequestCounts
 from tests.contract.store.samples import (
     MODEL,
     USAGE,
     batch_in,
+    begin,
     begun_batch,
     finish,
+    new_batch,
     rewrite,
 )
 
@@ -50,6 +53,24 @@ async def test_ended_batches_are_counted_with_their_sums_and_durations(store: St
         "cached_tokens": 80,
         "output_tokens": 60,
     }
+
+
+async def test_a_chain_counts_as_its_first_stage_as_its_parts_count_themselves(
+    store: Store,
+) -> None:
+    """And no counter goes back at its end, where lines that failed in a later stage are known."""
+    chain = await store.batches.create(new_batch(then=(Stage("/v1/embeddings", "{}"),)))
+    await begin(store, chain.id)
+    (lease,) = await store.chunks.claim(model=MODEL, owner="runner", lease_seconds=60)
+    await store.chunks.complete(lease, completed=9, failed=1, usage=USAGE)
+    (before,) = (await store.figures.read()).open
+    await store.batches.advance(chain.id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
+    both = BatchUsage(input_tokens=900, output_tokens=100, total_tokens=1000)
+    counts = RequestCounts(total=10, completed=5, failed=5)
+    await finish(store, chain.id, BatchStatus.COMPLETED, counts=counts, usage=both)
+    (ended,) = (await store.figures.read()).ended
+    assert ended.sums == before.sums
+    assert ended.sums["completed"] == 9
 
 
 @pytest.mark.parametrize("status", [BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED])
