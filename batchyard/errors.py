@@ -26,6 +26,7 @@
     │   ├── TablesInUse               a migration has to wait for those who use the tables
     │   ├── OtherState                the object store was used with a newer, or another, database
     │   ├── LeaseLost                 this epoch no longer owns the batch, chunk or delivery
+    │   ├── StoreAccessDenied         user, password, database name or rights are not right
     │   └── StoreUnavailable          *retriable*
     ├── StorageError                  the bytes
     │   ├── ObjectNotFound
@@ -220,8 +221,14 @@ class LeaseLost(StoreError):
     """A later epoch owns it, so this owner's unsaved work is discarded."""
 
 
+class StoreAccessDenied(StoreError):
+    """The database does not let this process in, or not do this: user, password or rights."""
+
+    code = "store_unavailable"
+
+
 class StoreUnavailable(StoreError):
-    """The database cannot be reached or stays locked."""
+    """The database cannot be reached, stays locked or only lets read."""
 
     code = "store_unavailable"
     is_retriable = True

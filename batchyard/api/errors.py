@@ -24,6 +24,7 @@ from batchyard.errors import (
     RequestRefused,
     StorageFull,
     StorageLimitExceeded,
+    StoreAccessDenied,
     TransitionConflict,
 )
 from batchyard.logs import event_logger
@@ -148,7 +149,7 @@ def as_api_error(error: BatchyardError) -> ApiError:
             return ApiError(409, "Another request changed this at the same time: read it again.")
         case ObjectTooLarge():
             return ApiError(413, str(error), param="file", code=error.code)
-        case StorageFull() | OtherTables():
+        case StorageFull() | OtherTables() | StoreAccessDenied():
             return _unavailable(error, FULL_RETRY_AFTER_SECONDS)
         case _ if error.is_retriable:
             return _unavailable(error, RETRY_AFTER_SECONDS)

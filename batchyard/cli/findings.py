@@ -6,14 +6,17 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from batchyard.errors import DispatchFailed, StorageUnavailable, StoreError, StoreUnavailable
+from batchyard.errors import (
+    DispatchFailed,
+    StorageUnavailable,
+    StoreAccessDenied,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from batchyard.errors import BatchyardError
 
 _MAY_CONNECT = "and that this machine may connect to it."
-_REFUSED_SQLSTATES = ("28", "3D000")
-"""A user or password, a database that is not there."""
 
 
 class Level(enum.StrEnum):
@@ -53,7 +56,7 @@ def with_advice(error: BatchyardError) -> str:
     match error:
         case StoreUnavailable():
             advice = f"Check that it runs, that BATCHYARD_DATABASE_URL is right, {_MAY_CONNECT}"
-        case StoreError() if _sqlstate(error).startswith(_REFUSED_SQLSTATES):
+        case StoreAccessDenied():
             advice = "Check user, password and database in BATCHYARD_DATABASE_URL."
         case StorageUnavailable():
             advice = (
@@ -65,9 +68,3 @@ def with_advice(error: BatchyardError) -> str:
         case _:
             return str(error)
     return f"{str(error).rstrip('.')}. {advice}"
-
-
-def _sqlstate(error: BatchyardError) -> str:
-    """PostgreSQL's code of what was translated into this error; empty if there is none."""
-    cause = error.__cause__
-    return str(getattr(getattr(cause, "orig", None) or cause, "sqlstate", None) or "")

@@ -20,6 +20,7 @@ from batchyard.errors import (
     StorageError,
     StorageFull,
     StorageUnavailable,
+    StoreAccessDenied,
     StoreUnavailable,
     TransitionConflict,
 )
@@ -190,7 +191,8 @@ async def _is_passing(services: Services, error: BatchyardError) -> bool:
     If it is the user's place of the input instead, the batch fails.
     """
     if not isinstance(error, StorageError):
-        return isinstance(error, StoreUnavailable | OtherTables | DispatchFailed)
+        passing = StoreUnavailable | StoreAccessDenied | OtherTables | DispatchFailed
+        return isinstance(error, passing)
     if isinstance(error, ObjectNotFound):
         return await is_other_storage(services)
     if error.is_of_input:

@@ -14,6 +14,7 @@ from batchyard.errors import (
     OtherTables,
     StorageFull,
     StorageUnavailable,
+    StoreAccessDenied,
     StoreUnavailable,
 )
 from batchyard.logs import event_logger
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 PASSING: Final = (
     StoreUnavailable,
+    StoreAccessDenied,
     OtherTables,
     StorageUnavailable,
     StorageFull,

@@ -9,6 +9,7 @@ from batchyard.errors import (
     BatchyardError,
     InputRefused,
     OtherTables,
+    StoreAccessDenied,
     StoreUnavailable,
     TransitionConflict,
 )
@@ -56,14 +57,14 @@ async def stop_overdue(store: Store, batch_ids: Iterable[str]) -> list[BatchReco
 
     Each in a transaction of its own: after an outage there may be thousands, and on SQLite all
     other writers would wait for the last of them. One that cannot be stopped does not keep the
-    others from it. Raises :class:`~batchyard.errors.StoreUnavailable` and
-    :class:`~batchyard.errors.OtherTables`.
+    others from it. Raises :class:`~batchyard.errors.StoreUnavailable`,
+    :class:`~batchyard.errors.StoreAccessDenied` and :class:`~batchyard.errors.OtherTables`.
     """
     stopped = []
     for batch_id in batch_ids:
         try:
             batch = await store.batches.expire(batch_id)
-        except (StoreUnavailable, OtherTables):
+        except (StoreUnavailable, StoreAccessDenied, OtherTables):
             raise
         except Exception as error:  # noqa: BLE001 - see above
             log.warning("batch.not_stopped", describe(error), batch=batch_id)

@@ -22,14 +22,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from batchyard.errors import SettingsError, StoreUnavailable
 from batchyard.sqlite_cursors import use_own_cursors
 from batchyard.store.clock import clock
-from batchyard.store.failures import translated
+from batchyard.store.failures import has_lost_its_server, translated
 from batchyard.store.sealed import give_keys
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from sqlalchemy import Connection
-    from sqlalchemy.engine.interfaces import DBAPIConnection
+    from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 T = TypeVar("T")
@@ -197,6 +197,7 @@ def _engine(url: URL, patience_seconds: float, *, migrates: bool) -> AsyncEngine
         _prepare_sqlite(engine, foreign_keys=not migrates)
     elif not migrates:
         _limit_postgresql(engine, patience_seconds)
+        _replace_lost_connections(engine)
     return engine
 
 
@@ -249,6 +250,18 @@ def _limit_postgresql(engine: AsyncEngine, patience_seconds: float) -> None:
     def connect(connection: Any, record: object) -> None:  # noqa: ARG001 - the event's signature
         # In no transaction of the driver's, with which it would be rolled back.
         connection.run_async(lambda asyncpgs: asyncpgs.execute(statement))
+
+
+def _replace_lost_connections(engine: AsyncEngine) -> None:
+    """Close all connections once one has lost its server, so that the next call makes new ones.
+
+    The driver does not see that such a connection is lost: it would be used again.
+    """
+
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def judge(context: ExceptionContext) -> None:
+        if has_lost_its_server(context.original_exception):
+            context.is_disconnect = context.invalidate_pool_on_disconnect = True
 
 
 def _prepare_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from batchyard.errors import (
     BatchyardError,
     OtherTables,
+    StoreAccessDenied,
     StoreError,
     StoreUnavailable,
     TransitionConflict,
@@ -36,18 +37,36 @@ _UNAVAILABLE_SQLITE = frozenset(
     }
 )
 
+_READ_ONLY_SQLSTATE = "25006"  # a standby, perhaps since another server has taken over
 _UNAVAILABLE_SQLSTATES = (
     "08",  # connection
+    _READ_ONLY_SQLSTATE,
     "40001",  # serialization
     "40P01",  # deadlock
     "53",  # disk, memory, connections
     "55P03",  # lock time-out
     "57",  # shutdown, starting up, statement time-out
+    "58",  # its disk
     "25P03",  # idle in transaction for too long, for example a stopped process
+)
+_DENIED_SQLSTATES = (
+    "28",  # user or password, for example while a password is being changed
+    "3D000",  # no such database, for example while a backup is being restored
+    "42501",  # no rights
 )
 _POOLER_SQLSTATES = ("26000", "42P05")  # a prepared statement is not there, or there already
 _OTHER_TABLES_SQLSTATES = ("42703", "42P01")  # no such column, no such table
 _OTHER_TABLES_SQLITE = ("no such column", "no such table", "has no column named")
+
+
+def has_lost_its_server(error: BaseException) -> bool:
+    """Whether the connection of this error leads nowhere, or to a server that takes no writes.
+
+    Each statement has the server's own time limit: if the driver's, which is longer, has ended it,
+    the server is gone and has not said so.
+    """
+    is_silent = isinstance(error, TimeoutError)
+    return is_silent or getattr(error, "sqlstate", None) == _READ_ONLY_SQLSTATE
 
 
 @contextmanager
@@ -77,12 +96,15 @@ def _ours(error: Exception) -> BatchyardError:
         return StoreUnavailable(
             f"The database is busy or cannot be reached; try again: {_first_line(cause)}"
         )
+    sqlstate = getattr(cause, "sqlstate", None) or ""
+    if sqlstate.startswith(_DENIED_SQLSTATES):
+        return StoreAccessDenied(f"The database refused: {_first_line(cause)}")
     if _is_of_other_tables(cause):
         return OtherTables(
             "The database's tables were changed while this process was running "
             f"({_first_line(cause)}): restart it with the version that made them."
         )
-    if getattr(cause, "sqlstate", None) in _POOLER_SQLSTATES:
+    if sqlstate in _POOLER_SQLSTATES:
         return StoreError(
             "A pooler gives this process another connection for each transaction, which loses its "
             "prepared statements: set PgBouncer's pool_mode to session, or connect directly."

@@ -18,6 +18,7 @@ from batchyard.errors import (
     StorageError,
     StorageFull,
     StorageUnavailable,
+    StoreAccessDenied,
 )
 from batchyard.lifecycle import TERMINAL, BatchStatus
 from batchyard.services import patience
@@ -130,6 +131,23 @@ async def test_tables_that_were_changed_in_the_middle_of_a_step_end_no_batch(
     with pytest.raises(OtherTables):
         await work_on_the_batch()
     await rename("digest", "sha256")
+    assert (await yard.services.store.batches.get(batch_id)).status not in TERMINAL
+
+
+@pytest.mark.parametrize("step", [Step.PREPARE, Step.RUN])
+async def test_a_process_that_may_not_use_the_database_for_a_while_ends_no_batch(
+    yard: Yard, step: Step
+) -> None:
+    """Its password was changed: connections that it has still work, and new ones do not."""
+    lines = [chat_line("a")]
+    batch_id = await (yard.prepared if step is Step.RUN else yard.create)(lines)
+
+    async def work_on_the_batch() -> None:
+        async with batch_lease(yard.services, batch_id) as lease, lease.doing(step):
+            raise StoreAccessDenied("28P01")
+
+    with pytest.raises(StoreAccessDenied):
+        await work_on_the_batch()
     assert (await yard.services.store.batches.get(batch_id)).status not in TERMINAL
 
 

@@ -22,6 +22,7 @@ from batchyard.errors import (
     OtherTables,
     StorageFull,
     StorageUnavailable,
+    StoreAccessDenied,
     StoreError,
     StoreUnavailable,
 )
@@ -247,6 +248,7 @@ SOME_ERRORS: list[Callable[[], BaseException]] = [
     lambda: EngineLost("from where no engine is"),
     lambda: StoreError("The database refused."),
     lambda: StoreUnavailable("The database is away."),
+    lambda: StoreAccessDenied("The database does not know the password."),
     lambda: OtherTables("The tables were changed."),
     lambda: ObjectNotFound("It is gone."),
     lambda: AccessDenied("403"),

@@ -1,0 +1,109 @@
+"""Connections that lead to no server any more, or to one that takes no writes or nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from batchyard.errors import StoreAccessDenied, StoreError, StoreUnavailable
+from batchyard.store import database, open_store
+from tests.contract.store.samples import new_batch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.services.postgres import PostgresCluster
+
+
+class Network:
+    """Passes bytes on between TCP connections to ``port`` and PostgreSQL's socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self.port = 0
+        self._socket = socket
+        self._lost: list[asyncio.Event] = []
+
+    def lose_connections(self) -> None:
+        """Pass nothing on any more of those that there are, and tell neither end."""
+        for each in self._lost:
+            each.set()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            yield
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_lost = asyncio.Event()
+        self._lost.append(is_lost)
+        server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
+
+        async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                if not is_lost.is_set():
+                    target.write(data)
+            server_writer.close()
+            writer.close()
+
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(pass_on(reader, server_writer), pass_on(server_reader, writer))
+
+
+async def test_connections_that_were_lost_in_silence_are_replaced_after_the_first_time_out(
+    postgres: PostgresCluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall has forgotten them, or another machine has the server's address."""
+    monkeypatch.setattr(database, "_STATEMENT_SECONDS", 0.25)
+    network = Network(postgres.folder / ".s.PGSQL.5432")
+    async with network.open():
+        name = urlsplit(postgres_url).path.strip("/")
+        url = f"postgresql://batchyard@127.0.0.1:{network.port}/{name}"
+        # The second attempt is the last one.
+        async with open_store(url, patience_seconds=2) as store:
+            await asyncio.gather(*(store.database.now() for _ in range(4)))
+            network.lose_connections()
+            await store.database.now()
+            await store.batches.create(new_batch())
+
+
+async def test_a_connection_to_a_server_that_has_become_read_only_is_replaced(
+    postgres_url: str,
+) -> None:
+    """After a failover it would be one to a standby for as long as this process lives."""
+    async with open_store(postgres_url) as store:
+
+        async def become_read_only(connection):
+            await connection.exec_driver_sql("SET default_transaction_read_only = on")
+
+        await store.database.write(become_read_only)
+        await store.batches.create(new_batch())
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "error"),
+    [
+        ("25006", StoreUnavailable),
+        ("58030", StoreUnavailable),
+        ("28P01", StoreAccessDenied),
+        ("28000", StoreAccessDenied),
+        ("3D000", StoreAccessDenied),
+        ("42501", StoreAccessDenied),
+    ],
+)
+async def test_what_ails_the_server_or_this_process_is_told_from_a_refused_statement(
+    postgres_url: str, sqlstate: str, error: type[StoreError]
+) -> None:
+    async def work(connection):
+        await connection.exec_driver_sql(
+            f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{sqlstate}'; END $$"
+        )
+
+    async with open_store(postgres_url, patience_seconds=0.1) as store:
+        with pytest.raises(error):
+            await store.database.read(work)
