@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from prefect.events import emit_event
 
 from batchyard import intervals
-from batchyard.control.reconcile import reconcile
+from batchyard.control.reconcile import Watch, reconcile
 from batchyard.dispatch import (
     PrefectApi,
     RunnerScheduler,
@@ -116,6 +116,7 @@ async def _scheduling(services: Services, api: PrefectApi, owner: str) -> AsyncI
 
 async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> None:
     looks = 0
+    watch = Watch(every_seconds=_RECONCILE_EVERY * _LOOK_SECONDS)
     outlook: asyncio.Task[None] | None = None
     try:
         while True:
@@ -126,7 +127,7 @@ async def _keep_scheduling(services: Services, scheduler: RunnerScheduler) -> No
                     if outlook is None or outlook.done():
                         outlook = asyncio.create_task(_try_to_write_outlook(services, scheduler))
                     if looks % _RECONCILE_EVERY == 0:
-                        await reconcile(services)
+                        await reconcile(services, watch)
                     looks += 1
             except Exception as error:  # noqa: BLE001 - the next look may go better; batches wait
                 log.warning("scheduler.failed", type(error).__name__)

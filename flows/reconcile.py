@@ -15,8 +15,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, State
 
+from batchyard.control.reconcile import Watch, unrenewed_lease_seconds
 from batchyard.control.reconcile import reconcile as put_right
-from batchyard.control.reconcile import unrenewed_lease_seconds
 from batchyard.dispatch import (
     RECONCILE,
     RECONCILER_LEASE,
@@ -81,6 +81,7 @@ class Reconciler:
         self._id = run_id
         owner = f"reconcile_{run_id}"
         self._scheduler = RunnerScheduler(api, services.store, services.settings, owner)
+        self._watch = Watch(every_seconds=_LOOK_SECONDS)
         self._trouble = ""
 
     async def run(self) -> State:
@@ -143,7 +144,7 @@ class Reconciler:
     async def _pass(self) -> float:
         """Clean up and start what is missing. Returns the seconds until the next pass is due."""
         services = self._services
-        found = await put_right(services)
+        found = await put_right(services, self._watch)
         store = services.store
         if (
             found.free_batches

@@ -5,6 +5,7 @@ Any process may run it at any time, any number of times.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from batchyard.services.stop_batch import stop_overdue
 from batchyard.time_units import DAY_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from batchyard.services.services import Services
     from batchyard.store import BatchRecord, RunnerRecord
 
@@ -38,11 +41,39 @@ class Reconciled:
     """Batches that have not ended and that no process has leased."""
 
 
-async def reconcile(services: Services) -> Reconciled:
-    """Stop overdue batches, free the chunks of expired leases, mark silent runners as lost."""
-    store = services.store
+class Watch:
+    """Since when the passes of one process have followed each other.
+
+    While the database is away, no runner can send a heartbeat. Each one has to be given the time
+    for one afterwards, or the pass that comes first would end all engines.
+    """
+
+    def __init__(self, *, every_seconds: float) -> None:
+        self._every_seconds = every_seconds
+        self._since = self._last = -math.inf
+
+    def covers(self, seconds: float, now: float) -> bool:
+        """Whether passes go back for so long, without a gap that may have silenced a runner.
+
+        ``now`` is the time of this pass by the database's clock, in Unix seconds.
+        """
+        most = max(seconds / 2, 2 * self._every_seconds)
+        if not 0 <= now - self._last <= most:
+            self._since = now
+        self._last = now
+        return now - self._since >= seconds
+
+
+async def reconcile(services: Services, watch: Watch | None = None) -> Reconciled:
+    """Stop overdue batches, free the chunks of expired leases, mark silent runners as lost.
+
+    With a ``watch``, runners are lost only if it covers the time that they were silent for.
+    """
+    store, silent_seconds = services.store, services.settings.lease_seconds
     overdue = await stop_overdue(store, await store.batches.overdue(_OVERDUE_AT_ONCE))
-    lost = await store.runners.lose(services.settings.lease_seconds)
+    lost: Sequence[RunnerRecord] = ()
+    if watch is None or watch.covers(silent_seconds, await store.database.now()):
+        lost = await store.runners.lose(silent_seconds)
     for runner in lost:
         log.warning(
             "runner.lost", runner=runner.id, model=runner.model, flow_run=runner.flow_run_id

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchyard.control.reconcile import reconcile
+from batchyard.control.reconcile import Watch, reconcile
 from batchyard.control.run_batches import BatchRunner
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StoreError
@@ -78,9 +78,10 @@ async def runner(services: Services, model: str) -> None:
 
 
 async def _reconcile_regularly(services: Services) -> None:
+    watch = Watch(every_seconds=_RECONCILE_SECONDS)
     while True:
         try:
-            await reconcile(services)
+            await reconcile(services, watch)
         except StoreError as error:
             logger.warning("not reconciled: %s", error)
         await asyncio.sleep(_RECONCILE_SECONDS)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from batchyard.control.reconcile import Watch
     from batchyard.dispatch import PrefectApi
 
 LEASE_SECONDS = 0.6
@@ -175,12 +176,12 @@ async def test_a_pass_that_hangs_is_ended(
     passes = 0
     real = reconcile.put_right
 
-    async def hang_first(services: Services) -> Any:
+    async def hang_first(services: Services, watch: Watch) -> Any:
         nonlocal passes
         passes += 1
         if passes == 1:
             await asyncio.Event().wait()
-        return await real(services)
+        return await real(services, watch)
 
     async def is_at_work() -> bool:
         return await owner(services) == "first"
@@ -276,12 +277,12 @@ async def test_one_whose_passes_go_well_again_hands_over(
     real = reconcile.put_right
     passes = 0
 
-    async def fail_first(services: Services) -> Any:
+    async def fail_first(services: Services, watch: Watch) -> Any:
         nonlocal passes
         passes += 1
         if passes == 1:
             raise OSError("words of a driver")
-        return await real(services)
+        return await real(services, watch)
 
     async def is_well() -> bool:
         return passes > 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from batchyard.control.reconcile import reconcile, unrenewed_lease_seconds
+from batchyard.control.reconcile import Watch, reconcile, unrenewed_lease_seconds
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import ChunkStatus, RunnerKind
 from tests.contract.store.samples import chunks_in, new_batch
@@ -46,6 +46,43 @@ async def test_a_silent_runner_is_lost_once_and_a_live_one_is_not(yard: Yard) ->
     yard.set(lease_seconds=60.0)
     await runners.register(kind=RunnerKind.BATCHES, pool="control")
     assert (await reconcile(yard.services)).lost_runners == ()
+
+
+async def test_runners_are_given_time_for_a_heartbeat_once_the_database_is_back(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that comes first would end the engines of all others."""
+    runners, database = yard.services.store.runners, yard.services.store.database
+    yard.set(lease_seconds=60.0)
+    watch = Watch(every_seconds=10.0)
+    now = await database.now()
+
+    async def lost_at(seconds: float) -> int:
+        async def later() -> float:
+            return now + seconds
+
+        monkeypatch.setattr(database, "now", later)
+        return len((await reconcile(yard.services, watch)).lost_runners)
+
+    await silent_runner(yard, 60.0)
+    assert [await lost_at(second) for second in range(0, 70, 10)] == [0] * 6 + [1]
+    await silent_runner(yard, 60.0)
+    # It was away for 50 seconds, or the machine of this process was.
+    assert [await lost_at(110 + second) for second in range(0, 70, 10)] == [0] * 6 + [1]
+    await runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model="stub-model")
+    assert await lost_at(180) == 0
+
+
+async def silent_runner(yard: Yard, seconds: float) -> None:
+    """A runner that has sent no heartbeat for so long."""
+
+    async def work(connection: AsyncConnection) -> None:
+        silence = "UPDATE runners SET heartbeat_at = heartbeat_at - :seconds WHERE id = :id"
+        await connection.execute(text(silence), {"seconds": seconds, "id": runner.id})
+
+    store = yard.services.store
+    runner = await store.runners.register(kind=RunnerKind.CHUNKS, pool="gpu", model="stub-model")
+    await store.database.write(work)
 
 
 async def test_batches_that_nobody_has_are_counted(yard: Yard) -> None:
