@@ -14,7 +14,7 @@ import typer
 import batchyard
 from batchyard.cli.exit_status import in_a_line
 from batchyard.cli.metavars import name_values
-from batchyard.cli.panels import SUMMARIES, arrange
+from batchyard.cli.panels import SUMMARIES, arrange, list_options_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,6 +94,7 @@ def make_command(words: Sequence[str] | None = None) -> Any:
     command = typer.main.get_command(make_app(words))
     arrange(command)
     name_values(command)
+    list_options_plainly(command)
     return command
 
 

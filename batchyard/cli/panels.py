@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from batchyard.cli.metavars import commands_below
+
 PANELS: Final = {
     "Run batches": {
         "run": "Run a batch file on vLLM and write its result file.",
@@ -77,3 +79,13 @@ def arrange(group: Any) -> None:
     for name, command in group.commands.items():
         command.rich_help_panel = place.get(name)
         command.short_help = SUMMARIES.get(name)
+
+
+def list_options_plainly(command: Any) -> None:
+    """Let commands with options list them without Rich's table, which cuts their names.
+
+    It has six columns, of which none may be left out, so that 80 characters are too few for them.
+    """
+    for _, each in commands_below(command):
+        if not hasattr(each, "commands"):
+            each.rich_markup_mode = None

@@ -62,6 +62,22 @@ def test_an_option_says_what_it_is_for() -> None:
         assert len(words) >= 3, f"{path} {parameter.name}: {parameter.help}"
 
 
+def test_no_name_of_an_option_and_no_word_for_its_value_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the width of most terminals."""
+    monkeypatch.setenv("COLUMNS", "80")
+    root = make_command()
+    for path, command in COMMANDS.items():
+        root.main([*path.split(), "--help"], prog_name="batchyard", standalone_mode=False)
+        shown = capsys.readouterr().out.split()
+        context = command.context_class(command)
+        for each in command.get_params(context):
+            names = [] if isinstance(each, TyperArgument) else [*each.opts, *each.secondary_opts]
+            for word in (*names, *(each.display_type_rich(context) or "").split()):
+                assert {word, f"{word},"} & {*shown}, f"{path}: {word}"
+
+
 def test_no_help_has_the_name_of_a_python_type() -> None:
     for path, parameter in parameters():
         command = VISIBLE[path]
