@@ -30,6 +30,7 @@ from batchyard.services.services import open_services
 from batchyard.services.shared_database import check_shared_database
 from batchyard.services.storage_mark import check_mark
 from batchyard.settings import read_settings
+from batchyard.storage.backoff import Backoff
 from batchyard.store import connection_limits
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 _ROOM_BYTES = 5 * 1024**3
 """What a batch of the usual limits takes in the home, several times over."""
 _FULL_BYTES = 256 * 1024**2
+_TWICE = Backoff(attempts=2)
+"""A person waits, who will try again. Commands that have work to lose try for half a minute."""
 _CLOCK_SECONDS = 30.0
 """S3 refuses requests whose clock is 15 minutes off, receivers of webhooks 5 minutes."""
 _FILES = 4096
@@ -171,7 +174,7 @@ async def _services(settings: Settings, role: Role) -> AsyncIterator[Finding]:
     try:
         if role is not Role.CLI:
             check_shared_database(settings)
-        async with open_services(settings) as services:
+        async with open_services(settings, storage_backoff=_TWICE) as services:
             yield ok("database", f"{what['Database']}, {_since(began)}")
             if (limits := await connection_limits(services.store.database)) is not None:
                 yield _connections(limits)

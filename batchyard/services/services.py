@@ -16,7 +16,7 @@ from batchyard.services.home import in_home
 from batchyard.services.scratch import Scratch, remove_left
 from batchyard.services.secret_key import key_file, read_secret_keys
 from batchyard.storage.access import Access, credentials_of_environment
-from batchyard.storage.bucket import S3Credentials
+from batchyard.storage.bucket import S3Bucket, S3Credentials
 from batchyard.storage.local import LocalStorage
 from batchyard.storage.local_file import LocalFile
 from batchyard.storage.s3 import S3Storage
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from batchyard.services.held_batches import HeldBatches
     from batchyard.settings import Settings
     from batchyard.storage.access import FindCredentials, Location
+    from batchyard.storage.backoff import Backoff
     from batchyard.storage.base import Storage
     from batchyard.store import BatchOptions, Store
 
@@ -143,11 +144,13 @@ async def open_services(
     find_offer: Callable[[Collection[str]], Awaitable[Offer]] = anything_is_offered,
     hours_of: Callable[[str], Awaitable[Hours]] | None = None,
     checks_keys: bool = True,
+    storage_backoff: Backoff | None = None,
 ) -> AsyncIterator[Services]:
     """Open the database, the object store and a scratch folder; close them at the end.
 
     ``credentials``: for locations that users name, for example ``s3://``; the object store itself
-    has those of the environment. Within the block, :func:`current_services` gives the services to
+    has those of the environment. ``storage_backoff``: how often each call of an S3 store is tried;
+    None: for half a minute. Within the block, :func:`current_services` gives the services to
     whatever runs in its context. Only the embedded database, which no other version uses, is
     migrated here.
 
@@ -155,7 +158,7 @@ async def open_services(
     and :class:`~batchyard.errors.WrongSealingKey`, unless ``checks_keys`` is false, where this
     process could not open what others have sealed.
     """
-    storage = _open_storage(settings)
+    storage = _open_storage(settings, storage_backoff)
     scratch, keys = _open_home(settings)
     try:
         migrate = settings.database_url is None
@@ -233,11 +236,12 @@ def _wrong_key(settings: Settings) -> WrongSealingKey:
     )
 
 
-def _open_storage(settings: Settings) -> Storage:
+def _open_storage(settings: Settings, backoff: Backoff | None) -> Storage:
     place = settings.storage
     if place is None:
         return LocalStorage(settings.home_folder / "objects")
     if place.startswith("s3://"):
         bucket, _, prefix = place.removeprefix("s3://").partition("/")
-        return S3Storage(bucket, prefix, S3Credentials(ca_file=settings.ca_file))
+        credentials = S3Credentials(ca_file=settings.ca_file)
+        return S3Storage(S3Bucket(bucket, credentials, backoff=backoff), prefix)
     return LocalStorage(Path(place).expanduser().absolute())

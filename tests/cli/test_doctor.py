@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,7 +108,10 @@ def test_an_object_store_that_cannot_be_written_is_named(
     assert doctor("cli", status=1)["storage"].startswith(f"FAILED {tmp_path}/file: ")
 
 
-def test_an_object_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.alone
+def test_an_object_store_that_does_not_answer_is_named_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in {
         "BATCHYARD_STORAGE": "s3://bucket/prefix",
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
@@ -116,8 +120,10 @@ def test_an_object_store_that_does_not_answer_is_named(monkeypatch: pytest.Monke
         "AWS_SECRET_ACCESS_KEY": "secret",
     }.items():
         monkeypatch.setenv(name, value)
+    began = time.monotonic()
     said = doctor("cli", status=1)["storage"]
     assert "BATCHYARD_STORAGE and, for S3, AWS_ENDPOINT_URL are right" in said
+    assert time.monotonic() - began < 10, "a person waits for it"
 
 
 def test_an_object_store_that_may_not_be_listed_is_named(
