@@ -4,7 +4,8 @@ Chunks of several batches are admitted side by side, at most one of each flow: o
 batches one, and of its large ones. Whose turn it is says :mod:`batchyard.turns`. Several requests
 of a chunk follow one another, so that they find in the engine's cache what they share. A chunk that
 is slow to begin, because its input is far away or its storage does not answer, keeps no other out.
-Nothing of a background batch passes while a chunk of another one is in the queue.
+Nothing of a background batch passes while a chunk of another one is in the queue. A chunk whose
+next request is too large for the room that is left in memory lets all others go first.
 
 Chunks of a tenant whose prompts begin alike are *peers*: where the order says nothing of them but
 age, they have their turns together, and their requests go in as one walk of the prefix tree.
@@ -47,6 +48,11 @@ class _Waiting:
     chosen: asyncio.Future[None]
     cost: float
     prompt: bytes
+    has_room: Callable[[], bool]
+
+
+def _always() -> bool:
+    return True
 
 
 class AdmissionQueue:
@@ -171,21 +177,31 @@ class AdmissionQueue:
         """Whether the chunk has turns: there are others, and it has not left."""
         return len(self._at) > 1 and key in self._at
 
+    def look(self) -> None:
+        """There is room for requests that had none."""
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._let_next)
+
     async def begin_pass(
-        self, key: LeaseKey, cost: float, prompt: Callable[[], bytes] = bytes
+        self,
+        key: LeaseKey,
+        cost: float,
+        prompt: Callable[[], bytes] = bytes,
+        has_room: Callable[[], bool] = _always,
     ) -> None:
         """Wait until it is the turn of the chunk; ``end_pass`` follows when its request is in.
 
-        ``prompt``: what the request's prompt begins with, if anybody needs to know.
+        ``prompt``: what the request's prompt begins with, if anybody needs to know. While
+        ``has_room`` says no, the request has no turn; when it says yes again, call :meth:`look`.
         """
         self._absent.discard(key)
-        is_free = self._passing is None and not self._contenders()
+        is_free = self._passing is None and not self._contenders() and has_room()
         if is_free and self._may_pass(key) and not self._peers.get(key):
             self._choose(key, key)
         else:
             loop = asyncio.get_running_loop()
             begins = prompt() if self._peers.get(key) else b""
-            waiting = _Waiting(loop.create_future(), cost, begins)
+            waiting = _Waiting(loop.create_future(), cost, begins, has_room)
             self._waiting[key] = waiting
             if self._passing is None:
                 loop.call_soon(self._let_next)
@@ -218,7 +234,9 @@ class AdmissionQueue:
 
     def _contenders(self) -> list[LeaseKey]:
         """The chunks that wait, and may pass."""
-        return [key for key in self._waiting if self._may_pass(key)]
+        return [
+            key for key, each in self._waiting.items() if each.has_room() and self._may_pass(key)
+        ]
 
     def _let_next(self) -> None:
         contenders = self._contenders()
@@ -231,7 +249,7 @@ class AdmissionQueue:
         elif self._is_expecting(host):
             return
         else:
-            key = self._next_of(host)
+            key = self._next_of(host, contenders)
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -251,8 +269,8 @@ class AdmissionQueue:
         """Whose turn it is; None: of the contenders, none is in the queue."""
         last = self._last
         if last is not None and last in self._at and self._left_of_turn > 0:
-            is_coming = last not in self._absent and self._peers[last].intersection(contenders)
-            if last in contenders or is_coming:
+            is_coming = last not in self._absent and last not in self._waiting
+            if last in contenders or (is_coming and self._peers[last].intersection(contenders)):
                 return last
         queued = {self._at[each]: each for each in contenders if each in self._at}
         return queued[self._turns.next(queued)] if queued else None
@@ -270,10 +288,10 @@ class AdmissionQueue:
         self._absent |= missing & self._at.keys() - self._waiting.keys()
         self._let_next()
 
-    def _next_of(self, host: LeaseKey) -> LeaseKey:
+    def _next_of(self, host: LeaseKey, contenders: Collection[LeaseKey]) -> LeaseKey:
         """Who passes when it is the host's turn: itself, or who comes first in the tree."""
         peers = self._peers[host]
-        together = {self._at[each]: each for each in {host, *peers} & self._waiting.keys()}
+        together = {self._at[each]: each for each in {host, *peers}.intersection(contenders)}
         if len(together) == 1:
             return host
         lead = self._turn_requests * self._waiting[host].cost
@@ -322,18 +340,22 @@ class Admission:
         self._queue.leave(self._key)
 
     async def submit(
-        self, submitting: Callable[[], Awaitable[None]], prompt: Callable[[], bytes] = bytes
+        self,
+        submitting: Callable[[], Awaitable[None]],
+        prompt: Callable[[], bytes] = bytes,
+        has_room: Callable[[], bool] = _always,
     ) -> None:
-        """Do so when it is the chunk's turn. ``prompt`` gives what the request's begins with.
+        """Do so when it is the chunk's turn, and there is room for the request.
 
-        Several tasks may submit requests of the chunk: they go in one after the other.
+        ``prompt`` gives what the request's begins with. Several tasks may submit requests of the
+        chunk: they go in one after the other.
         """
         self._queue.begin(self._key)
         await self._one_at_a_time.acquire()
         has_turn = False
         try:
-            if self._queue.has_to_wait(self._key):
-                await self._queue.begin_pass(self._key, self._cost, prompt)
+            if self._queue.has_to_wait(self._key) or not has_room():
+                await self._queue.begin_pass(self._key, self._cost, prompt, has_room)
                 has_turn = True
             await submitting()
         finally:

@@ -64,6 +64,8 @@ log = event_logger(__name__)
 
 _READ_AHEAD = 64
 """Requests read from the input at a time."""
+_READ_AHEAD_BYTES = 4 * 1024**2
+"""After so many bytes no more are read at that time."""
 _LAST_FLUSH_SECONDS = 5.0
 _FLUSHES_OF_CHAINS = 4
 """In place of one. The next stage finds less in the cache with each second that it waits."""
@@ -376,7 +378,8 @@ class ChunkRun:
                 if takes_form(request.url) and self.window.serves(request.url):
                     await attachments.submit(request, prompt)
                 else:
-                    await self.admission.submit(partial(self._send, request), prompt)
+                    has_room = partial(self.window.body_room.is_there_for, len(request.body))
+                    await self.admission.submit(partial(self._send, request), prompt, has_room)
 
     async def _send(self, request: WindowRequest) -> None:
         # It may have waited for its turn since it was read.
@@ -393,7 +396,7 @@ class ChunkRun:
         left = deque(requests)
         while left:
             left = order.reordered(left)
-            some = [left.popleft() for _ in range(min(_READ_AHEAD, len(left)))]
+            some = _next_to_read(left)
             lines = await in_thread(read_envelopes, descriptor, [record for record, _ in some])
             for (record, copies), line in zip(some, lines, strict=True):
                 await self.backpressure.until_off_for(self.lease.key)
@@ -518,6 +521,16 @@ class ChunkRun:
                 await self._finished.flush()
             for ordinal, result in await self._copies.take_some(self._input_path):
                 self._deliver(ordinal, result)
+
+
+def _next_to_read(left: deque[_Planned]) -> list[_Planned]:
+    """Take the requests that are read next, at least one."""
+    some: list[_Planned] = []
+    size_bytes = 0
+    while left and len(some) < _READ_AHEAD and size_bytes < _READ_AHEAD_BYTES:
+        some.append(left.popleft())
+        size_bytes += int(some[-1][0]["length"])
+    return some
 
 
 def _raise_error_of(work: asyncio.Task[None]) -> None:

@@ -23,6 +23,7 @@ from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.logs import event_logger
 from batchyard.results import new_request_id, not_served
 from batchyard.runner.backlog import Backlog
+from batchyard.runner.body_room import BodyRoom
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.crashes import Crashes
 from batchyard.runner.departures import Departures
@@ -84,6 +85,8 @@ class Window:
         """Requests that left without a result, because their owner withdrew them."""
         self.counts = counts or RunnerCounts()
         self.file_room = FileRoom()
+        self.body_room = BodyRoom(self.size)
+        """Who submits waits for it before."""
         self._engine = engine
         self._company = company
         self._gate = engine.gate if company is None else company.join(self)
@@ -159,6 +162,8 @@ class Window:
             self._slots.release()
             self.file_room.give_back(request.file_bytes)
         elif self.serves(request.url):
+            # A form is counted with its file.
+            request.room_bytes = self.body_room.take(len(request.body) - request.file_bytes)
             self._queue.append(request)
             self._feed_ready.set()
         else:
@@ -504,6 +509,7 @@ class Window:
         if self._crashes.clear(request):
             self._feed_ready.set()
         self._slots.release()
+        self.body_room.give_back(request.room_bytes)
         self.file_room.give_back(request.file_bytes)
         if result is None:
             self.withdrawn += 1

@@ -19,7 +19,7 @@ from batchyard.turns import BACKGROUND_URGENCY, Beside, Flow, Standing
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 SOON_SECONDS = 20.0
 ALIKE = Roots((Node(1, 512, 0),), trunk_tokens=100, work_tokens=100)
@@ -47,6 +47,7 @@ class Entrance:
         roots: Roots | None = None,
         prompts: Sequence[int] = (),
         priority: int = 0,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> asyncio.Task[None]:
         """Begin to admit so many requests of a chunk, each of so many tokens.
 
@@ -65,7 +66,8 @@ class Entrance:
         self.queue.enter(lease.key, standing)
         admission = Admission(self.queue, lease, standing, set(), may_return=lambda: True)
         begins = [prompt.to_bytes() for prompt in prompts] or [b""] * count
-        self._tasks.append(asyncio.create_task(self._admit(admission, name, begins)))
+        admitting = self._admit(admission, name, begins, has_room)
+        self._tasks.append(asyncio.create_task(admitting))
         return self._tasks[-1]
 
     async def admit(self, count: int) -> str:
@@ -83,9 +85,15 @@ class Entrance:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _admit(self, admission: Admission, name: str, begins: Sequence[bytes]) -> None:
+    async def _admit(
+        self,
+        admission: Admission,
+        name: str,
+        begins: Sequence[bytes],
+        has_room: Callable[[], bool],
+    ) -> None:
         for prompt in begins:
-            await admission.submit(self._submit, partial(bytes, prompt))
+            await admission.submit(self._submit, partial(bytes, prompt), has_room)
             self.order.append(name)
         admission.leave()
 
@@ -118,6 +126,41 @@ async def test_a_chunk_by_itself_waits_for_slots_only(entrance: Entrance) -> Non
     entrance.chunk("A", 5)
     assert await entrance.admit(5) == "AAAAA"
     assert entrance.queue.is_empty
+
+
+async def test_a_request_without_room_lets_all_others_go_first(entrance: Entrance) -> None:
+    """Of its tenant, too; and it has its turn as soon as there is room, if nobody else waits."""
+    has_room = False
+    entrance.chunk("L", 2, has_room=lambda: has_room)
+    entrance.chunk("A", 3)
+    entrance.chunk("B", 3, tenant="b")
+    assert sorted(await entrance.admit(6)) == ["A", "A", "A", "B", "B", "B"]
+    assert await entrance.admit(1) == ""
+    has_room = True
+    entrance.queue.look()
+    assert await entrance.admit(1) == "LL"
+
+
+async def test_those_without_room_have_their_turns_when_there_is_some(entrance: Entrance) -> None:
+    """A tenant that has come first, with several chunks, gets no more of the room."""
+    room = 0
+    for name in ("A", "B"):
+        entrance.chunk(name, 40, has_room=lambda: room > 0)
+    entrance.chunk("C", 40, tenant="c", has_room=lambda: room > 0)
+    order = ""
+    for _ in range(20):
+        room = 1
+        entrance.queue.look()
+        order += await entrance.admit(1)
+        room = 0
+    assert order.count("C") == pytest.approx(10, abs=1)
+
+
+async def test_the_room_of_a_peer_is_its_own(entrance: Entrance) -> None:
+    """The walk goes on with those peers that have room."""
+    entrance.chunk("A", 3, roots=ALIKE, prompts=[1, 2, 3], has_room=lambda: False)
+    entrance.chunk("B", 3, roots=ALIKE, prompts=[4, 5, 6])
+    assert await entrance.admit(3) == "BBB"
 
 
 async def test_tenants_alternate(entrance: Entrance) -> None:
