@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from batchyard.results import Outcome
 from batchyard.services.keys import segment_key
@@ -12,11 +12,16 @@ from batchyard.services.segments import encode_entry, put_bytes, storable
 from batchyard.wire import NO_USAGE, TokenUsage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from batchyard.results import ResultLine
     from batchyard.runner.backpressure import Backpressure
     from batchyard.runner.chunk_rest import ChunkRest
     from batchyard.services.services import Services
     from batchyard.store import ChunkLease
+
+_SEGMENT_BYTES: Final = 16 * 1024**2
+"""A segment with so many takes no further lines: who reads one has all of it in memory."""
 
 
 @dataclass(slots=True)
@@ -79,7 +84,10 @@ class FinishedLines:
         what this one could not.
         """
         if self._unflushed:
-            await self._write_segment()
+            tally, left = replace(self.tally), len(self._unflushed)
+            while left > 0:
+                left -= await self._write_segment()
+            self._unrecorded = tally
         if self._unrecorded is not None:
             await self._record(self._unrecorded)
             self._unrecorded = None
@@ -99,10 +107,12 @@ class FinishedLines:
             self.has_run = self.has_run or clears
             raise
 
-    async def _write_segment(self) -> None:
-        entries, size_bytes = self._unflushed, self.unflushed_bytes
-        self._unflushed, self.unflushed_bytes = [], 0
-        tally = replace(self.tally)
+    async def _write_segment(self) -> int:
+        """Write the first of the lines that are not durable; returns how many they were."""
+        entries = _first(self._unflushed, _SEGMENT_BYTES)
+        size_bytes = sum(map(len, entries))
+        del self._unflushed[: len(entries)]
+        self.unflushed_bytes -= size_bytes
         lease = self.lease
         key = segment_key(lease.batch_id, lease.index, lease.epoch, self._sequence, self._writer)
         self._sequence += 1
@@ -113,4 +123,15 @@ class FinishedLines:
             self._unflushed = entries + self._unflushed
             self.unflushed_bytes += size_bytes
             raise
-        self._unrecorded = tally
+        return len(entries)
+
+
+def _first(entries: Iterable[bytes], size_bytes: int) -> list[bytes]:
+    """So many of the first that they have ``size_bytes``, or all."""
+    first: list[bytes] = []
+    for entry in entries:
+        if size_bytes <= 0:
+            break
+        first.append(entry)
+        size_bytes -= len(entry)
+    return first

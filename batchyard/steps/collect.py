@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = event_logger(__name__)
 
 _READ_AT_ONCE = 4
-"""Segments; each has four mebibytes and a line, at most."""
+"""Segments; each has sixteen mebibytes and a line, at most."""
 _LISTED_AGAIN_SECONDS: Final = (1.0, 4.0, 15.0)
 """Some object stores list a new object a little later."""
 DAMAGED = BatchError(

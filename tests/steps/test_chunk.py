@@ -14,6 +14,7 @@ from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
 from batchyard.lengths import LengthHistory
 from batchyard.results import NoAnswerCode, Outcome, answered, unanswered
+from batchyard.runner import finished_lines as finished_lines_module
 from batchyard.runner.admission import Admission, AdmissionQueue
 from batchyard.runner.backpressure import Backpressure
 from batchyard.runner.chunk import ChunkRun
@@ -22,8 +23,8 @@ from batchyard.runner.learning import BatchLengths, TenantLengths
 from batchyard.runner.run import Runner
 from batchyard.runner.window import Window
 from batchyard.services import patience
-from batchyard.services.keys import file_key, plan_key, segment_key
-from batchyard.services.segments import encode_entry, finished_lines, put_bytes
+from batchyard.services.keys import chunk_prefix, file_key, plan_key, segment_key
+from batchyard.services.segments import encode_entry, finished_lines, put_bytes, read_object
 from batchyard.storage.local import LocalStorage
 from batchyard.store import ChunkAction
 from tests.lifecycle import run_chunks
@@ -31,11 +32,12 @@ from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
     from pathlib import Path
 
     from batchyard.services.services import Progress
-    from batchyard.storage.base import StoredObject
+    from batchyard.storage.base import Storage, StoredObject
+    from batchyard.store import ChunkLease
 
 SOON_SECONDS = 20.0
 MODEL = "stub-model"
@@ -185,6 +187,68 @@ async def test_lines_of_an_earlier_plan_do_not_count_for_a_chunk(yard: Yard) -> 
     assert await run_chunks(yard.services, MODEL, batch_id=batch_id) == 4
     assert (await finished_lines(storage, batch_id, 0)).keys() >= {0, 1}
     assert (await chunks.summary(batch_id)).completed == 4
+
+
+async def test_large_answers_that_come_together_are_in_several_segments(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads a segment, to collect a batch or to follow it, has all of it in memory."""
+    monkeypatch.setattr(finished_lines_module, "_SEGMENT_BYTES", 100_000)
+    batch_id = await yard.prepared(lines(*(f"id-{n}" for n in range(8))))
+    (lease,) = await yard.services.store.chunks.claim(model=MODEL, owner="me", lease_seconds=60)
+    finished = FinishedLines(yard.services, lease, Backpressure())
+    body = b'["%s"]' % (b"x" * 40_000)
+    for ordinal in range(8):
+        finished.keep(ordinal, answered(f"id-{ordinal}", "req_1", 200, body))
+    await finished.flush()
+
+    storage = yard.services.storage
+    sizes = [
+        len(await read_object(storage, key))
+        async for key in storage.list(chunk_prefix(batch_id, lease.index))
+    ]
+    assert len(sizes) == 3
+    assert max(sizes) < 100_000 + 2 * len(body)
+    assert (await finished_lines(storage, batch_id, 0)).keys() == set(range(8))
+    assert finished.unflushed_bytes == 0
+
+
+async def test_what_the_second_of_several_segments_could_not_take_is_written_later(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is counted in the row that is not durable."""
+    monkeypatch.setattr(finished_lines_module, "_SEGMENT_BYTES", 1)
+    batch_id = await yard.prepared(lines("a", "b", "c"))
+    chunks = yard.services.store.chunks
+    (lease,) = await chunks.claim(model=MODEL, owner="me", lease_seconds=60)
+    finished = FinishedLines(yard.services, lease, Backpressure())
+    recorded: list[int] = []
+    record = chunks.record_progress
+
+    async def noted(lease: ChunkLease, **figures: Any) -> None:
+        recorded.append(figures["completed"])
+        await record(lease, **figures)
+
+    monkeypatch.setattr(chunks, "record_progress", noted)
+    calls = 0
+
+    async def fails_once(storage: Storage, key: str, parts: Iterable[bytes]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise StorageUnavailable("It is full.")
+        await put_bytes(storage, key, parts)
+
+    monkeypatch.setattr(finished_lines_module, "put_bytes", fails_once)
+    for ordinal, name in enumerate("abc"):
+        finished.keep(ordinal, answered(name, "req_1", 200, b"{}"))
+
+    with pytest.raises(StorageUnavailable):
+        await finished.flush()
+    assert recorded == []
+    await finished.flush()
+    assert recorded == [3]
+    assert (await finished_lines(yard.services.storage, batch_id, 0)).keys() == {0, 1, 2}
 
 
 # -- stopped and lost ---------------------------------------------------------------------------
