@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MOST_TEMPLATE_CHARS: Final = 65_536
 MAX_BODY_BYTES: Final = 16 * 1024**2
+MAX_BODY_DEPTH: Final = 63
+"""As in :mod:`batchyard.json_depth`, in a line, which is one level more."""
 CPU_SECONDS: Final = 2.0
 """For one body. An honest one takes less than a millisecond."""
 _MOST_CPU_SECONDS: Final = 5.0
@@ -152,6 +154,9 @@ class BodyTemplate:
             raise BodyNotMade(f"what it makes is not JSON: {error}"[:500]) from None
         if not isinstance(body, dict):
             raise BodyNotMade("what it makes is not a JSON object")
+        if _is_deep(body):
+            # Readers with more calls under way give up at less depth.
+            raise BodyNotMade(f"what it makes is nested deeper than {MAX_BODY_DEPTH} levels")
         return body
 
     def _text(self, variables: Mapping[str, Any]) -> str:
@@ -163,6 +168,14 @@ class BodyTemplate:
             if size > MAX_BODY_BYTES:
                 break
         return "".join(pieces)
+
+
+def _is_deep(body: dict[str, Any]) -> bool:
+    level: list[Any] = [body]
+    for _ in range(MAX_BODY_DEPTH):
+        values = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [value for some in values for value in some if isinstance(value, dict | list)]
+    return bool(level)
 
 
 # -- the process ----------------------------------------------------------------------------------

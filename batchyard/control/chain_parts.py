@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 import numpy as np
@@ -14,7 +14,6 @@ from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.files.parts import wipe_object
 from batchyard.files.upload import FileUse, store_content
-from batchyard.lines import embedding_inputs
 from batchyard.logs import event_logger
 from batchyard.store import ChainPart, NewBatch
 
@@ -82,14 +81,6 @@ class WaitingLines:
         self.given += len(self.lines)
         self.ordinals, self.lines, self.size_bytes, self.inputs = [], [], 0, 0
 
-    def why_no_part(self, line: bytes, inputs: int) -> str | None:
-        """Why the line is too large for a part by itself."""
-        if len(line) > self.most_bytes:
-            return f"its request has more than {self.most_bytes:,} bytes"
-        if inputs > self.most_inputs:
-            return f"its request has more than {self.most_inputs:,} embedding inputs"
-        return None
-
     def has_room_for(self, line: bytes, inputs: int) -> bool:
         """Whether a part of them and this line is not too large."""
         size_bytes, inputs = self.size_bytes + len(line), self.inputs + inputs
@@ -109,18 +100,34 @@ class WaitingLines:
         return bool(self.lines) and waited >= patience and open_parts < _OPEN_PARTS
 
 
-class _Embedding(msgspec.Struct):
-    input: Any = None
+class _Body(msgspec.Struct):
+    input: msgspec.Raw = msgspec.Raw()
 
 
-_decode_embedding = msgspec.json.Decoder(_Embedding).decode
+class _Line(msgspec.Struct):
+    body: _Body
 
 
-def inputs_of(endpoint: str, body: bytes) -> int:
-    """For how many of the embedding inputs that a file may have a request counts."""
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def inputs_of(endpoint: str, line: bytes, most: int) -> int:
+    """For how many of the embedding inputs that a file may have a request counts; ``most`` for
+    one that may have as many or more, and is a part by itself.
+
+    As :func:`batchyard.lines.embedding_inputs`, but no values are made of what a client wrote.
+    """
     if not ENDPOINTS[endpoint].limits_inputs:
         return 0
-    return embedding_inputs(_decode_embedding(body).input)
+    if line.count(b",") >= most:
+        return most
+    given = bytes(_decode_line(line).body.input)
+    if not given.startswith(b"["):
+        return 1
+    elements = _decode_elements(given)
+    is_of_tokens = all(bytes(each).lstrip(b"-").isdigit() for each in elements)
+    return 1 if is_of_tokens else len(elements)
 
 
 async def make_part(

@@ -219,15 +219,14 @@ class ChainRelay:
         stage = self._stages[following - 1]
         model = str(stage.model or self._chain.model)
         made = line_or_refusal(custom_id, stage.endpoint, body, model)
-        waiting, inputs = self._waiting[following], 0
-        if isinstance(body, bytes) and isinstance(made, bytes):
-            inputs = inputs_of(stage.endpoint, body)
-            if why := waiting.why_no_part(made, inputs):
-                made = BodyNotMade(why)
+        waiting = self._waiting[following]
+        if not isinstance(made, BodyNotMade) and len(made) > waiting.most_bytes:
+            made = BodyNotMade(f"its request has more than {waiting.most_bytes:,} bytes")
         if isinstance(made, BodyNotMade):
             refused = unanswered(custom_id, NoAnswerCode.TEMPLATE, f"{made}.")
             await self._end(ordinal, Outcome.ERROR, of_stage(refused.line, following + 1))
             return
+        inputs = inputs_of(stage.endpoint, made, waiting.most_inputs)
         if not waiting.has_room_for(made, inputs):
             await self._make_part(waiting)
         waiting.add(ordinal, made, inputs)

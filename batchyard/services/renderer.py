@@ -12,7 +12,6 @@ import msgspec
 
 from batchyard import templates
 from batchyard.child_program import ChildProgram
-from batchyard.json_depth import MAX_DEPTH, is_deeper_than
 from batchyard.templates import BodyNotMade, frame_length, write_frame
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ class _Rendered(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Rendered).decode
-_decode_any = msgspec.json.Decoder().decode
 
 
 class Renderer:
@@ -72,21 +70,14 @@ class Renderer:
             while len(bodies) < len(variables):
                 head = await process.stdout.readexactly(_HEAD_BYTES)
                 frame = await process.stdout.readexactly(frame_length(head))
-                bodies.append(self._body_in(frame))
+                bodies.append(self._body_in(_decode(frame)))
         except (asyncio.IncompleteReadError, ConnectionError):
             self._slow += 1
             bodies.append(BodyNotMade("it takes too long or too much memory"))
             await self._end()
         return bodies
 
-    def _body_in(self, frame: bytes) -> bytes | BodyNotMade:
-        try:
-            answer, is_deep = _decode(frame), _is_deep(frame)
-        except RecursionError:
-            # The process could read it: fewer calls are under way there.
-            is_deep = True
-        if is_deep:
-            return BodyNotMade(f"what it makes is nested deeper than {MAX_DEPTH} levels")
+    def _body_in(self, answer: _Rendered) -> bytes | BodyNotMade:
         if answer.error is None:
             return bytes(answer.body)
         self._slow += "too long" in answer.error
@@ -104,9 +95,3 @@ class Renderer:
         process, self._process = self._process, None
         if process is not None:
             await process.end()
-
-
-def _is_deep(frame: bytes) -> bool:
-    """Whether the line of its body, which is one level deeper as well, would be refused."""
-    may_be_deep = frame.count(b"{") + frame.count(b"[") > MAX_DEPTH
-    return may_be_deep and is_deeper_than(_decode_any(frame), MAX_DEPTH)

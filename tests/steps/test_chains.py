@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from batchyard.files.cursor import CompletionCursor
 from batchyard.files.read_results import ResultsReader
 from batchyard.files.retention import Expired, expire_files, sweep_orphans
 from batchyard.lifecycle import TERMINAL, BatchStatus
+from batchyard.lines import embedding_inputs
 from batchyard.results import answered
 from batchyard.services.keys import segment_key, segments_prefix
 from batchyard.services.segments import encode_entry, put_bytes, read_object
@@ -426,7 +428,7 @@ async def test_no_part_is_larger_than_an_input_may_be(yard: Yard) -> None:
 
 
 async def test_no_part_has_more_embedding_inputs_than_a_file_may_have(yard: Yard) -> None:
-    """A request that has so many by itself is a line that failed."""
+    """A request that has more by itself fails by itself."""
     limits = yard.services.settings.limits.model_copy(update={"max_embedding_inputs": 100})
     yard.set(limits=limits)
     pieces = Stage(
@@ -436,8 +438,19 @@ async def test_no_part_has_more_embedding_inputs_than_a_file_may_have(yard: Yard
     batch = await run(yard, lines(12), pieces, public_urls=True)
     assert (batch.counts.completed, batch.counts.failed) == (11, 1)
     (error,) = await yard.results(batch.error_file_id)
-    assert (error["custom_id"], error["error"]["code"]) == ("id-7", "template_failed")
+    assert error["custom_id"] == "id-7"
     assert "more than 100 embedding inputs" in error["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "given", ["text", "a, b", [1, 2, 3], [], ["a"], ["a", "b, c"], [[1, 2], [-3]], {"a": 1}, None]
+)
+def test_inputs_are_counted_as_validation_counts_them(given: Any) -> None:
+    line = json.dumps({"custom_id": "a", "body": {"input": given}}).encode()
+    counted = chain_parts.inputs_of("/v1/embeddings", line, 100)
+    assert counted == embedding_inputs(given)
+    assert chain_parts.inputs_of("/v1/embeddings", line, 1) == 1
+    assert chain_parts.inputs_of(CHAT, line, 100) == 0
 
 
 async def test_of_a_key_that_is_repeated_the_last_value_counts_in_each_stage(yard: Yard) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from batchyard.json_depth import MAX_DEPTH
 from batchyard.services.renderer import Renderer
-from batchyard.templates import BodyNotMade, BodyTemplate, TemplateRefused, check_template
+from batchyard.templates import (
+    MAX_BODY_DEPTH,
+    BodyNotMade,
+    BodyTemplate,
+    TemplateRefused,
+    check_template,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -102,8 +108,13 @@ async def test_the_process_may_end_in_the_middle(renderer: Renderer) -> None:
 
 async def test_what_is_nested_too_deeply_ends_its_own_line() -> None:
     """Also where its process, with fewer calls under way, could read what we cannot."""
-    depths = [1, MAX_DEPTH - 2, MAX_DEPTH - 1, *range(900, 1001)]
+    most = MAX_BODY_DEPTH - 1
+    depths = [1, most, most + 1, *range(900, 1001)]
     async with Renderer('{"input": {{ "[" * depth }}{{ "]" * depth }}}') as renderer:
         made = await renderer.render([{"depth": depth} for depth in depths])
     assert [isinstance(each, BodyNotMade) for each in made] == [False, False] + 102 * [True]
-    assert str(made[2]) == "what it makes is nested deeper than 64 levels"
+    assert str(made[2]) == "what it makes is nested deeper than 63 levels"
+
+
+def test_a_body_is_as_deep_as_a_line_may_hold() -> None:
+    assert MAX_BODY_DEPTH == MAX_DEPTH - 1
