@@ -179,15 +179,15 @@ class HeldBatches:
     async def claim(self, limit: int) -> list[str]:
         """Lease up to ``limit`` batches whose turn it is, of tenants that have not too many here.
 
-        Hold or release each of them.
+        Hold or release each of them. Where chains have few places, none is among several.
         """
         with_expired = time.monotonic() - self._expired_at >= _EXPIRED_SECONDS
-        chains = self._room_for_chains()
+        chains, is_little = self._room_for_chains(), self.has_few_places_for_chains
         leases = await self._store.batch_leases.claim(
             owner=self.owner,
             lease_seconds=self._settings.batch_lease_seconds,
             without_tenants=self._room.full_tenants(),
-            without_chains=chains.free <= 0,
+            without_chains=chains.free <= 0 or (limit > 1 and is_little),
             without_chains_of=chains.full_tenants(),
             limit=limit,
             with_expired=with_expired,
@@ -207,6 +207,13 @@ class HeldBatches:
                 if batch_id in self._held:
                     self._held[batch_id].standing = standing
         return claimed
+
+    @property
+    def has_few_places_for_chains(self) -> bool:
+        """Whether chains are claimed one at a time: several may be of one tenant, which must not
+        have the last places. Other batches do not wait for that: chains may last for days.
+        """
+        return 0 < self._room_for_chains().free <= _AHEAD
 
     def _room_for_chains(self) -> Room:
         """Of their own: their parts need the places of batches, or nothing would go on."""
@@ -251,8 +258,7 @@ class HeldBatches:
             return 0
         room = _AHEAD - self._beginning
         # A claim may be of one tenant only, which must not have the last places.
-        is_little = min(self._room.free, self._room_for_chains().free) <= _AHEAD
-        return min(room, 1) if is_little else room
+        return min(room, 1) if self._room.free <= _AHEAD else room
 
     @contextlib.asynccontextmanager
     async def working(self, batch_id: str) -> AsyncIterator[None]:

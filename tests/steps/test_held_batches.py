@@ -244,3 +244,18 @@ async def test_one_tenants_chains_leave_room_for_those_of_others(yard: Yard) -> 
             pass
         later = await yard.create([chat_line("a")], then=(stage,), tenant="b")
         assert await held.claim(held.room) == [later]
+
+
+async def test_chains_that_have_almost_all_places_do_not_slow_down_other_batches(
+    yard: Yard,
+) -> None:
+    stage = Stage("/v1/embeddings", '{"input": {{ content | tojson }}}')
+    yard.set(batches_at_once=30)
+    for number in range(90):
+        await yard.create([chat_line("a")], then=(stage,), tenant=f"chains-{number % 3}")
+    async with HeldBatches(yard.services.store, yard.services.settings) as held:
+        while not held.has_few_places_for_chains:
+            await held.claim(held.room)
+        others = [await yard.create([chat_line("a")], tenant="other") for _ in range(5)]
+        assert set(await held.claim(held.room)) == set(others)
+        assert len(await held.claim(1)) == 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from batchyard.chains import Stage
 from batchyard.control.run_batches import BatchRunner
 from batchyard.services.held_batches import HeldBatches
 from tests.lifecycle import run_chunks, take_to_its_end
+from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
@@ -51,3 +54,22 @@ async def test_a_run_that_failed_without_ending_its_batch_is_not_counted(yard: Y
     assert taken == [batch_id]  # it is left alone for a few seconds
     (snapshot,) = (await yard.services.store.batch_leases.snapshots([batch_id])).values()
     assert snapshot.owner is None
+
+
+async def test_chains_get_the_last_places_too(yard: Yard) -> None:
+    """One after the other, so that no tenant gets all of them."""
+    yard.set(batches_at_once=9)
+    stage = Stage("/v1/embeddings", '{"input": {{ content | tojson }}}')
+    for number in range(10):
+        await yard.create([chat_line("a")], then=(stage,), tenant=f"tenant-{number % 2}")
+    taken, are_all_taken = [], asyncio.Event()
+
+    async def take(services: Services, batch_id: str) -> None:
+        taken.append(batch_id)
+        services.held.pause(batch_id)  # others may begin
+        if len(taken) == 10:
+            are_all_taken.set()
+        await are_all_taken.wait()
+
+    async with asyncio.timeout(PATIENCE * 5):
+        await serve(yard, take)
