@@ -37,6 +37,11 @@ _UNAVAILABLE_SQLITE = frozenset(
     }
 )
 
+_LOST_IN_DRIVER = (
+    asyncpg.InterfaceError,
+    # The connection was lost while it was made, or none of several servers is the primary.
+    asyncpg.InternalClientError,
+)
 _READ_ONLY_SQLSTATE = "25006"  # a standby, perhaps since another server has taken over
 _UNAVAILABLE_SQLSTATES = (
     "08",  # connection
@@ -78,7 +83,7 @@ def translated() -> Iterator[None]:
         SQLAlchemyError,
         sqlite3.Error,
         asyncpg.PostgresError,
-        asyncpg.InterfaceError,
+        *_LOST_IN_DRIVER,
         OSError,  # refused, reset, and every TimeoutError
     ) as error:
         raise _ours(error) from error
@@ -113,7 +118,7 @@ def _ours(error: Exception) -> BatchyardError:
 
 
 def _is_unavailable(error: Exception, cause: BaseException) -> bool:
-    if isinstance(error, PoolTimeout | OSError | asyncpg.InterfaceError):
+    if isinstance(error, (PoolTimeout, OSError, *_LOST_IN_DRIVER)):
         return True
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True

@@ -85,6 +85,13 @@ async def test_a_connection_to_a_server_that_has_become_read_only_is_replaced(
         await store.batches.create(new_batch())
 
 
+async def test_servers_of_which_none_is_the_primary_are_unavailable(postgres_url: str) -> None:
+    """In the middle of a failover. The driver has an exception of another kind for it."""
+    with pytest.raises(StoreUnavailable):
+        async with open_store(f"{postgres_url}&target_session_attrs=standby", patience_seconds=0.1):
+            pass
+
+
 @pytest.mark.parametrize(
     ("sqlstate", "error"),
     [
