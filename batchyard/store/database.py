@@ -76,7 +76,12 @@ class Database:
     async def close(self) -> None:
         """Close every connection, once the transactions of cancelled callers have ended."""
         await asyncio.gather(*self._unfinished, return_exceptions=True)
-        await self._engine.dispose()
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                await self._engine.dispose()
+        except TimeoutError:
+            # A server that is gone in silence would be waited for, a minute for each connection.
+            await self._engine.dispose(close=False)
 
     async def now(self) -> float:
         """The database's clock: Unix time in seconds. Also the cheapest proof that it answers."""

@@ -12,6 +12,7 @@ import pytest
 from batchyard.errors import StoreAccessDenied, StoreError, StoreUnavailable
 from batchyard.store import database, open_store
 from tests.contract.store.samples import new_batch
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,6 +28,10 @@ class Network:
         self.port = 0
         self._socket = socket
         self._lost: list[asyncio.Event] = []
+
+    def url(self, url: str) -> str:
+        """The database of this ``url``, through this network."""
+        return f"postgresql://batchyard@127.0.0.1:{self.port}{urlsplit(url).path}"
 
     def lose_connections(self) -> None:
         """Pass nothing on any more of those that there are, and tell neither end."""
@@ -61,15 +66,28 @@ async def test_connections_that_were_lost_in_silence_are_replaced_after_the_firs
     """A firewall has forgotten them, or another machine has the server's address."""
     monkeypatch.setattr(database, "_STATEMENT_SECONDS", 0.25)
     network = Network(postgres.folder / ".s.PGSQL.5432")
-    async with network.open():
-        name = urlsplit(postgres_url).path.strip("/")
-        url = f"postgresql://batchyard@127.0.0.1:{network.port}/{name}"
-        # The second attempt is the last one.
-        async with open_store(url, patience_seconds=2) as store:
-            await asyncio.gather(*(store.database.now() for _ in range(4)))
-            network.lose_connections()
-            await store.database.now()
-            await store.batches.create(new_batch())
+    # With this patience the second attempt is the last one.
+    async with (
+        network.open(),
+        open_store(network.url(postgres_url), patience_seconds=2) as store,
+    ):
+        await asyncio.gather(*(store.database.now() for _ in range(4)))
+        network.lose_connections()
+        await store.database.now()
+        await store.batches.create(new_batch())
+
+
+async def test_a_process_whose_server_is_gone_in_silence_ends_all_the_same(
+    postgres: PostgresCluster, postgres_url: str
+) -> None:
+    network = Network(postgres.folder / ".s.PGSQL.5432")
+    async with (
+        network.open(),
+        asyncio.timeout(PATIENCE * 10),
+        open_store(network.url(postgres_url), patience_seconds=1) as store,
+    ):
+        await asyncio.gather(*(store.database.now() for _ in range(4)))
+        network.lose_connections()
 
 
 async def test_a_connection_to_a_server_that_has_become_read_only_is_replaced(
