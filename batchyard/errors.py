@@ -333,4 +333,5 @@ class EngineLost(EngineError):
 
 
 class EngineNotReached(EngineLost):
-    """The engine was lost before a request was sent to it: no request can be the cause."""
+    """The engine was lost before a request was sent to it, or has the model or our key no more: no
+    request can be the cause."""

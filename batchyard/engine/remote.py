@@ -14,6 +14,7 @@ from batchyard.engine import seats
 from batchyard.engine.base import EngineAnswer, NoAnswer, StartProgress, known_status
 from batchyard.engine.fan_out import answer_concurrently
 from batchyard.engine.middleware.cache_salt import FIELD, spliced, with_member
+from batchyard.engine.model_list import listed_models, may_be_of_server
 from batchyard.engine.progress_metrics import cache_used_of, requests_of, work_done_of
 from batchyard.engine.routes import post_routes, routes_with_field
 from batchyard.engine.sharing.controller import ShareController
@@ -98,6 +99,9 @@ class RemoteEngine:
         self._takes_cache_salt = takes_cache_salt
         self._salted_urls: asyncio.Task[frozenset[str]] | None = None
         self._warned: set[str] = set()
+        self._was_listed = False
+        self._has_answered = False
+        """Well, so that it has the model although it may not list it."""
         self._address, self._socket_path = _parse(base_url)
         self._api_key = api_key
         self._ssl_context = ssl_context
@@ -169,6 +173,7 @@ class RemoteEngine:
             await self.stop()
             raise
         if models is not None:
+            self._was_listed = self._was_listed or self.model in models
             for name in sorted({self.model, *self.adapters} - models):
                 log.warning("engine.model_not_listed", model=name, server=self._where)
         if on_progress is not None:
@@ -283,6 +288,7 @@ class RemoteEngine:
                 if answer is None:
                     return EngineAnswer(request.tag, 502, _TOO_LONG)
                 retry_after = retry_after_seconds(response.headers.get("Retry-After"))
+                await self._check_is_of_line(response.status, answer)
                 return EngineAnswer(request.tag, known_status(response.status), answer, retry_after)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Nothing was sent: it is not this request that failed.
@@ -363,10 +369,25 @@ class RemoteEngine:
             )
         if status >= 500:
             raise EngineNotReady(f"the engine at {self._where} is not ready (HTTP {status})")
+        return listed_models(body)
+
+    async def _check_is_of_line(self, status: int, answer: bytes) -> None:
+        """Raises :class:`~batchyard.errors.EngineNotReached` if the server has the model or our key
+        no more: all requests get such an answer then, and it is about none of them."""
+        self._has_answered = self._has_answered or 200 <= status < 300
+        if not may_be_of_server(status, answer, self.model):
+            return
         try:
-            return {model.id for model in msgspec.json.decode(body, type=_ModelList).data}
-        except (ValueError, RecursionError):
-            return None
+            models = await self._probe()
+        except EngineNotReady:
+            return  # it is not known
+        except EngineStartFailed as error:
+            raise EngineNotReached(str(error)) from error
+        is_known = self._was_listed or not self._has_answered
+        if is_known and models is not None and self.model not in models:
+            raise EngineNotReached(
+                f"the engine at {self._where} does not serve model {self.model!r} (HTTP {status})"
+            )
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -404,14 +425,6 @@ async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | N
             return None
         parts.append(part)
     return b"".join(parts)
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_Model]
 
 
 def _parse(base_url: str) -> tuple[str, str | None]:

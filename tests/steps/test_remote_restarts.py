@@ -38,6 +38,11 @@ class Server:
         self.posts = 0
         self.looks = 0
         self.models_status = 200
+        self.model = MODEL
+        """The one that it has."""
+        self.listed: str | None = None
+        """What it lists in place of that."""
+        self.has_other_key = False
         self.failing_pages = 0
         """So many times ``/openapi.json`` is answered with 503, as by a proxy."""
         self._port = 0
@@ -66,10 +71,16 @@ class Server:
             await request.read()
             self.posts += 1
             await asyncio.sleep(0.01)
+            if self.has_other_key:
+                return web.json_response({"error": "Unauthorized"}, status=401)
+            if self.model != MODEL:
+                message = f"The model `{MODEL}` does not exist."
+                return web.json_response({"error": {"message": message}}, status=404)
             return web.json_response(ANSWER)
         if request.path == "/v1/models":
             self.looks += 1
-            return web.json_response({"data": [{"id": MODEL}]}, status=self.models_status)
+            status = 401 if self.has_other_key else self.models_status
+            return web.json_response({"data": [{"id": self.listed or self.model}]}, status=status)
         if request.path == "/openapi.json" and self.failing_pages:
             self.failing_pages -= 1
             return web.Response(status=503)
@@ -112,6 +123,108 @@ async def test_a_remote_server_that_is_restarted_costs_no_line(yard: Yard, serve
         await server.start()
         batch = await finishing
     assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 60)
+
+
+async def test_a_server_that_has_another_model_for_a_while_costs_no_line(
+    yard: Yard, server: Server
+) -> None:
+    """It says 404 to every request, and to none because of what it asks."""
+    yard.use(server.engine)  # type: ignore[arg-type]
+    batch_id = await yard.create([chat_line(f"id-{number}") for number in range(60)])
+    finishing = asyncio.create_task(yard.finish(batch_id))
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+        while server.posts < 20:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
+        server.model = "another"
+        await asyncio.sleep(0.5)
+        server.model = MODEL
+        batch = await finishing
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 60)
+
+
+async def test_a_server_that_does_not_get_the_model_fails_the_batch_and_not_its_lines(
+    yard: Yard, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crashes, "_LONGEST_RESTART_PAUSE_SECONDS", 0.001)
+    server.model = "another"
+    yard.use(server.engine)  # type: ignore[arg-type]
+    batch = await yard.run([chat_line("id-0")])
+    assert batch.status is BatchStatus.FAILED
+    assert "does not serve model 'stub-model'" in str(batch.errors)
+
+
+async def test_a_server_that_refuses_our_key_from_now_on_ends_the_window(server: Server) -> None:
+    """Whoever has it gets a runner with the new key; no line gets a 401."""
+    results: list[ResultLine] = []
+    engine = server.engine
+    await engine.start()
+    async with Window(engine, timeout_seconds=60, hang_seconds=60) as window:
+        server.has_other_key = True
+        body = b'{"model": "stub-model", "prompt": "a"}'
+        request = WindowRequest(
+            0, "id-0", COMPLETIONS, body, lambda _, result: results.append(result), owner="a"
+        )
+        await window.submit(request)
+        async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+            await window.ended()
+        with pytest.raises(EngineLost, match="refuses our API key"):
+            window.check()
+    await engine.stop()
+    assert not results
+
+
+async def test_a_server_that_does_not_list_its_model_may_have_said_404_to_a_line(
+    server: Server,
+) -> None:
+    """Where it has answered others well. A client may choose the text of its own 404."""
+    engine = server.engine
+    server.listed = "an alias"
+    await engine.start()
+
+    async def statuses(body: bytes) -> list[int | None]:
+        async def requests() -> AsyncIterator[EngineRequest]:
+            yield EngineRequest(1, COMPLETIONS, body, "r1")
+
+        return [one.status async for one in engine.stream(requests(), timeout_seconds=5)]
+
+    assert await statuses(b"{}") == [200]
+    server.model = "another"
+    assert await statuses(b"{}") == [404]
+    await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "listed"),
+    [
+        (404, b'{"detail":"Not Found"}', b'{"data":[]}'),
+        (404, b'{"error":"stub-model has no such image"}', b'{"data":[{"id":"stub-model"}]}'),
+        (404, b'{"error":"stub-model has no such image"}', b"{}"),
+        (401, b"{}", b'{"data":[{"id":"stub-model"}]}'),
+    ],
+    ids=["endpoint", "model listed", "no list", "key taken elsewhere"],
+)
+async def test_an_answer_that_may_be_about_the_line_is_the_lines(
+    status: int, body: bytes, listed: bytes
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.Response(status=status, body=body)
+        return web.Response(body=listed)
+
+    async def requests() -> AsyncIterator[EngineRequest]:
+        yield EngineRequest(1, COMPLETIONS, b"{}", "r1")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.01)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = RemoteEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", MODEL, max_num_seqs=4)
+    await engine.start()
+    [got] = [one async for one in engine.stream(requests(), timeout_seconds=5)]
+    await engine.stop()
+    await runner.cleanup()
+    assert (got.status, got.body) == (status, body)
 
 
 async def test_a_remote_server_that_does_not_come_back_ends_the_window(
