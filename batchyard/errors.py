@@ -255,7 +255,10 @@ class ObjectChanged(StorageError):
 
 
 class AccessDenied(StorageError):
-    """Access was refused: 401, 403, an expired presigned URL, a file mode."""
+    """Access was refused: 401, 403, an expired presigned URL, a file mode.
+
+    Also what S3 refuses whatever the object is, such as expired credentials.
+    """
 
     code = "access_denied"
 
