@@ -106,14 +106,14 @@ async def _count(connection: AsyncConnection, ended: BatchRecord, prices: Prices
     first = await summarise(connection, ended.id)
     counts = {"completed": first.completed, "failed": first.failed}
     own = ended.model_copy(update={**counts, **usage_values(first.usage)})
-    cost = await count_usage(connection, own, prices)
-    if not cost:
-        return cost
-    of_parts = select(func.sum(BATCHES.c.cost)).where(
-        BATCHES.c.part_of == ended.id, BATCHES.c.currency == cost["currency"]
+    of_first = (await count_usage(connection, own, prices)).get("cost")
+    sum_of_parts = select(func.sum(BATCHES.c.cost)).where(
+        BATCHES.c.part_of == ended.id, BATCHES.c.currency == prices.currency
     )
-    others = (await connection.execute(of_parts)).scalar_one()
-    return {**cost, "cost": cost["cost"] + int(others or 0)}
+    of_parts = (await connection.execute(sum_of_parts)).scalar_one()
+    if of_first is None and of_parts is None:
+        return {}
+    return {"cost": (of_first or 0) + int(of_parts or 0), "currency": prices.currency}
 
 
 async def move_batch(

@@ -12,16 +12,25 @@ from sqlalchemy import delete, event, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from batchyard.batch_error import BatchError
+from batchyard.chains import Stage
 from batchyard.errors import StoreUnavailable, TransitionConflict
 from batchyard.lifecycle import BatchStatus
 from batchyard.prices import BILLION, Price, Prices, cost_words
-from batchyard.store import LiveUse, NewChunk, Store, UsageTotal, open_store
+from batchyard.store import ChainPart, LiveUse, NewChunk, Store, UsageTotal, open_store
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS
 from batchyard.store.overview import Asked
 from batchyard.store.tenant.usage import _USAGE
 from batchyard.wire import Amount, BatchUsage, RequestCounts, TokenUsage
-from tests.contract.store.samples import MODEL, USAGE, begun_batch, finish, new_batch
+from tests.contract.store.samples import (
+    MODEL,
+    USAGE,
+    begin,
+    begun_batch,
+    finish,
+    new_batch,
+    new_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -401,3 +410,26 @@ async def test_live_requests_are_counted_once_though_their_first_write_has_not_e
         )
     (total,) = await totals(priced)
     assert total.requests == 20
+
+
+@pytest.mark.parametrize(("first_model", "cost"), [(MODEL, 2 * COST), ("without a price", COST)])
+async def test_a_chain_costs_what_its_parts_cost_also_if_its_first_stage_has_no_price(
+    priced: Store, first_model: str, cost: int
+) -> None:
+    chain = await priced.batches.create(
+        new_batch(then=(Stage("/v1/embeddings", "{}"),)), owner="me", lease_seconds=60
+    )
+    await begin(priced, chain.id, model=first_model)
+    (lease,) = await priced.chunks.claim(model=first_model, owner="a", lease_seconds=60)
+    await priced.chunks.complete(lease, completed=9, failed=1, usage=USAGE)
+    file = new_file(holds_responses=True)
+    part = new_batch(input_file_id=file.id, part_of=chain.id)
+    ordinals = b"\0\0\0\0\2\0\0\0"
+    as_part = ChainPart(batch_id=part.id, chain_id=chain.id, stage=1, ordinals=ordinals)
+    await priced.chains.add_part(as_part, file, part, epoch=1)
+    await begin(priced, part.id)
+    for batch_id in (part.id, chain.id):
+        await priced.batches.advance(batch_id, S.IN_PROGRESS, S.FINALIZING)
+        await finish(priced, batch_id, S.COMPLETED, **DONE)
+    found = await priced.batches.get(chain.id)
+    assert (found.cost, found.currency) == (cost, "eur")
