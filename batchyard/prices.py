@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 ANY_MODEL: Final = "*"
 BILLION: Final = 1_000_000_000
+MOST_AMOUNT: Final = 2**62
+"""In billionths. A server that is not ours may claim any number of tokens, and the batch ends all
+the same: the database has no larger numbers than twice this."""
 _MILLION: Final = 1_000_000
 _HOUR_SECONDS: Final = 3600
 
@@ -36,16 +39,15 @@ class Price:
     def amount(
         self, *, input_tokens: int, cached_tokens: int, output_tokens: int, engine_seconds: float
     ) -> int:
-        """In billionths. The cached tokens are among the input tokens."""
+        """In billionths, :data:`MOST_AMOUNT` at most. Cached tokens are among the input tokens."""
         cached = self.input if self.cached is None else self.cached
         tokens = (
             (input_tokens - cached_tokens) * self.input
             + cached_tokens * cached
             + output_tokens * self.output
         )
-        return round(
-            (tokens / _MILLION + engine_seconds / _HOUR_SECONDS * self.engine_hour) * BILLION
-        )
+        amount = (tokens / _MILLION + engine_seconds / _HOUR_SECONDS * self.engine_hour) * BILLION
+        return round(min(amount, float(MOST_AMOUNT)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from sqlalchemy import func, insert, select, update
 
 from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.lifecycle import TRANSITIONS, BatchStatus
+from batchyard.prices import MOST_AMOUNT
 from batchyard.store.batch.pages import batch_not_found, load_batch
 from batchyard.store.batch.receivers import insert_receivers
 from batchyard.store.batch.rows import BATCHES, NO_FORECAST
@@ -113,7 +114,8 @@ async def _count(connection: AsyncConnection, ended: BatchRecord, prices: Prices
     of_parts = (await connection.execute(sum_of_parts)).scalar_one()
     if of_first is None and of_parts is None:
         return {}
-    return {"cost": (of_first or 0) + int(of_parts or 0), "currency": prices.currency}
+    cost = min((of_first or 0) + int(of_parts or 0), MOST_AMOUNT)
+    return {"cost": cost, "currency": prices.currency}
 
 
 async def move_batch(

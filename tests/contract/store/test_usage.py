@@ -15,7 +15,8 @@ from batchyard.batch_error import BatchError
 from batchyard.chains import Stage
 from batchyard.errors import StoreUnavailable, TransitionConflict
 from batchyard.lifecycle import BatchStatus
-from batchyard.prices import BILLION, Price, Prices, cost_words
+from batchyard.prices import BILLION, MOST_AMOUNT, Price, Prices, cost_words
+from batchyard.results import MAX_TOKENS
 from batchyard.store import ChainPart, LiveUse, NewChunk, Store, UsageTotal, open_store
 from batchyard.store.batch.rows import BATCHES
 from batchyard.store.chunk.rows import CHUNKS
@@ -189,6 +190,19 @@ async def test_the_cost_is_fixed_at_the_end(
         assert await later.batches.get(batch.id) == batch
         (total,) = await totals(later)
         assert (total.cost, total.currency) == (COST, "eur")
+
+
+async def test_a_batch_ends_whatever_its_engine_claims_to_have_counted(
+    database_url: str, sealing_key: str
+) -> None:
+    prices = Prices(currency="usd", by_model={"*": Price(input=75.0, output=75.0)})
+    async with open_store(database_url, keys=[sealing_key], prices=prices) as store:
+        batch = await begun_batch(store)
+        await store.batches.advance(batch.id, S.IN_PROGRESS, S.FINALIZING)
+        most = 50_000 * MAX_TOKENS
+        usage = BatchUsage(input_tokens=most, output_tokens=most, total_tokens=2 * most)
+        done = await finish(store, batch.id, S.COMPLETED, **{**DONE, "usage": usage})
+        assert done.cost == MOST_AMOUNT
 
 
 async def test_engine_time_is_the_batchs_share_by_the_measured_speed(priced: Store) -> None:
