@@ -80,7 +80,7 @@ class BatchRunner:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
-            await store.runners.retire(runner.id)
+            await self._retire(runner.id)
         return self.ended
 
     async def _serve(self, runner_id: str, deliverer: Deliverer, responses: ResponseGroups) -> None:
@@ -145,6 +145,13 @@ class BatchRunner:
         except StoreError as error:
             # Its lease ends by itself.
             log.warning("batch.not_released", error, batch=batch_id)
+
+    async def _retire(self, runner_id: str) -> None:
+        try:
+            await self._services.store.runners.retire(runner_id)
+        except StoreError as error:
+            # The reconciler marks it as lost. What ends the process must be raised, not this.
+            log.warning("runner.not_retired", error, runner=runner_id)
 
     async def _is_draining(self, runner_id: str) -> bool:
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from batchyard.chains import Stage
 from batchyard.control.run_batches import BatchRunner
+from batchyard.errors import StoreUnavailable
 from batchyard.services.held_batches import HeldBatches
 from tests.lifecycle import run_chunks, take_to_its_end
 from tests.patience import PATIENCE
@@ -15,6 +16,8 @@ from tests.steps.conftest import Yard, chat_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    import pytest
 
     from batchyard.control.batch_lease import LeasedBatch
     from batchyard.services.services import Services
@@ -27,6 +30,21 @@ async def serve(yard: Yard, take: Callable[[Services, str], Awaitable[object]]) 
     async with HeldBatches(services.store, services.settings) as held:
         services = replace(services, held=held)
         return await BatchRunner(services, held, lambda batch_id: take(services, batch_id)).serve()
+
+
+async def test_a_process_whose_end_the_database_does_not_take_ends_as_it_would(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is restarted, for example. The flow run must not fail, nor hide that it was stopped."""
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("The database is away.")
+
+    async def take(*_: object) -> None:
+        raise AssertionError("there is no batch")
+
+    monkeypatch.setattr(yard.services.store.runners, "retire", away)
+    assert await serve(yard, take) == 0
 
 
 async def test_a_batch_that_came_to_its_end_is_counted(yard: Yard) -> None:
