@@ -38,6 +38,7 @@
     │   ├── StorageFull               no space left on the device
     │   └── StorageUnavailable        *retriable*: time-outs, 5xx, unreachable hosts
     ├── DispatchFailed                *retriable*: a call of Prefect's API failed
+    │   └── FlowRunNotMade            the work has not begun
     └── EngineError                   inference
         ├── EngineStartFailed         carries the end of the engine's own log
         │   └── EngineNotReady        somebody else's server is away, and may come back
@@ -297,6 +298,10 @@ class DispatchFailed(BatchyardError):
 
     code = "dispatch_failed"
     is_retriable = True
+
+
+class FlowRunNotMade(DispatchFailed):
+    """Prefect made no flow run for the work, so it has not begun."""
 
 
 class EngineError(BatchyardError):

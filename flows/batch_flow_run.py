@@ -18,6 +18,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.results import get_result_store
 from prefect.states import Failed, Running, exception_to_crashed_state, to_state_create
 
+from batchyard.errors import FlowRunNotMade
 from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
 from flows.prefect_client import get_client
@@ -71,9 +72,13 @@ class FlowRuns:
         """Await ``work`` as a flow run that ends with the state that it returns; the state.
 
         An exception ends the flow run as failed, a cancellation as crashed; both are raised.
+        Raises :class:`~batchyard.errors.FlowRunNotMade` before ``work`` begins.
         """
         async with get_client() as client:
-            run = await self._create(client, name=name, tags=list(tags), parameters=parameters)
+            try:
+                run = await self._create(client, name=name, tags=list(tags), parameters=parameters)
+            except Exception as error:
+                raise FlowRunNotMade(f"Prefect made no flow run: {describe(error)}") from error
             try:
                 with self._context(client, run):
                     end = await work()

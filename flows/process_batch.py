@@ -70,7 +70,10 @@ class ProcessBatchRuns:
         self._runs = FlowRuns(process_batch)
 
     async def run(self, batch_id: str, *, tags: Sequence[str] = ()) -> State:
-        """Take the batch to its end. Raises what Prefect's client raises.
+        """Take the batch to its end.
+
+        Raises :class:`~batchyard.errors.FlowRunNotMade` before anything of it is done, and what
+        Prefect's client raises.
 
         ``tags``: of the flow run, before those of the batch.
         """

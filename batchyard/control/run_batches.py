@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from batchyard import intervals
+from batchyard.control.cut_off import CutOff
 from batchyard.control.response_groups import ResponseGroups
 from batchyard.delivery.deliver import Deliverer
 from batchyard.errors import LeaseLost, RecordNotFound, StoreError
@@ -53,6 +54,7 @@ class BatchRunner:
         self._process = process
         self._deliver = deliver
         self._flow_run_id = flow_run_id
+        self._cut_off = CutOff(services.store, held.owner)
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended = 0
         """Batches that this runner has taken to their end."""
@@ -119,6 +121,8 @@ class BatchRunner:
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, batch_id: str) -> None:
+        began_at = time.monotonic()
+        trouble: Exception | None = None
         try:
             async with self._held.working(batch_id):
                 await self._process(batch_id)
@@ -126,8 +130,10 @@ class BatchRunner:
         except LeaseLost as error:
             log.warning("batch.lost", error)
         except Exception as error:  # noqa: BLE001 - Prefect's and others': the batch goes on
+            trouble = error
             log.warning("batch.postponed", describe(error), batch=batch_id)
             await self._postpone(batch_id)
+        self._cut_off.note(trouble, began_at=began_at)
 
     async def _count(self, batch_id: str) -> None:
         """Count the batch if it has ended. If its flow run failed, it is continued later."""
@@ -154,8 +160,13 @@ class BatchRunner:
             log.warning("runner.not_retired", error, runner=runner_id)
 
     async def _is_draining(self, runner_id: str) -> bool:
+        runners = self._services.store.runners
         try:
-            status = await self._services.store.runners.heartbeat(runner_id)
+            # Before the heartbeat, which then says so. Its batches go on, and another process is
+            # started for the others.
+            if await self._cut_off.is_alone() and await runners.drain(runner_id):
+                log.warning("batches.left_to_others", runner=runner_id)
+            status = await runners.heartbeat(runner_id)
         except RecordNotFound:
             # Its heartbeat was missing for so long that another runner has its place.
             return True

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from batchyard.dispatch.prefect_http import is_cut_off
 from batchyard.services.renewal import renewing
+from batchyard.store.leases import SCHEDULER_LEASE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from batchyard.store import Store
 
-_LEASE: Final = "scheduler"
 _LEASE_SECONDS: Final = 15.0
 
 
@@ -31,17 +31,17 @@ class SchedulerLease:
 
     async def claim(self) -> bool:
         """Whether it is ours now."""
-        return await self._store.leases.claim(_LEASE, self._owner, _LEASE_SECONDS)
+        return await self._store.leases.claim(SCHEDULER_LEASE, self._owner, _LEASE_SECONDS)
 
     async def release(self) -> None:
         """Let another process have it."""
-        await self._store.leases.release(_LEASE, self._owner)
+        await self._store.leases.release(SCHEDULER_LEASE, self._owner)
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Renew it while the block runs, until Prefect does not answer. It is released then."""
         self._is_cut_off = False
-        async with renewing(self._renew, every_seconds=_LEASE_SECONDS / 3, what=_LEASE):
+        async with renewing(self._renew, every_seconds=_LEASE_SECONDS / 3, what=SCHEDULER_LEASE):
             yield
         if self._is_cut_off:
             await self.release()
@@ -52,4 +52,4 @@ class SchedulerLease:
 
     async def _renew(self) -> None:
         if not self._is_cut_off:
-            await self._store.leases.renew(_LEASE, self._owner, _LEASE_SECONDS)
+            await self._store.leases.renew(SCHEDULER_LEASE, self._owner, _LEASE_SECONDS)

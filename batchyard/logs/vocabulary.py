@@ -48,6 +48,8 @@ EVENTS: Final = {
     "batch.validated": "Every line of the input is a request.",
     "batch.warned": "Its result files may not get to their destinations; the text says why.",
     "batch.waiting": "No runner has a chunk of the batch; the text says why.",
+    "batches.left_to_others": "Prefect has made no flow run for this process for a minute, and "
+    "answers another one; this process takes no further batches, and ends after those it has.",
     "batches.not_claimed": "The database gave no batches; it is asked again.",
     "batches.not_seen": "The database did not give the state of this process's batches; it "
     "is asked again.",
@@ -187,6 +189,7 @@ FIELDS: Final = {
     "exit": "the exit status of a process",
     "file": "the id of the file",
     "flow_run": "the id of the Prefect flow run",
+    "lines": "how many lines",
     "http_status": "the HTTP status of a receiver's answer",
     "key": "where an object is in the object store",
     "late_seconds": "how many seconds after the deadline",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Double, delete, or_, select, update
 from sqlmodel import Field
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
+
+SCHEDULER_LEASE: Final = "scheduler"
+"""The name of the lease to schedule. It is kept only by a process that Prefect answers."""
 
 
 class LeaseRow(Row, table=True):

@@ -6,10 +6,14 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from batchyard import intervals
 from batchyard.chains import Stage
+from batchyard.control import cut_off
 from batchyard.control.run_batches import BatchRunner
-from batchyard.errors import StoreUnavailable
+from batchyard.errors import FlowRunNotMade, StoreUnavailable
 from batchyard.services.held_batches import HeldBatches
+from batchyard.store import RunnerKind, RunnerStatus
+from batchyard.store.leases import SCHEDULER_LEASE
 from tests.lifecycle import run_chunks, take_to_its_end
 from tests.patience import PATIENCE
 from tests.steps.conftest import Yard, chat_line
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
     from batchyard.control.batch_lease import LeasedBatch
     from batchyard.services.services import Services
+    from batchyard.store import Store
 
 
 async def serve(yard: Yard, take: Callable[[Services, str], Awaitable[object]]) -> int:
@@ -72,6 +77,56 @@ async def test_a_run_that_failed_without_ending_its_batch_is_not_counted(yard: Y
     assert taken == [batch_id]  # it is left alone for a few seconds
     (snapshot,) = (await yard.services.store.batch_leases.snapshots([batch_id])).values()
     assert snapshot.owner is None
+
+
+async def status_in(store: Store) -> RunnerStatus:
+    (row,) = await store.runners.live(kind=RunnerKind.BATCHES, within_seconds=60)
+    return row.status
+
+
+async def test_a_process_that_prefect_does_not_answer_leaves_the_batches_to_one_that_it_answers(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeat goes to the database: while it counted as live, no other one was started."""
+    monkeypatch.setattr(cut_off, "_PATIENCE_SECONDS", 0.0)
+    yard.set(runner_idle_seconds=60.0)
+    store = yard.services.store
+    failed_id, kept_id = [await yard.create([chat_line("a")]) for _ in range(2)]
+    may_end = asyncio.Event()
+
+    async def take(batch_id: str) -> None:
+        if batch_id == failed_id:
+            raise FlowRunNotMade("Prefect made no flow run: ConnectError")
+        await may_end.wait()
+
+    async with HeldBatches(store, yard.services.settings) as held:
+        services = replace(yard.services, held=held)
+        serving = asyncio.create_task(BatchRunner(services, held, take).serve())
+        await asyncio.sleep(intervals.LOOK_SECONDS * 3)
+        # Prefect answers nobody, so it goes on trying.
+        assert await status_in(store) is RunnerStatus.LIVE
+        assert await store.leases.claim(SCHEDULER_LEASE, "another process", 60)
+        async with asyncio.timeout(PATIENCE * 5):
+            while await status_in(store) is RunnerStatus.LIVE:  # noqa: ASYNC110 - the database tells nobody
+                await asyncio.sleep(0.05)
+            assert not serving.done()  # it keeps the batch that it has
+            may_end.set()
+            await serving
+    assert (await store.batch_leases.snapshots([kept_id]))[kept_id].owner is None
+
+
+async def test_a_process_for_which_prefect_makes_flow_runs_again_takes_up_batches(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_off, "_PATIENCE_SECONDS", 0.0)
+    cut = cut_off.CutOff(yard.services.store, "me")
+    assert await yard.services.store.leases.claim(SCHEDULER_LEASE, "another process", 60)
+    cut.note(FlowRunNotMade("away"), began_at=10.0)
+    cut.note(FlowRunNotMade("away"), began_at=20.0)
+    cut.note(None, began_at=5.0)  # this one began before
+    assert await cut.is_alone()
+    cut.note(StoreUnavailable("of the batch"), began_at=30.0)
+    assert not await cut.is_alone()
 
 
 async def test_chains_get_the_last_places_too(yard: Yard) -> None:
