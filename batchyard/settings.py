@@ -43,6 +43,7 @@ from batchyard.settings_sources import (
     PREFIX,
     Variables,
     check_names,
+    check_storage,
     config_file,
     read_config,
     settings_of,
@@ -230,7 +231,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     """``sqlite:///path`` or ``postgresql://…``; unset: SQLite in ``home``."""
     storage: str | None = None
-    """A folder, or ``s3://bucket/prefix``; unset: a folder in ``home``.
+    """The absolute path of a folder, or ``s3://bucket/prefix``; unset: a folder in ``home``.
 
     S3 credentials and endpoint are those of boto3: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ….
     """
@@ -374,6 +375,13 @@ class Settings(BaseSettings):
         if twice:
             raise ValueError(f"a tenant can be in one group only: {', '.join(twice)}")
         return groups
+
+    @field_validator("storage")
+    @classmethod
+    def _is_one_place(cls, place: str | None) -> str | None:
+        if place is not None:
+            check_storage(place)
+        return place
 
     @field_validator("public_url")
     @classmethod

@@ -138,3 +138,14 @@ def settings_of(data: Mapping[str, Any], model: type[BaseModel]) -> dict[str, An
         if name not in known:
             raise SettingsError(unknown_name(name, known, "setting"))
     return {name: value for name, value in data.items() if name not in DEPLOYED}
+
+
+def check_storage(place: str) -> None:
+    """Refuse a place for the object store that is not the same one for every process.
+
+    Flow runs have temporary working folders: below these they would look for a relative path, or
+    for ``gs://bucket``, which is one. Raises ``ValueError``.
+    """
+    if re.match(r"s3://[^/]", place) or Path(place).expanduser().is_absolute():
+        return
+    raise ValueError("it is neither s3://bucket/prefix nor the absolute path of a folder")

@@ -89,6 +89,8 @@ def worker(
         {_QUERY_VARIABLE: _QUERY_SECONDS} | prefect_variables(settings.log.format) | os.environ
     )
     environment |= without_proxy_to(url, os.environ)
+    # Flow runs have working folders of their own.
+    environment["BATCHYARD_HOME"] = str(settings.home_folder)
     if (path := config_file()) is not None:
         environment[CONFIG_VARIABLE] = str(path)
     words = [*PREFECT_WORKER, "--pool", pool]

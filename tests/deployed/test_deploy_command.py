@@ -125,12 +125,12 @@ def blocks(server: PrefectServer) -> dict[str, Any]:
     return {each["name"]: each["data"] for each in found}
 
 
-def said_at_start(server: PrefectServer) -> str:
+def said_at_start(server: PrefectServer, about: str = "") -> str:
     """What a flow run has said about its database; its log arrives a little after its end."""
     deadline = time.monotonic() + PATIENCE * 30
     while True:
         for entry in ask(server, "logs/filter"):
-            if "flow_run.uses" in entry["message"]:
+            if "flow_run.uses" in entry["message"] and about in entry["message"]:
                 return str(entry["message"])
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -297,16 +297,18 @@ def test_a_flow_run_reads_the_settings_of_the_folder_where_its_worker_was_starte
     assert f"settings='{tmp_path}/batchyard.toml'" in said_at_start(deployed)
 
 
+@pytest.mark.parametrize("home", ["{}/elsewhere", "elsewhere"])
 def test_a_worker_of_ours_says_what_it_uses_and_runs_flows(
-    deployed: PrefectServer, tmp_path: Path
+    home: str, deployed: PrefectServer, tmp_path: Path
 ) -> None:
     """From a folder that Prefect's own command would not tell its flow runs of."""
-    (tmp_path / "batchyard.toml").write_text(f'home = "{tmp_path}/elsewhere"\n')
+    (tmp_path / "batchyard.toml").write_text(f'home = "{home.format(tmp_path)}"\n')
     worker = deployed.command("batchyard", "worker", "control")
     run_a_flow_on(deployed, tmp_path, worker, cwd=tmp_path, PWD="/")
     said = (tmp_path / "log").read_text()
     assert f"Database: sqlite:///{tmp_path}/elsewhere/batchyard.db\n" in said
     assert f"Settings: {tmp_path}/batchyard.toml\n" in said
+    assert said_at_start(deployed, about=f"sqlite:///{tmp_path}/elsewhere/batchyard.db")
     assert not (tmp_path / ".batchyard").exists()
 
 

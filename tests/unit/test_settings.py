@@ -153,3 +153,21 @@ def test_the_page_of_a_batch_is_below_the_public_url() -> None:
     settings = read_settings(public_url="https://host.example/yard/")
     assert settings.page_of("batch_1") == "https://host.example/yard/batches/batch_1"
     assert read_settings().page_of("batch_1") is None
+
+
+@pytest.mark.parametrize("place", ["gs://bucket", "S3://bucket", "s3:/bucket", "s3://", "data", ""])
+def test_a_place_that_each_flow_run_would_find_elsewhere_is_no_object_store(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of its own, which is deleted at its end; the batch would wait for its input."""
+    monkeypatch.setenv("BATCHYARD_STORAGE", place)
+    with pytest.raises(SettingsError, match=r"BATCHYARD_STORAGE: .* the absolute path of a folder"):
+        read_settings()
+
+
+@pytest.mark.parametrize("place", ["/srv/batches", "~/batches", "s3://bucket", "s3://bucket/a/b"])
+def test_a_folder_or_a_bucket_may_be_the_object_store(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_STORAGE", place)
+    assert read_settings().storage == place
