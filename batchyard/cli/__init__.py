@@ -18,7 +18,7 @@ from typing import Any
 
 from batchyard.cli.command_tree import make_app, make_command
 from batchyard.cli.exit_status import ExitStatus, exit_status
-from batchyard.cli.say import flush_output, say
+from batchyard.cli.say import flush_output, have_standard_streams, say
 from batchyard.cli.stoppable import LeftUnfinished, exit_without_waiting_on_signals, leave
 from batchyard.errors import BatchyardError
 
@@ -31,6 +31,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 def main() -> None:
     """Run the command. A failure is one sentence on standard error, and a status that says why."""
+    have_standard_streams()
     # On a terminal Prefect's client prints a notice about the use that it reports. vLLM reports its
     # own use as well, and obeys the same variable.
     os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -55,7 +55,12 @@ def _names(value: dict[str, Any], before: str = "") -> Iterator[str]:
             yield from _names(each, f"{before}{name}.")
 
 
+def json_line(value: Any) -> str:
+    """The object, in one line."""
+    return msgspec.json.encode(value).decode()
+
+
 def print_lines(values: Iterable[Any]) -> None:
     """An object per line, each of which a reader sees at once."""
     for value in values:
-        typer.echo(msgspec.json.encode(value).decode())
+        typer.echo(json_line(value))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from batchyard.cli.as_json import LINES, print_lines
+from batchyard.cli.as_json import LINES, json_line
 from batchyard.cli.findings import Finding, Level, failed, ok, warning, with_advice
 from batchyard.cli.say import say
 from batchyard.dispatch import RUN_BATCHES, RUN_CHUNKS, PrefectApi
@@ -83,7 +83,7 @@ async def _found(role: Role, as_json: bool) -> list[Finding]:
     findings = []
     async for finding in _check(role):
         if as_json:
-            print_lines([asdict(finding)])
+            say(json_line(asdict(finding)))
         else:
             say(f"{finding.level.value:<8} {finding.what:<9} {finding.text}")
         findings.append(finding)

@@ -14,6 +14,17 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(text, file=unbroken(sys.stderr if err else sys.stdout))
 
 
+def have_standard_streams() -> None:
+    """Let a stream that the caller has closed (``>&-``) read and write nothing, like /dev/null.
+
+    Call it before a file is opened: that gets the lowest free number, and a child process that
+    writes to its standard output would write into the file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - open to the end
+
+
 def flush_output() -> OSError | None:
     """Write what is still in the buffers: at exit, Python would print a traceback for a failure.
 

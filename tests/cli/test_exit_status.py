@@ -129,6 +129,40 @@ def test_a_reader_that_is_gone_is_no_traceback(home_with_tables: Path, words: li
     assert "defect" not in done.stderr
 
 
+def test_doctor_ends_well_whose_reader_wanted_one_line(home_with_tables: Path) -> None:
+    """As of ``batchyard doctor --json | head -1``: the services are open as it goes."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "batchyard.cli", "doctor", "cli", "--json"],
+        env=os.environ | {"BATCHYARD_HOME": str(home_with_tables)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline().startswith("{")
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("list --all >&-", 0), ("show batch_0 2>&-", 4), ("keys list --json <&- >&- 2>&-", 0)],
+)
+def test_a_closed_stream_is_no_traceback(home_with_tables: Path, words: str, status: int) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -m batchyard.cli {words}', sys.executable],
+        env=os.environ | {"BATCHYARD_HOME": str(home_with_tables)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "defect" not in done.stderr
+
+
 @pytest.mark.parametrize("words", [["list", "--all"], ["tenants", "list"]])
 def test_output_for_which_there_is_no_room_is_a_failure(
     home_with_tables: Path, words: list[str]
