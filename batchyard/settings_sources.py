@@ -134,10 +134,19 @@ def settings_of(data: Mapping[str, Any], model: type[BaseModel]) -> dict[str, An
     Raises :class:`~batchyard.errors.SettingsError` for a name that means nothing.
     """
     known = {*model.model_fields, *DEPLOYED}
-    for name in data:
-        if name not in known:
-            raise SettingsError(unknown_name(name, known, "setting"))
+    _check_table(data, known, "")
+    for name, inside in data.items():
+        inner = None if name in DEPLOYED else model.model_fields[name].annotation
+        if isinstance(inside, dict) and (fields := getattr(inner, "model_fields", None)):
+            _check_table(inside, fields, f"{name}.")
     return {name: value for name, value in data.items() if name not in DEPLOYED}
+
+
+def _check_table(table: Mapping[str, Any], known: Collection[str], before: str) -> None:
+    for name in table:
+        if name not in known:
+            names = [f"{before}{each}" for each in known]
+            raise SettingsError(unknown_name(f"{before}{name}", names, "setting"))
 
 
 def check_storage(place: str) -> None:

@@ -106,6 +106,15 @@ def test_a_misspelt_line_stops_the_start_and_names_its_neighbour(empty_folder: P
         read_settings()
 
 
+def test_a_misspelt_line_of_a_table_is_named_as_it_is_in_the_file(empty_folder: Path) -> None:
+    """And not as a variable, which nobody has set."""
+    (empty_folder / "batchyard.toml").write_text("[limits]\nmax_bytez = 3\n")
+    with pytest.raises(
+        SettingsError, match=r"no setting limits\.max_bytez\. Do you mean limits\.max_bytes\?"
+    ):
+        read_settings()
+
+
 def test_what_is_for_deploy_is_no_setting(empty_folder: Path) -> None:
     (empty_folder / "batchyard.toml").write_text(
         "chunk_requests = 7\n[[models]]\nmodel = 'tiny-chat'\n[engines_at_once]\ngpu = 1\n"
