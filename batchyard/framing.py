@@ -16,10 +16,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _BOM = b"\xef\xbb\xbf"
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "the file is compressed with gzip, so decompress it first",
+    b"\x28\xb5\x2f\xfd": "the file is compressed with zstd, so decompress it first",
+    b"PK\x03\x04": "the file is a zip archive, so unpack it first",
+    b"PAR1": "the file is Parquet, which needs a template of the requests (`--template`)",
+    b"\xff\xfe": "the file is UTF-16, so save it as UTF-8",
+    b"\xfe\xff": "the file is UTF-16, so save it as UTF-8",
+}
 _LONG_RUN = 16
 """After so many blank lines in a row, those that follow are skipped in blocks."""
 _BLOCK_BYTES = 1 << 16
 _PART_BYTES = 1 << 20
+
+
+def other_format(start: bytes) -> str | None:
+    """What a file is that begins like this and is no JSONL, and what helps; None: not known."""
+    known = (said for magic, said in _OTHER_FORMATS.items() if start.startswith(magic))
+    return next(known, None)
 
 
 class PhysicalLine(msgspec.Struct, frozen=True):

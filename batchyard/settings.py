@@ -376,6 +376,13 @@ class Settings(BaseSettings):
             raise ValueError(f"a tenant can be in one group only: {', '.join(twice)}")
         return groups
 
+    @field_validator("home", mode="before")
+    @classmethod
+    def _is_named(cls, home: Any) -> Any:
+        if home == "":
+            raise ValueError("it is empty: name a folder, or unset it for ~/.batchyard")
+        return home
+
     @field_validator("storage")
     @classmethod
     def _is_one_place(cls, place: str | None) -> str | None:

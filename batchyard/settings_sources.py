@@ -78,7 +78,7 @@ def is_file(path: Path) -> bool:
 def read_config(path: Path) -> dict[str, Any]:
     """What is in a file of settings. Raises :class:`~batchyard.errors.SettingsError`."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path} cannot be read as TOML: {error}.") from error
 

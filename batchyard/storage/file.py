@@ -101,7 +101,8 @@ async def write_file(
     """Make ``path`` hold exactly ``parts``, durably and at once; its folder must exist.
 
     A private file can be read by its owner only, whatever the umask and the folder's mode are.
-    Others, which a user asked for, have the mode that the umask gives.
+    Others, which a user asked for, have the mode that the umask gives, or that of the file that
+    they replace.
 
     The bytes go to a hidden file beside it, are synced, and take the name in one step, so that
     a failure, a cancellation or a power cut leaves the old file or the new one.
@@ -109,16 +110,18 @@ async def write_file(
     name = name or str(path)
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     tally = Tally()
+    with os_errors_as_ours(name):
+        kept_mode = None if is_private else await in_thread(_mode_of, path)
+    mode = PRIVATE_MODE if is_private or kept_mode is not None else _USERS_MODE
     try:
         async with (
-            _opened(
-                partial,
-                os.O_WRONLY | os.O_CREAT | os.O_EXCL,
-                name,
-                mode=PRIVATE_MODE if is_private else _USERS_MODE,
-            ) as descriptor,
+            _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, name, mode=mode) as descriptor,
             contextlib.aclosing(blocks(parts, BLOCK_BYTES)) as stream,
         ):
+            if kept_mode is not None:
+                # A file system without modes refuses it.
+                with os_errors_as_ours(name), contextlib.suppress(PermissionError):
+                    os.fchmod(descriptor, kept_mode)
             async for block in stream:
                 with os_errors_as_ours(name):
                     await in_thread(_write_all, descriptor, block, tally)
@@ -154,6 +157,14 @@ def _write_all(descriptor: int, block: bytes, tally: Tally) -> None:
     while view:
         view = view[os.write(descriptor, view) :]
     tally.add(block)
+
+
+def _mode_of(path: Path) -> int | None:
+    """The permissions of the file; None: there is none."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return None
 
 
 def _take_name(partial: Path, path: Path) -> None:

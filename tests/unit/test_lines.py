@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 from typing import Any
@@ -110,6 +111,22 @@ BAD_JSON = {
 @pytest.mark.parametrize("data", BAD_JSON.values(), ids=BAD_JSON.keys())
 def test_a_line_that_is_not_strict_json_is_an_invalid_json_line(data: bytes) -> None:
     assert refusal(data + b"\n") == [("invalid_json_line", None, 1)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(b"{}"), "compressed with gzip"),
+        ("{}".encode("utf-16"), "save it as UTF-8"),
+        (b"PK\x03\x04", "unpack it first"),
+    ],
+)
+def test_a_file_of_another_format_is_named(content: bytes, said: str) -> None:
+    with pytest.raises(InputRefused) as caught:
+        validate(content + b"\n" + content)
+    messages = [entry.message for entry in caught.value.entries]
+    assert said in messages[0]
+    assert said not in messages[-1]  # a later line may begin like this by chance
 
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b'"text"', b"null"])

@@ -155,6 +155,12 @@ def test_the_page_of_a_batch_is_below_the_public_url() -> None:
     assert read_settings().page_of("batch_1") is None
 
 
+def test_an_empty_home_is_not_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHYARD_HOME", "")
+    with pytest.raises(SettingsError, match=r"BATCHYARD_HOME: .* name a folder"):
+        read_settings()
+
+
 @pytest.mark.parametrize("place", ["gs://bucket", "S3://bucket", "s3:/bucket", "s3://", "data", ""])
 def test_a_place_that_each_flow_run_would_find_elsewhere_is_no_object_store(
     place: str, monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,12 @@ def test_a_file_that_is_no_toml_is_named(empty_folder: Path) -> None:
         read_settings()
 
 
+def test_a_byte_order_mark_is_left_out(empty_folder: Path) -> None:
+    """Some editors write one."""
+    (empty_folder / "batchyard.toml").write_text("chunk_requests = 7\n", "utf-8-sig")
+    assert read_settings().chunk_requests == 7
+
+
 def test_a_misspelt_line_stops_the_start_and_names_its_neighbour(empty_folder: Path) -> None:
     (empty_folder / "batchyard.toml").write_text("databse_url = 'sqlite:///x'\n")
     with pytest.raises(

@@ -172,6 +172,21 @@ async def test_a_written_file_follows_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+async def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    """Results that were private stay private, and a group that could read them still can."""
+    path = tmp_path / "out"
+    path.touch()
+    path.chmod(mode)
+    before = os.umask(0o022)
+    try:
+        await write_file(path, parts(1))
+    finally:
+        os.umask(before)
+
+    assert path.stat().st_mode & 0o777 == mode
+
+
 async def test_a_private_file_does_not_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
