@@ -20,6 +20,7 @@ from batchyard.runner.chunk_order import ChunkOrder
 from batchyard.runner.chunk_rest import ChunkRest
 from batchyard.runner.copies import Copies
 from batchyard.runner.finished_lines import FinishedLines
+from batchyard.runner.flusher import Flusher
 from batchyard.runner.line_reader import (
     UnreadableLine,
     prompt_of,
@@ -69,8 +70,6 @@ _READ_AHEAD_BYTES = 4 * 1024**2
 _LAST_FLUSH_SECONDS = 5.0
 _FLUSHES_OF_CHAINS = 4
 """In place of one. The next stage finds less in the cache with each second that it waits."""
-_FLUSH_BYTES = 4 * 1024**2
-"""Finished lines in memory that are flushed before their time is up."""
 
 
 class Done(NamedTuple):
@@ -88,8 +87,7 @@ class ChunkRun:
     ``fetch_input`` gives the batch's input as a local file, ``find_traits`` what all its requests
     carry and when an answer is bad, ``find_lengths`` what is known of their answers. ``on_answer``
     gets what each answered request was to do, its prompt by the plan's estimate, and its tokens as
-    the engine says. ``turn`` is a lock under which the lines of copies are made: those of all
-    chunks at once would fill the memory.
+    the engine says. ``turn`` is the lock of a :class:`~batchyard.runner.flusher.Flusher`.
     """
 
     services: Services
@@ -106,6 +104,7 @@ class ChunkRun:
     runs_alone: bool = field(init=False)
     """No other chunk may run at the same time, see :mod:`batchyard.runner.suspects`."""
     _finished: FinishedLines = field(init=False)
+    _flusher: Flusher = field(init=False)
     _input_path: Path = field(init=False)
     _traits: BatchTraits = NO_TRAITS
     _retries: OutputRetries | None = None
@@ -120,11 +119,7 @@ class ChunkRun:
     """Requests of the chunk that are finished or in the window, copies included."""
     _is_admitted: bool = False
     """Nothing more of it is to be admitted."""
-    _is_waiting: bool = False
-    """Nothing is admitted until all of that is finished."""
-    _flushed: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: Exception | None = None
-    _flush_due: asyncio.Event = field(default_factory=asyncio.Event)
     is_lost: bool = False
     """Another runner owns the lease."""
     _action: ChunkAction = ChunkAction.RUN
@@ -133,6 +128,13 @@ class ChunkRun:
     def __post_init__(self) -> None:
         self.runs_alone = runs_alone(self.lease)
         self._finished = FinishedLines(self.services, self.lease, self.backpressure)
+        self._flusher = Flusher(
+            self._finished,
+            self._copies,
+            self._make_copies,
+            turn=self.turn,
+            request_count=self.lease.request_count,
+        )
 
     def lose(self) -> None:
         """Another runner owns the lease now: :meth:`run` ends with ``LeaseLost``."""
@@ -200,7 +202,7 @@ class ChunkRun:
     async def _work(self, traceparent: str | None) -> None:
         requests = await self.admission.unless_slow(self._prepare())
         self._traits = replace(self._traits, traceparent=traceparent)
-        flusher = asyncio.create_task(self._flush_regularly())
+        flusher = asyncio.create_task(self._flusher.run(self._flush_seconds))
         try:
             admission = asyncio.create_task(self._admit(requests))
             try:
@@ -231,12 +233,12 @@ class ChunkRun:
             raise LeaseLost(f"Chunk {self.lease.index} of {self.lease.batch_id} has another owner.")
         if self._retries is not None and self._action is ChunkAction.DROP:
             self._retries.deliver_kept()
-        await patiently(self._make_durable, "finished lines")
+        await patiently(self._flusher.make_durable, "finished lines")
         await patiently(lambda: self.services.store.chunks.release(self.lease), "a chunk's release")
 
     async def _flush_while_leaving(self) -> None:
         try:
-            await self._flush_regularly()
+            await self._flusher.run(self._flush_seconds)
         except Exception as error:  # noqa: BLE001 - it ends the chunk, as while the chunk runs
             self._fail(error)
 
@@ -273,7 +275,7 @@ class ChunkRun:
         """Save what is finished of a run that ends early: the next owner need not run it."""
         try:
             async with asyncio.timeout(_LAST_FLUSH_SECONDS):
-                await self._make_durable()
+                await self._flusher.make_durable()
         except LeaseLost:
             pass  # the chunk's new owner runs them
         except Exception as error:  # noqa: BLE001 - then they run again; the rest goes on
@@ -337,7 +339,7 @@ class ChunkRun:
                 suspects = requests[given_up : given_up + NARROWING * size]
                 for first in range(0, len(suspects), size):
                     await self._admit_some(descriptor, suspects[first : first + size])
-                    await self._until_durable()
+                    await self._flusher.until_durable(self._admitted)
                 await patiently(partial(self.services.store.chunks.clear, self.lease), "a chunk")
                 self.runs_alone = False
                 given_up += len(suspects)
@@ -428,28 +430,19 @@ class ChunkRun:
             self._admitted += len(records)
             for each, custom_id in zip(records, custom_ids, strict=True):
                 self._finished.keep(int(each["ordinal"]), unprocessed(custom_id, message))
-        await self._until_durable()
-
-    async def _until_durable(self) -> None:
-        """Return when everything that was admitted is finished and durable."""
-        self._is_waiting = True
-        self._flush_if_due()
-        while self._finished.tally.answered < self._admitted or self._finished.unflushed_bytes:
-            self._flushed.clear()
-            await self._flushed.wait()
-        self._is_waiting = False
+        await self._flusher.until_durable(self._admitted)
 
     def _deliver_to_all(
         self, custom_id: str, copies: npt.NDArray[Any], ordinal: int, result: ResultLine
     ) -> None:
         self._deliver(ordinal, result)
         self._copies.add(custom_id, result, copies)
-        self._flush_if_due()
+        self._flusher.look()
 
     def _deliver(self, ordinal: int, result: ResultLine) -> None:
         self._finished.keep(ordinal, result)
         self._finished.has_run = True
-        self._flush_if_due()
+        self._flusher.look()
         self.on_answer(self._learn(ordinal, result), result.usage)
 
     def _learn(self, ordinal: int, result: ResultLine) -> Done:
@@ -473,54 +466,15 @@ class ChunkRun:
         more = result.usage.output_tokens - used.output_tokens
         return Done(expected.prompt_tokens + output + more, output)
 
-    def _flush_if_due(self) -> None:
-        copies = self._copies
-        awaited = self._admitted if self._is_waiting else self.lease.request_count
-        is_all_there = self._finished.tally.answered + copies.count >= awaited
-        if is_all_there or self._finished.unflushed_bytes + copies.size_bytes >= _FLUSH_BYTES:
-            self._flush_due.set()
-
-    @property
-    def _is_answered(self) -> bool:
-        return self._finished.tally.answered >= self.lease.request_count
-
     @property
     def _flush_seconds(self) -> float:
         """How long finished lines are in memory only, at most."""
         seconds = self.services.settings.flush_seconds
         return seconds / _FLUSHES_OF_CHAINS if self._traits.is_chained else seconds
 
-    async def _flush_regularly(self) -> None:
-        """Make finished lines durable, every few seconds and once more at the end."""
-        while not self._is_answered:
-            try:
-                async with asyncio.timeout(self._flush_seconds):
-                    await self._flush_due.wait()
-            except TimeoutError:
-                pass
-            self._flush_due.clear()
-            await patiently(self._make_durable, "finished lines")
-            self._flushed.set()
-        await patiently(self._make_durable, "finished lines")
-        self._flushed.set()
-
-    async def _make_durable(self) -> None:
-        """Write the lines of the copies whose answer is there, and make all of it durable."""
-        if self._copies.count:
-            if self.turn.locked():
-                # What is finished must not wait for other chunks.
-                await self._finished.flush()
-            async with self.turn:
-                await self._write_copies()
-        await self._finished.flush()
-
-    async def _write_copies(self) -> None:
-        while self._copies.count:
-            # Before others are made: each time that this fails, it is tried again from the start.
-            if self._finished.unflushed_bytes >= _FLUSH_BYTES:
-                await self._finished.flush()
-            for ordinal, result in await self._copies.take_some(self._input_path):
-                self._deliver(ordinal, result)
+    async def _make_copies(self) -> None:
+        for ordinal, result in await self._copies.take_some(self._input_path):
+            self._deliver(ordinal, result)
 
 
 def _next_to_read(left: deque[_Planned]) -> list[_Planned]:

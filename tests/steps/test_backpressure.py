@@ -13,7 +13,7 @@ import pytest
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import StorageFull
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import backpressure, chunk
+from batchyard.runner import backpressure, flusher
 from batchyard.runner.backpressure import Backpressure
 from batchyard.runner.run import Runner
 from batchyard.services import patience
@@ -215,7 +215,7 @@ async def test_the_lines_of_copies_do_not_fill_the_memory_of_a_machine_that_cann
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are made as the ones before are written."""
-    monkeypatch.setattr(chunk, "_FLUSH_BYTES", 30_000)
+    monkeypatch.setattr(flusher, "_MOST_BYTES", 30_000)
     yard.set(chunk_requests=5000)
     same = [chat_line(f"id-{n}", "the same question", temperature=0) for n in range(5000)]
     batch_id = await yard.prepared(same, deduplicate=True)

@@ -13,7 +13,7 @@ from batchyard.engine.stub import Fault, FaultKind, StubEngine
 from batchyard.lifecycle import BatchStatus
 from batchyard.plan.records import read_records
 from batchyard.results import answered, copied
-from batchyard.runner import chunk
+from batchyard.runner import flusher
 from batchyard.services.keys import plan_key, segment_key, segments_prefix
 from batchyard.services.segments import encode_entry, put_bytes, read_object
 from batchyard.steps.retry import retry_batch
@@ -132,7 +132,7 @@ async def test_a_passing_failure_is_tried_again_once_for_all(yard: Yard) -> None
 async def test_many_copies_become_durable_in_pieces(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk, "_FLUSH_BYTES", 30_000)
+    monkeypatch.setattr(flusher, "_MOST_BYTES", 30_000)
     batch = await yard.run(lines(500, 1), deduplicate=True)
     keys = [key async for key in yard.services.storage.list(segments_prefix(batch.id))]
     sizes = [len(await read_object(yard.services.storage, key)) for key in keys]
