@@ -20,6 +20,7 @@ from batchyard.errors import (
     LocationRefused,
     ObjectChanged,
     ObjectNotFound,
+    ObjectTooLarge,
     StorageError,
     StorageUnavailable,
 )
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
     from batchyard.storage.base import StoredObject
 
 PART_BYTES: Final = 8 * MIB
-"""S3 takes 10,000 parts, so an object may have 78 GiB. R2 wants all parts of one size."""
+_MOST_PARTS: Final = 10_000
+_PARTS_OF_ONE_SIZE: Final = 9_000
+"""S3 takes 10,000 parts. R2 wants all of one size, and gets that for objects of up to 70 GiB."""
+_JOINED: Final = 32
+"""Later parts are so many times as large, which makes 320 GiB."""
 
 _ALWAYS_SAID: Final = {
     "list_objects_v2": "IsTruncated",
@@ -133,7 +138,8 @@ class S3Bucket:
         """Store ``parts`` under ``key``: one request when they are few, else a multipart upload.
 
         Holds about three parts in memory. A failure or a cancellation aborts the upload, so that
-        no invisible parts stay behind and cost money.
+        no invisible parts stay behind and cost money. Raises
+        :class:`~batchyard.errors.ObjectTooLarge` beyond 320 GiB.
         """
         tally = Tally()
         async with contextlib.aclosing(blocks(parts, self._part_bytes)) as stream:
@@ -144,6 +150,10 @@ class S3Bucket:
             async with self._multipart(key, tally) as (upload, etags):
                 while block:
                     number = len(etags) + 1
+                    if number > _MOST_PARTS:
+                        raise ObjectTooLarge(f"{self.shown(key)} has more parts than S3 takes")
+                    if number > _PARTS_OF_ONE_SIZE:
+                        block = await _joined(block, stream)
                     etags.append(
                         await self._send(tally, block, "upload_part", **upload, PartNumber=number)
                     )
@@ -346,6 +356,14 @@ class S3Bucket:
 def _counted(tally: Tally, block: bytes) -> str:
     tally.add(block)
     return base64.b64encode(hashlib.md5(block, usedforsecurity=False).digest()).decode()
+
+
+async def _joined(block: bytes, stream: AsyncGenerator[bytes]) -> bytes:
+    """The block with those that follow it in the stream."""
+    some = [block]
+    while len(some) < _JOINED and (block := await anext(stream, b"")):
+        some.append(block)
+    return b"".join(some)
 
 
 def _hang_up(reply: Any) -> None:

@@ -18,8 +18,10 @@ from batchyard.errors import (
     LocationRefused,
     ObjectChanged,
     ObjectNotFound,
+    ObjectTooLarge,
     StorageUnavailable,
 )
+from batchyard.storage import bucket as bucket_module
 from batchyard.storage.bucket import S3Bucket, S3Credentials
 from batchyard.storage.s3 import S3Storage
 from tests.contract.storage.conftest import PART_BYTES, QUICK
@@ -208,6 +210,36 @@ async def test_an_upload_cancelled_at_any_moment_leaves_nothing(
 
     assert "Uploads" not in s3_client.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix)
     assert [key async for key in s3_storage.list("")] == []
+
+
+async def test_an_object_of_more_than_ten_thousand_parts_has_larger_ones(
+    monkeypatch: pytest.MonkeyPatch, s3_client: Any, s3_storage: S3Storage, prefix: str
+) -> None:
+    """The results of a large batch have more than 80 GiB, and would be made again without end."""
+    monkeypatch.setattr(bucket_module, "_PARTS_OF_ONE_SIZE", 2)
+    monkeypatch.setattr(bucket_module, "_JOINED", 2)
+    content = b"".join(bytes([n]) * PART_BYTES for n in range(5)) + b"end"
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield content
+
+    stored = await s3_storage.put("out", parts())
+    assert stored.size_bytes == len(content)
+    assert b"".join([part async for part in s3_storage.get("out")]) == content
+    made = s3_client.head_object(Bucket=BUCKET, Key=f"{prefix}/out")
+    assert made["ETag"].endswith('-4"')  # two of one size, one of two, and the rest
+
+
+async def test_more_parts_than_s3_takes_are_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, s3_storage: S3Storage
+) -> None:
+    monkeypatch.setattr(bucket_module, "_MOST_PARTS", 1)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield bytes(PART_BYTES + 1)
+
+    with pytest.raises(ObjectTooLarge, match="more parts than S3 takes"):
+        await s3_storage.put("out", parts())
 
 
 async def test_an_upload_holds_a_few_parts_only(s3_storage: S3Storage) -> None:
