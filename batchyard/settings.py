@@ -42,6 +42,7 @@ from batchyard.prices import Price, Prices
 from batchyard.settings_sources import (
     PREFIX,
     Variables,
+    check_database,
     check_names,
     check_storage,
     config_file,
@@ -229,7 +230,7 @@ class Settings(BaseSettings):
     home: Path = Path("~/.batchyard")
     """The folder of the database, objects, temporary files and keys, unless they are elsewhere."""
     database_url: SecretStr | None = None
-    """``sqlite:///path`` or ``postgresql://…``; unset: SQLite in ``home``."""
+    """``sqlite:////absolute/path`` or ``postgresql://…``; unset: SQLite in ``home``."""
     storage: str | None = None
     """The absolute path of a folder, or ``s3://bucket/prefix``; unset: a folder in ``home``.
 
@@ -382,6 +383,13 @@ class Settings(BaseSettings):
         if home == "":
             raise ValueError("it is empty: name a folder, or unset it for ~/.batchyard")
         return home
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_one_database(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            check_database(url.get_secret_value())
+        return url
 
     @field_validator("storage")
     @classmethod

@@ -158,3 +158,12 @@ def check_storage(place: str) -> None:
     if re.match(r"s3://[^/]", place) or Path(place).expanduser().is_absolute():
         return
     raise ValueError("it is neither s3://bucket/prefix nor the absolute path of a folder")
+
+
+def check_database(url: str) -> None:
+    """Refuse a SQLite file that is not the same one for every process, as :func:`check_storage`.
+
+    Raises ``ValueError``, without the URL, which may have a password.
+    """
+    if re.match(r"sqlite(\+\w+)?:///[^/:]", url):
+        raise ValueError("the path is not absolute: with four slashes, sqlite:////srv/batchyard.db")

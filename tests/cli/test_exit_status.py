@@ -93,7 +93,7 @@ def test_every_status_has_a_meaning() -> None:
         (["show", "batch_0"], {}, 4),
         (["show"], {}, 2),
         (["priority", "batch_0", "99999999"], {}, 3),
-        (["show", "batch_0"], {"BATCHYARD_DATABASE_URL": "sqlite+aiosqlite:///not-migrated.db"}, 5),
+        (["show", "batch_0"], {"BATCHYARD_DATABASE_URL": "sqlite+aiosqlite:///{}/new.db"}, 5),
         (["show", "batch_0"], {"BATCHYARD_CHUNK_REQUESTS": "0"}, 1),
     ],
 )
@@ -103,9 +103,10 @@ def test_a_command_ends_with_the_status_of_its_error(
     words: list[str],
     variables: dict[str, str],
     status: int,
+    tmp_path: Path,
 ) -> None:
     for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value.format(tmp_path))
     ended = alone(*words)
     assert (ended.status, ended.stdout) == (status, "")
     assert ended.stderr

@@ -171,6 +171,16 @@ def test_a_place_that_each_flow_run_would_find_elsewhere_is_no_object_store(
         read_settings()
 
 
+@pytest.mark.parametrize("url", ["sqlite:///own.db", "sqlite+aiosqlite:///a/own.db"])
+def test_a_database_that_each_flow_run_would_find_elsewhere_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHYARD_DATABASE_URL", url)
+    with pytest.raises(SettingsError, match=r"BATCHYARD_DATABASE_URL: .* not absolute") as refused:
+        read_settings()
+    assert "own.db" not in str(refused.value)
+
+
 @pytest.mark.parametrize("place", ["/srv/batches", "~/batches", "s3://bucket", "s3://bucket/a/b"])
 def test_a_folder_or_a_bucket_may_be_the_object_store(
     place: str, monkeypatch: pytest.MonkeyPatch
