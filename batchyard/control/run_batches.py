@@ -112,8 +112,8 @@ class BatchRunner:
             return
         try:
             batch_ids = await self._held.claim(room)
-        except StoreError as error:
-            log.warning("batches.not_claimed", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the batches that are held go on
+            log.warning("batches.not_claimed", describe(error))
             return
         for batch_id in batch_ids:
             task = asyncio.create_task(self._run(batch_id), name=batch_id)
@@ -170,7 +170,7 @@ class BatchRunner:
         except RecordNotFound:
             # Its heartbeat was missing for so long that another runner has its place.
             return True
-        except StoreError as error:
-            log.warning("runner.not_seen", error, runner=runner_id)
+        except Exception as error:  # noqa: BLE001 - as for a claim
+            log.warning("runner.not_seen", describe(error), runner=runner_id)
             return False
         return status is RunnerStatus.DRAINING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchyard import intervals
 from batchyard.chains import Stage
@@ -50,6 +50,39 @@ async def test_a_process_whose_end_the_database_does_not_take_ends_as_it_would(
 
     monkeypatch.setattr(yard.services.store.runners, "retire", away)
     assert await serve(yard, take) == 0
+
+
+async def test_an_error_that_nobody_expects_ends_no_batch_that_is_held(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver raises such errors on a connection that breaks at a bad moment."""
+    batch_id = await yard.create([chat_line("a")])
+    errors = 0
+
+    def failing(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def fails_at_times(*words: Any, **options: Any) -> Any:
+            nonlocal errors
+            if errors % 2 == 0:
+                errors += 1
+                raise AttributeError("'NoneType' object has no attribute 'send'")
+            errors += 1
+            return await work(*words, **options)
+
+        return fails_at_times
+
+    async def run(lease: LeasedBatch) -> int:
+        await asyncio.sleep(intervals.LOOK_SECONDS * 3)
+        return await run_chunks(yard.services, "stub-model", batch_id=lease.id)
+
+    async def take(services: Services, batch_id: str) -> None:
+        await take_to_its_end(services, batch_id, run)
+
+    store = yard.services.store
+    monkeypatch.setattr(store.batch_leases, "claim", failing(store.batch_leases.claim))
+    monkeypatch.setattr(store.runners, "heartbeat", failing(store.runners.heartbeat))
+    assert await serve(yard, take) == 1
+    assert errors > 3
+    assert (await store.batches.get(batch_id)).completed_at is not None
 
 
 async def test_a_batch_that_came_to_its_end_is_counted(yard: Yard) -> None:
