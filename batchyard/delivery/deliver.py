@@ -189,7 +189,7 @@ class Deliverer:
             claims = await deliveries.claim(
                 owner, lease_seconds=_LEASE_SECONDS, limit=room, limits=_LIMITS
             )
-        except StoreError:
+        except Exception:
             # It may have been written, and it is unknown here what it leased.
             self._let_leases_end()
             raise

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from batchyard import intervals
-from batchyard.errors import StoreError
 from batchyard.runner.admission import Admission
 from batchyard.runner.suspects import runs_alone
 from batchyard.store import ChunkAction, Host
@@ -84,7 +83,7 @@ class Claims:
             return None
         try:
             standing = await self._services.store.chunks.standing(lease.batch_id)
-        except StoreError:
+        except Exception:
             await self._returns.release(lease)
             raise
         if not self._suits(standing):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from batchyard import intervals
 from batchyard import metric_families as families
-from batchyard.errors import EngineLost, LeaseLost, StoreError
+from batchyard.errors import EngineLost, LeaseLost
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.runner.admission import AdmissionQueue
@@ -232,8 +232,8 @@ class Runner:
     async def leases(self) -> AsyncIterator[ChunkLease]:
         """Claim chunks, each as soon as none of its flow waits in the queue of the window.
 
-        Raises :class:`~batchyard.errors.EngineLost` when the engine was given up, and what the
-        database says when it goes on to refuse.
+        Raises :class:`~batchyard.errors.EngineLost` when the engine was given up, and what each
+        claim raises when none succeeds any more.
         """
         idle_since = time.monotonic()
         refusals = 0
@@ -242,11 +242,12 @@ class Runner:
             try:
                 lease = await patiently(self._next, "chunks")
                 refusals = 0
-            except StoreError as error:
+            except Exception as error:
+                # Whatever it is, the chunks that are held go on: an engine takes minutes to load.
                 refusals += 1
                 if refusals == _MOST_REFUSALS:
                     raise
-                log.warning("chunks.not_claimed", error, runner=self._held.owner)
+                log.warning("chunks.not_claimed", describe(error), runner=self._held.owner)
                 lease = None
             if lease is not None:
                 if not self._held.leases:

@@ -106,6 +106,28 @@ async def test_what_is_claimed_while_the_database_is_asked_is_not_lost(
     assert (engine.executed, engine.aborted) == (20, 0)
 
 
+@pytest.mark.parametrize("call", ["claim", "standing"])
+async def test_a_claim_that_raises_what_nobody_expects_ends_no_engine(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A driver raises such errors on a connection that breaks at a bad moment."""
+    batch_id = await yard.prepared(lines(4))
+    chunks = yard.services.store.chunks
+    work, has_failed = getattr(chunks, call), False
+
+    async def fails_once(*words: Any, **options: Any) -> Any:
+        nonlocal has_failed
+        if not has_failed:
+            has_failed = True
+            raise AttributeError("'NoneType' object has no attribute 'send'")
+        return await work(*words, **options)
+
+    monkeypatch.setattr(chunks, call, fails_once)
+    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
+        assert await run_chunks(yard.services, MODEL, batch_id=batch_id) == 4
+    assert has_failed
+
+
 async def test_a_runner_that_was_taken_for_dead_ends(yard: Yard, pool: PoolRunner) -> None:
     """Another has its place by now."""
     pool.start()
