@@ -11,23 +11,18 @@ from batchyard.control.chain_relay import relayed, settle_chain
 from batchyard.control.error_watch import stopped_by_errors
 from batchyard.control.stopping_runners import wait_for_stopping_runners
 from batchyard.errors import (
-    AccessDenied,
     BatchyardError,
     DispatchFailed,
     LeaseLost,
     ObjectNotFound,
-    OtherTables,
     StorageError,
-    StorageFull,
-    StorageUnavailable,
-    StoreAccessDenied,
-    StoreUnavailable,
     TransitionConflict,
 )
 from batchyard.lifecycle import STOPPABLE, TERMINAL, BatchStatus
 from batchyard.logs import event_logger
 from batchyard.services.batch_span import batch_span
 from batchyard.services.held_batches import HeldBatches
+from batchyard.services.patience import PASSING
 from batchyard.services.stop_batch import stop_failed
 from batchyard.services.storage_mark import is_other_storage
 from batchyard.steps.fetch import is_small_here
@@ -190,14 +185,11 @@ async def _is_passing(services: Services, error: BatchyardError) -> bool:
 
     If it is the user's place of the input instead, the batch fails.
     """
-    if not isinstance(error, StorageError):
-        passing = StoreUnavailable | StoreAccessDenied | OtherTables | DispatchFailed
-        return isinstance(error, passing)
     if isinstance(error, ObjectNotFound):
         return await is_other_storage(services)
-    if error.is_of_input:
+    if isinstance(error, StorageError) and error.is_of_input:
         return False
-    return isinstance(error, StorageUnavailable | StorageFull | AccessDenied)
+    return isinstance(error, (*PASSING, DispatchFailed))
 
 
 async def is_any_leased(services: Services, batch_id: str) -> bool:

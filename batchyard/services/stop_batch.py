@@ -8,14 +8,12 @@ from batchyard.batch_error import BatchError
 from batchyard.errors import (
     BatchyardError,
     InputRefused,
-    OtherTables,
-    StoreAccessDenied,
-    StoreUnavailable,
     TransitionConflict,
 )
 from batchyard.lifecycle import BatchStatus
 from batchyard.logs import event_logger
 from batchyard.services.log_words import describe
+from batchyard.services.patience import PASSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,14 +55,13 @@ async def stop_overdue(store: Store, batch_ids: Iterable[str]) -> list[BatchReco
 
     Each in a transaction of its own: after an outage there may be thousands, and on SQLite all
     other writers would wait for the last of them. One that cannot be stopped does not keep the
-    others from it. Raises :class:`~batchyard.errors.StoreUnavailable`,
-    :class:`~batchyard.errors.StoreAccessDenied` and :class:`~batchyard.errors.OtherTables`.
+    others from it. Raises what is in :data:`~batchyard.services.patience.PASSING`.
     """
     stopped = []
     for batch_id in batch_ids:
         try:
             batch = await store.batches.expire(batch_id)
-        except (StoreUnavailable, StoreAccessDenied, OtherTables):
+        except PASSING:
             raise
         except Exception as error:  # noqa: BLE001 - see above
             log.warning("batch.not_stopped", describe(error), batch=batch_id)
