@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from batchyard.datasets.files import has_local_files
 from batchyard.errors import ObjectNotFound, RecordNotFound
-from batchyard.services.arrivals import arriving
 from batchyard.services.batch_span import traced
-from batchyard.services.keys import file_key
 from batchyard.services.places import places_of
 from batchyard.services.services import Progress
 from batchyard.steps.check_urls import check_urls
-from batchyard.steps.input_file import check_input_file, no_input_file, record_input
+from batchyard.steps.input_file import check_input_file, no_input_file, record_input, store_input
 from batchyard.steps.input_place import failures_of_input, read_input
 from batchyard.steps.join import join_files, join_places
 from batchyard.steps.render import render_rows
@@ -74,8 +72,7 @@ async def fetch_input(services: Services, batch_id: str) -> int:
                 yield part
 
     await _check_here(services, location)
-    with arriving(services, batch.tenant) as within_quota:
-        stored = await services.storage.put(file_key(batch.input_file_id), within_quota(parts()))
+    stored = await store_input(services, batch, parts())
     return await record_input(services, batch, stored, location.filename or "input.jsonl")
 
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_error import BatchError
 from batchyard.errors import InputRefused, StorageError, StorageLimitExceeded
+from batchyard.services.arrivals import arriving
+from batchyard.services.keys import file_key
 from batchyard.services.quotas import default_quota
 from batchyard.store import NewFile
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from batchyard.services.services import Services
     from batchyard.storage.base import StoredObject
     from batchyard.store import BatchRecord, FileRecord
@@ -30,6 +34,18 @@ def check_input_file(batch: BatchRecord, file: FileRecord) -> None:
             f"File {file.id} was uploaded with purpose '{file.purpose}': upload it with purpose "
             "'batch'."
         )
+
+
+async def store_input(
+    services: Services, batch: BatchRecord, parts: AsyncGenerator[bytes]
+) -> StoredObject:
+    """Store what the batch reads, under the key of its file, while its tenant has room for it.
+
+    Raises :class:`~batchyard.errors.StorageLimitExceeded`, what ``parts`` raise, and errors of the
+    store and the storage.
+    """
+    with arriving(services, batch.tenant) as within_quota:
+        return await services.storage.put(file_key(batch.input_file_id), within_quota(parts))
 
 
 async def record_input(

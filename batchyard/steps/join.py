@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from batchyard.batch_error import InputPart
 from batchyard.errors import ObjectTooLarge, RecordNotFound
-from batchyard.services.arrivals import arriving
-from batchyard.services.keys import file_key
 from batchyard.services.services import Progress
-from batchyard.steps.input_file import check_input_file, no_input_file, record_input
+from batchyard.steps.input_file import check_input_file, no_input_file, record_input, store_input
 from batchyard.steps.input_place import read_input
 from batchyard.storage.several import whole_lines
 
@@ -50,8 +48,7 @@ async def _store(services: Services, batch: BatchRecord, sources: Sequence[_Sour
     services.on_progress(Progress(batch.id, "fetching"))
     counted: list[InputPart] = []
     parts = _joined(services, batch, sources, counted)
-    with arriving(services, batch.tenant) as within_quota:
-        stored = await services.storage.put(file_key(batch.input_file_id), within_quota(parts))
+    stored = await store_input(services, batch, parts)
     # Before the file's row, with which this step is done.
     await services.store.batch_places.note_parts(batch.id, counted)
     return await record_input(services, batch, stored)

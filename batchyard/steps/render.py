@@ -19,10 +19,9 @@ from batchyard.errors import (
     RequestRefused,
     TransitionConflict,
 )
-from batchyard.services.arrivals import arriving
-from batchyard.services.keys import file_key, rows_key
+from batchyard.services.keys import rows_key
 from batchyard.services.services import Progress
-from batchyard.steps.input_file import record_input
+from batchyard.steps.input_file import record_input, store_input
 from batchyard.steps.input_place import failures_of_input, read_input
 from batchyard.storage.file import os_errors_as_ours, read_file, write_file
 from batchyard.storage.local_file import LocalFile
@@ -86,9 +85,7 @@ async def _store(
 ) -> int:
     lines = _lines(services, batch, job, folder, limits)
     async with aclosing(lines):
-        with arriving(services, batch.tenant) as within_quota:
-            key = file_key(batch.input_file_id)
-            stored = await services.storage.put(key, within_quota(lines))
+        stored = await store_input(services, batch, lines)
     kept = await services.storage.put(rows_key(batch.input_file_id), read_file(folder / ROWS_FILE))
     now = int(await services.store.database.now())
     lifetime = batch.output_lifetime_seconds or FILE_LIFETIME_SECONDS
