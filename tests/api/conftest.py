@@ -83,6 +83,15 @@ class Api:
         return "\r\n".join([*own, *lines, "", ""]).encode()
 
 
+def receive_until(connection: socket.socket, words: bytes) -> None:
+    """Return when the server has sent them; it must not end the connection before."""
+    received = b""
+    while words not in received:
+        block = connection.recv(65536)
+        assert block
+        received += block
+
+
 def read_all(connection: socket.socket) -> bytes:
     received = b""
     while block := connection.recv(65536):

@@ -21,7 +21,7 @@ from batchyard.api.event_stream import Event
 from batchyard.errors import StoreUnavailable
 from batchyard.lifecycle import BatchStatus
 from batchyard.store import NewChunk
-from tests.api.conftest import ROOT
+from tests.api.conftest import ROOT, receive_until
 from tests.contract.store.samples import MODEL, new_batch
 from tests.patience import PATIENCE
 
@@ -210,11 +210,7 @@ async def test_who_does_not_read_costs_nobody_else(
             await fail(services, batch)
             assert events.until("batch", status="failed")
         silent.settimeout(10)
-        received = b""
-        while b"failed" not in received:
-            block = silent.recv(65536)
-            assert block
-            received += block
+        receive_until(silent, b"failed")
 
 
 async def test_a_server_that_stops_ends_its_streams(

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from batchyard.store import Quota
-from tests.api.conftest import LINE
+from tests.api.conftest import LINE, receive_until
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -92,11 +92,7 @@ def begin_sending(api: Api, path: str, field: str, size_bytes: int) -> socket.so
 
 
 def wait_for_refusal(connection: socket.socket) -> None:
-    received = b""
-    while b"storage_limit_exceeded" not in received:
-        block = connection.recv(65536)
-        assert block
-        received += block
+    receive_until(connection, b"storage_limit_exceeded")
 
 
 async def test_bodies_that_do_not_end_cannot_have_more_than_the_quota_together(

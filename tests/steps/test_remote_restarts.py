@@ -111,35 +111,35 @@ async def lost(server: Server, results: list[ResultLine]) -> AsyncIterator[Windo
     await engine.stop()
 
 
-async def test_a_remote_server_that_is_restarted_costs_no_line(yard: Yard, server: Server) -> None:
+@contextlib.asynccontextmanager
+async def in_the_middle_of_a_batch(yard: Yard, server: Server) -> AsyncIterator[None]:
+    """The block runs as soon as 20 of 60 requests were sent; all of them complete behind it."""
     yard.use(server.engine)  # type: ignore[arg-type]
     batch_id = await yard.create([chat_line(f"id-{number}") for number in range(60)])
     finishing = asyncio.create_task(yard.finish(batch_id))
     async with asyncio.timeout(PATIENCE * SOON_SECONDS):
         while server.posts < 20:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
+        yield
+        batch = await finishing
+    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 60)
+
+
+async def test_a_remote_server_that_is_restarted_costs_no_line(yard: Yard, server: Server) -> None:
+    async with in_the_middle_of_a_batch(yard, server):
         await server.stop()
         await asyncio.sleep(0.5)
         await server.start()
-        batch = await finishing
-    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 60)
 
 
 async def test_a_server_that_has_another_model_for_a_while_costs_no_line(
     yard: Yard, server: Server
 ) -> None:
     """It says 404 to every request, and to none because of what it asks."""
-    yard.use(server.engine)  # type: ignore[arg-type]
-    batch_id = await yard.create([chat_line(f"id-{number}") for number in range(60)])
-    finishing = asyncio.create_task(yard.finish(batch_id))
-    async with asyncio.timeout(PATIENCE * SOON_SECONDS):
-        while server.posts < 20:  # noqa: ASYNC110 - nobody tells of it
-            await asyncio.sleep(0.01)
+    async with in_the_middle_of_a_batch(yard, server):
         server.model = "another"
         await asyncio.sleep(0.5)
         server.model = MODEL
-        batch = await finishing
-    assert (batch.status, batch.counts.completed) == (BatchStatus.COMPLETED, 60)
 
 
 async def test_a_server_that_does_not_get_the_model_fails_the_batch_and_not_its_lines(

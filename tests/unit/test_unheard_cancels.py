@@ -77,20 +77,25 @@ async def test_a_batch_that_another_flow_run_has_taken_over_goes_on(
     assert (await store.batches.get(batch_id)).status is BatchStatus.VALIDATING
 
 
-async def test_a_batch_that_has_ended_keeps_no_other_from_its_cancellation(
-    api: PrefectApi, prefect: SmallPrefect, store: Store
-) -> None:
+async def two_cancelled(api: PrefectApi, prefect: SmallPrefect, store: Store) -> list[str]:
+    """The batches of two flow runs that hear of no cancellation; Prefect names the second first."""
     prefect.deployments.add(SUBMIT_BATCH)
     batches = []
     for name in ("one", "two"):
         run = await api.start(SUBMIT_BATCH, {}, name=name)
         prefect.put("CANCELLING", ago=30.0)
         batches.append(await held_batch(store, run.id))
-    # The newest flow run is the first that Prefect names.
-    await store.batches.fail(batches[1], [])
+    return batches
+
+
+async def test_a_batch_that_has_ended_keeps_no_other_from_its_cancellation(
+    api: PrefectApi, prefect: SmallPrefect, store: Store
+) -> None:
+    other, first = await two_cancelled(api, prefect, store)
+    await store.batches.fail(first, [])
     await bury(api, store, set())
-    assert (await store.batches.get(batches[0])).status is BatchStatus.CANCELLING
-    assert (await store.batches.get(batches[1])).status is BatchStatus.FAILED
+    assert (await store.batches.get(other)).status is BatchStatus.CANCELLING
+    assert (await store.batches.get(first)).status is BatchStatus.FAILED
 
 
 async def make_unreadable(store: Store, batch_id: str) -> None:
@@ -106,16 +111,10 @@ async def make_unreadable(store: Store, batch_id: str) -> None:
 async def test_a_batch_that_cannot_be_read_keeps_no_other_from_its_cancellation(
     api: PrefectApi, prefect: SmallPrefect, store: Store
 ) -> None:
-    prefect.deployments.add(SUBMIT_BATCH)
-    batches = []
-    for name in ("one", "two"):
-        run = await api.start(SUBMIT_BATCH, {}, name=name)
-        prefect.put("CANCELLING", ago=30.0)
-        batches.append(await held_batch(store, run.id))
-    # The newest flow run is the first that Prefect names.
-    await make_unreadable(store, batches[1])
+    other, first = await two_cancelled(api, prefect, store)
+    await make_unreadable(store, first)
     assert await bury(api, store, set()) == []
-    assert (await store.batches.get(batches[0])).status is BatchStatus.CANCELLING
+    assert (await store.batches.get(other)).status is BatchStatus.CANCELLING
 
 
 async def test_a_lost_flow_run_whose_batch_cannot_be_read_is_ended(
