@@ -120,6 +120,7 @@ def test_a_line_that_is_not_strict_json_is_an_invalid_json_line(data: bytes) -> 
         ("{}".encode("utf-16"), "save it as UTF-8"),
         (b"PK\x03\x04", "unpack it first"),
     ],
+    ids=["gzip", "UTF-16", "zip"],
 )
 def test_a_file_of_another_format_is_named(content: bytes, said: str) -> None:
     with pytest.raises(InputRefused) as caught:
