@@ -1,4 +1,4 @@
-"""`make bench-gpu MODEL=path`: B1 to B3 and a grid of options with a real model on a GPU.
+"""`make bench-gpu MODEL=path`: B1 to B3, KV cache in main memory and a grid of options on a GPU.
 
 Into docs/benchmarks-gpu.md, table after table, each when it is measured.
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import inputs, no_barrier, overhead, page, plan_gain, timed, tuning
+from benchmarks import inputs, kv_offload, no_barrier, overhead, page, plan_gain, timed, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,6 +115,13 @@ def measure(model: str, *, on_cpu: bool = False, size: Size = WHOLE) -> Iterator
             [no_barrier.on_vllm(size.tail, size.part, model=model, sequences=size.sequences)]
         ),
     )
+    if not on_cpu:
+        yield _part(
+            "KV cache in main memory",
+            lambda: kv_offload.table(
+                kv_offload.measure(size.plan_gain, model=model, blocks=_blocks(facts, size))
+            ),
+        )
     yield _part(
         "Engines that tune themselves",
         lambda: tuning.grid_table(

@@ -1,4 +1,4 @@
-"""Options of vLLM by the name of what they are for. Not measured on a GPU.
+"""Options of vLLM by the name of what they are for.
 
 Each name stands for options of vLLM 0.32, which the operator could give as well.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import gpu, no_barrier, overhead, page, plan_gain, timed, tuning
+from benchmarks import gpu, kv_offload, no_barrier, overhead, page, plan_gain, timed, tuning
 from benchmarks.timed import Job, Timed
 from tests.pages import ROOT
 
@@ -73,7 +73,7 @@ def test_every_engine_has_the_model_that_is_given_and_a_cache_for_a_third_of_it(
         engines.append(options)
         return [Timed(job, 1.0, 10, 10, 100, 50) for job in jobs]
 
-    for module in (plan_gain, no_barrier, overhead):
+    for module in (plan_gain, no_barrier, overhead, kv_offload):
         monkeypatch.setattr(module, "run_jobs", run)
 
     async def grid(size: tuning.GridSize, *, model: str, is_eager: bool) -> list[tuning.Measured]:
@@ -86,10 +86,14 @@ def test_every_engine_has_the_model_that_is_given_and_a_cache_for_a_third_of_it(
     text = "\n".join(gpu.measure(timed.TINY, size=gpu.WHOLE))
     assert "tiny-chat with vLLM 0.32.0 and PyTorch 2.13.0 on NVIDIA X; " in text
     assert gpu.NOT_MEASURED not in text
-    assert len(engines) == 3
+    assert len(engines) == 5
+    assert ["--kv-offloading-size" in each for each in engines] == [False] * 4 + [True]
+    for title in ("the file's own order", "our order"):
+        assert f"| {title} | with | 10 | 1.00× | 50% |" in text
     assert {each[each.index("--model") + 1] for each in engines} == {timed.TINY}
-    blocks = int(engines[0][engines[0].index("--num-gpu-blocks-override") + 1])
-    assert blocks * plan_gain.BLOCK_SIZE == pytest.approx(32 * 400 / 3, rel=0.05)
+    for engine in (engines[0], *engines[3:]):
+        blocks = int(engine[engine.index("--num-gpu-blocks-override") + 1])
+        assert blocks * plan_gain.BLOCK_SIZE == pytest.approx(32 * 400 / 3, rel=0.05)
 
 
 def test_a_table_that_cannot_be_measured_says_why_and_costs_no_other_one(

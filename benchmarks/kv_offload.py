@@ -1,0 +1,67 @@
+"""What the preset ``kv_offload`` is worth: main memory for what the KV cache has no room for.
+
+Questions on documents whose texts fit into a third of the cache, in the file's own shuffled order
+and in ours, on an engine with the preset and on one without it. vLLM does this on GPUs only.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchyard.engine.presets import with_presets
+from benchmarks import inputs
+from benchmarks.plan_gain import BLOCK_SIZE, MODEL_TOKENS, Size, kinds
+from benchmarks.timed import COMMON_OPTIONS, OURS, OURS_INPUT_ORDER, Job, run_jobs
+
+if TYPE_CHECKING:
+    from benchmarks.timed import Timed
+
+GIB = 8.0
+"""Of main memory; what all documents take is less with models of up to some ten billion weights."""
+_NAMES = {OURS_INPUT_ORDER: "the file's own order", OURS: "our order"}
+
+
+def measure(size: Size, *, model: str, blocks: int) -> list[tuple[str, Timed]]:
+    """What came of each order, without and with the preset; ``blocks``: those of the GPU's cache.
+
+    Each order has a file of its own, as what is in main memory outlasts a job.
+    """
+    options = (
+        *("--model", model, "--max-model-len", str(MODEL_TOKENS), "--max-num-seqs", "32"),
+        *("--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(blocks)),
+        *COMMON_OPTIONS,
+    )
+    write = kinds(size, model)["questions on documents"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        warm_up = inputs.long_requests(
+            folder / "warm.jsonl", count=32, words_each=300, model=model, seed=99
+        )
+        jobs = [
+            Job(way, str(write(folder / f"{seed}.jsonl", seed)))
+            for seed, way in enumerate(_NAMES, start=1)
+        ]
+        found: list[tuple[str, Timed]] = []
+        for title, gib in (("without", 0.0), ("with", GIB)):
+            words = with_presets(options, kv_offload=gib)
+            timed = run_jobs(jobs, words, warm_up=str(warm_up))
+            found += [(title, one) for one in timed]
+    return found
+
+
+def table(found: list[tuple[str, Timed]]) -> str:
+    """What the page is to say."""
+    before = {one.job.way: one.rate for title, one in found if title == "without"}
+    return "\n".join(
+        [
+            f"| questions on documents | `kv_offload={GIB:g}` | requests/s | ratio | hit rate |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {_NAMES[one.job.way]} | {title} | {one.rate:.0f} "
+                f"| {one.rate / before[one.job.way]:.2f}× | {one.cached:.0%} |"
+                for title, one in found
+            ),
+        ]
+    )
