@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import text
 
 from batchyard.engine.stub import StubEngine
 from batchyard.errors import LeaseLost, StorageUnavailable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import SimpleNamespace
 
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from tests.faults.nursery import Actor, Nursery
     from tests.faults.site import Asked, Site
 
@@ -40,17 +43,38 @@ def lease_of(chunk: SimpleNamespace) -> ChunkLease:
     return ChunkLease.read(vars(chunk))
 
 
+_OF_OTHERS = text("""
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid != pg_backend_pid() AND xact_start IS NOT NULL
+""")
+
+
 async def put_to_sleep(site: Site, nursery: Nursery, actor: Actor, asked: Asked) -> None:
     """Stop it outside of its transactions: in one it would keep others out for as long."""
     while True:
         await nursery.stand_still(actor)
-        write = asyncio.create_task(site.services.store.batch_schedule.set_priority(asked.id, 0))
-        await asyncio.wait([write], timeout=0.5)
-        if write.done():
-            write.result()
+        looking = asyncio.create_task(no_transaction(site, asked))
+        await asyncio.wait([looking], timeout=0.5)
+        if looking.done():
+            looking.result()
             return
         await nursery.signal(actor, signal.SIGCONT)
-        await write
+        await looking
+
+
+async def no_transaction(site: Site, asked: Asked) -> None:
+    """Return at a moment at which nobody keeps others out."""
+    store = site.services.store
+    if store.database.is_sqlite:
+        # It has one writer at a time.
+        await store.batch_schedule.set_priority(asked.id, 0)
+        return
+
+    async def of_others(connection: AsyncConnection) -> int:
+        return (await connection.execute(_OF_OTHERS)).scalar_one()
+
+    while await store.database.read(of_others):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)
 
 
 async def test_a_runner_that_wakes_up_after_another_did_its_work_changes_nothing(

@@ -10,6 +10,7 @@ import httpx
 import prefect
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings.models.server.api import ServerAPISettings
 
 from flows.prefect_client import ask_as_we_do, client_settings, get_client, shared_client
 from tests.patience import PATIENCE
@@ -185,6 +186,13 @@ async def test_the_token_of_a_client_that_prefect_has_made_is_used_on(
     ask_as_we_do(client)
     assert (await ask()).status_code == 201
     assert not protected.made
+
+
+async def test_no_call_meets_the_end_of_a_connection_that_the_server_closes() -> None:
+    """It closes those that are not used. Prefect's own client would use them for 25 seconds."""
+    async with get_client() as client:
+        pool = client._client._transport._pool
+    assert pool._keepalive_expiry <= ServerAPISettings().keepalive_timeout - 2
 
 
 async def test_another_event_loop_has_a_token_of_its_own() -> None:

@@ -25,6 +25,7 @@ from batchyard.errors import (
 )
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.download import download
+from tests.services.tcp import silent_server
 from tests.unit.storage.web_server import (
     Answer,
     WebServer,
@@ -464,8 +465,7 @@ async def test_no_error_shows_the_query_when_the_connection_times_out(web: WebAc
     """aiohttp's own message about this one holds the whole URL."""
     stuck = replace(web, connect_seconds=0.05, backoff=Backoff(1))
     # It accepts and never answers the TLS handshake.
-    async with await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0) as listening:
-        port = listening.sockets[0].getsockname()[1]
+    async with silent_server() as port:
         with pytest.raises(StorageUnavailable, match="does not answer") as raised:
             await get(f"https://127.0.0.1:{port}/in?X-Amz-Signature={SECRET}", stuck)
 

@@ -25,6 +25,7 @@ from batchyard.errors import (
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.presigned import S3_PUT_LIMIT_BYTES
 from batchyard.storage.upload import upload
+from tests.services.tcp import silent_server
 from tests.unit.storage.web_server import close, says
 
 if TYPE_CHECKING:
@@ -198,13 +199,7 @@ async def test_a_server_that_stops_reading_is_given_up(web: WebAccess, tmp_path:
         sparse.truncate(64 * 1024 * 1024)
     impatient = replace(web, stall_seconds=0.2, backoff=Backoff(1))
 
-    kept: list[object] = []  # a stream that nobody holds is closed when it is collected
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        kept.extend((reader, writer))
-
-    async with await asyncio.start_server(accept, "127.0.0.1", 0, limit=1) as deaf:
-        port = deaf.sockets[0].getsockname()[1]
+    async with silent_server(limit=1) as port:
         with pytest.raises(StorageUnavailable, match="too slow"):
             await upload(f"http://127.0.0.1:{port}/out", large, web=impatient)
 
