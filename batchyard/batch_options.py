@@ -13,7 +13,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -177,6 +177,15 @@ def with_parameters(function: F, parameters: list[inspect.Parameter]) -> F:
     last = [each for each in own if each.kind is each.KEYWORD_ONLY]
     function.__signature__ = signature.replace(parameters=[*first, *parameters, *last])  # type: ignore[attr-defined]  # inspect reads it from any callable
     return function
+
+
+def describe_parameters(function: Callable[..., Any], lines: Sequence[str]) -> None:
+    """Put lines about parameters into its docstring, in place of ``{of_batch}`` below ``Args:``.
+
+    Since Python 3.13 the compiler takes the indentation away; in the result it is gone in any case.
+    """
+    words = inspect.cleandoc(function.__doc__ or "")
+    function.__doc__ = words.replace("{of_batch}", "\n    ".join(lines))
 
 
 def parameter(option: BatchOption, annotation: Any, default: Any) -> inspect.Parameter:

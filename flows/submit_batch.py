@@ -9,7 +9,14 @@ from prefect import flow
 from prefect.states import Failed, State
 from pydantic import Field
 
-from batchyard.batch_options import OPTIONS, Value, as_fields, parameter, with_parameters
+from batchyard.batch_options import (
+    OPTIONS,
+    Value,
+    as_fields,
+    describe_parameters,
+    parameter,
+    with_parameters,
+)
 from batchyard.chains import stages_of
 from batchyard.endpoints import ENDPOINTS
 from batchyard.errors import BatchyardError, RequestRefused
@@ -82,8 +89,7 @@ _FIELDS: dict[Value, tuple[Any, Any]] = {
 def _with_options(function: F) -> F:
     """The function with the options of a batch that the form has, in its docstring as well."""
     offered = [option for option in OPTIONS if option.form is not None]
-    described = "\n        ".join(f"{option.name}: {option.form}" for option in offered)
-    function.__doc__ = (function.__doc__ or "").replace("{of_batch}", described)
+    describe_parameters(function, [f"{option.name}: {option.form}" for option in offered])
     return with_parameters(
         function,
         [parameter(option, *_field(option)) for option in offered],

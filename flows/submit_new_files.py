@@ -14,7 +14,7 @@ from prefect import flow
 from prefect.states import Completed, Failed, State
 from pydantic import Field
 
-from batchyard.batch_options import with_parameters
+from batchyard.batch_options import describe_parameters, with_parameters
 from batchyard.dispatch import PrefectApi, ensure_batch_runner
 from batchyard.errors import BatchyardError, DispatchFailed, RequestRefused, SettingsError
 from batchyard.logs import event_logger
@@ -49,7 +49,7 @@ def _of_batch(function: F) -> F:
     described = [
         f"{each.name}: {' '.join(schema[each.name]['description'].split())}" for each in taken
     ]
-    function.__doc__ = (function.__doc__ or "").replace("{of_batch}", "\n        ".join(described))
+    describe_parameters(function, described)
     by_name = [each.replace(kind=each.KEYWORD_ONLY) for each in taken]
     return with_parameters(function, by_name)
 

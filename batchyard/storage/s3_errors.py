@@ -53,13 +53,23 @@ def s3_errors_as_ours(name: str) -> Iterator[None]:
         ) from error
     except raised.ParamValidationError as error:
         raise LocationRefused(f"{name} is not a valid S3 bucket and key: check the name") from error
-    except RecursionError as error:
-        # boto3 takes each redirect for another region's, and asks the endpoint which one that is.
-        raise AccessDenied(
-            f"S3 redirects every request for {name}: check the endpoint, http or https, and region"
-        ) from error
-    except (raised.BotoCoreError, TransportError, OSError) as error:
+    except (RecursionError, raised.BotoCoreError, TransportError, OSError) as error:
+        if _has_no_end(error):
+            raise AccessDenied(
+                f"S3 redirects every request for {name}: "
+                "check the endpoint, http or https, and region"
+            ) from error
         raise StorageUnavailable(f"S3 failed on {name} ({type(error).__name__})") from error
+
+
+def _has_no_end(error: BaseException | None) -> bool:
+    """Whether boto3 has asked until Python's stack was full, wherever in boto3 that was noticed.
+
+    It takes each redirect for another region's, and asks the endpoint which one that is.
+    """
+    while error is not None and not isinstance(error, RecursionError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _refusal(error: ClientError, name: str) -> StorageError:

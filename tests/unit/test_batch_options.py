@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchyard.batch_options import OPTIONS, as_fields
+from batchyard.batch_options import OPTIONS, as_fields, describe_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,3 +56,23 @@ def test_what_names_a_receiver_stands_under_its_channel(found: dict[str, Any]) -
 
 def test_what_was_not_given_is_no_field() -> None:
     assert as_fields({option.name: None for option in OPTIONS}) == {"receivers": {}}
+
+
+@pytest.mark.parametrize("compiled", [str, inspect.cleandoc], ids=["3.12", "3.13"])
+def test_parameters_are_described_whether_python_keeps_the_indentation_or_not(
+    compiled: Callable[[str], str],
+) -> None:
+    def function() -> None:
+        """Do it.
+
+        Args:
+            own: Its own one.
+            {of_batch}
+        """
+
+    assert function.__doc__ is not None
+    function.__doc__ = compiled(function.__doc__)
+    describe_parameters(function, ["first: One.", "second: Two."])
+    assert inspect.getdoc(function) == (
+        "Do it.\n\nArgs:\n    own: Its own one.\n    first: One.\n    second: Two."
+    )

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
+from botocore.exceptions import HTTPClientError
 
 from batchyard.errors import AccessDenied, ObjectChanged, StorageFull, StorageUnavailable
 from batchyard.storage.backoff import Backoff
 from batchyard.storage.bucket import S3Bucket, S3Credentials
+from batchyard.storage.s3_errors import s3_errors_as_ours
 from tests.unit.storage.web_server import Answer, WebServer, close, says
 
 if TYPE_CHECKING:
@@ -287,3 +289,12 @@ async def test_an_endpoint_that_redirects_every_request_is_named_as_the_cause(
     server.answers = [says(301, b"<html>", Location="https://127.0.0.1:9/")]
     with pytest.raises(AccessDenied, match=r"redirects every request for s3://b/o.*https"):
         await bucket.size("o")
+
+
+def test_so_it_is_wherever_the_stack_was_full() -> None:
+    """botocore's HTTP client makes an error of its own of whatever is raised in it."""
+    wrapped = HTTPClientError(error=RecursionError())
+    wrapped.__context__ = RecursionError()
+    says = pytest.raises(AccessDenied, match=r"redirects every request for s3://b/o")
+    with says, s3_errors_as_ours("s3://b/o"):
+        raise wrapped
