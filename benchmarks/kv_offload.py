@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchyard.engine.presets import with_presets
-from benchmarks import inputs
-from benchmarks.plan_gain import BLOCK_SIZE, MODEL_TOKENS, Size, kinds
-from benchmarks.timed import COMMON_OPTIONS, OURS, OURS_INPUT_ORDER, Job, run_jobs
+from benchmarks.plan_gain import engine_options, kinds, warm_up_file
+from benchmarks.timed import OURS, OURS_INPUT_ORDER, Job, run_jobs
 
 if TYPE_CHECKING:
+    from benchmarks.plan_gain import Size
     from benchmarks.timed import Timed
 
 GIB = 8.0
@@ -28,24 +28,17 @@ def measure(size: Size, *, model: str, blocks: int) -> list[tuple[str, Timed]]:
 
     Each order has a file of its own, as what is in main memory outlasts a job.
     """
-    options = (
-        *("--model", model, "--max-model-len", str(MODEL_TOKENS), "--max-num-seqs", "32"),
-        *("--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(blocks)),
-        *COMMON_OPTIONS,
-    )
     write = kinds(size, model)["questions on documents"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        warm_up = inputs.long_requests(
-            folder / "warm.jsonl", count=32, words_each=300, model=model, seed=99
-        )
+        warm_up = warm_up_file(folder, model)
         jobs = [
             Job(way, str(write(folder / f"{seed}.jsonl", seed)))
             for seed, way in enumerate(_NAMES, start=1)
         ]
         found: list[tuple[str, Timed]] = []
         for title, gib in (("without", 0.0), ("with", GIB)):
-            words = with_presets(options, kv_offload=gib)
+            words = with_presets(engine_options(model, blocks), kv_offload=gib)
             timed = run_jobs(jobs, words, warm_up=str(warm_up))
             found += [(title, one) for one in timed]
     return found
