@@ -119,6 +119,7 @@ def test_a_table_that_cannot_be_measured_says_why_and_costs_no_other_one(
     assert f"{gpu.NOT_MEASURED} run_batch did not do all the work" in written
     assert "| Batchyard | 150 | **1.50×** | 10 % |" in written
     monkeypatch.setattr(no_barrier, "on_vllm", fail)
+    monkeypatch.setattr(kv_offload, "measure", fail)
     monkeypatch.setattr(tuning, "measure_grid", fail)
     assert gpu.main([timed.TINY, "--page", str(kept)]) == 1
 
