@@ -1,7 +1,7 @@
 """What the preset ``kv_offload`` is worth: main memory for what the KV cache has no room for.
 
-Questions on documents whose texts fit into a third of the cache, in the file's own shuffled order
-and in ours, on an engine with the preset and on one without it. vLLM does this on GPUs only.
+Questions on documents, a third of which fit into the cache, in the file's own shuffled order and in
+ours, on an engine with the preset and on one without it. vLLM does this on GPUs only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.timed import Timed
 
 GIB = 8.0
-"""Of main memory; what all documents take is less with models of up to some ten billion weights."""
+"""Of main memory: enough for all documents with models of up to some ten billion weights."""
 _NAMES = {OURS_INPUT_ORDER: "the file's own order", OURS: "our order"}
 
 

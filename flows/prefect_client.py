@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
 _LIMITS: Final = httpx.Limits(max_connections=16, max_keepalive_connections=8, keepalive_expiry=3.0)
-"""As Prefect's client has them, but for how long it keeps a connection that it does not use.
+"""Those of Prefect's client, but connections that are not used are closed sooner.
 
-Prefect's server closes one after 5 seconds, and Prefect's client would use it for 25: a call that
-meets the end of its connection fails, and Prefect's client waits for seconds before it asks again.
+Prefect's server closes them after 5 seconds, Prefect's client after 25. A call on a connection that
+the server is just closing fails, and Prefect's client waits for seconds before it asks again.
 """
 _REFUSED: Final = 403
 _BUSY: Final = 503
