@@ -48,6 +48,9 @@ class Endpoint:
     """The prompt is a recording, whose length is not known beforehand."""
     file_field: str | None = None
     """The field of the form for the file that the body names as ``file_url``; None: no form."""
+    prompt_lists: tuple[str, ...] = ()
+    """The body fields that may be lists of prompts, each of which the engine runs by itself. If
+    several are, they are as long as each other, or all but one have one prompt."""
     limits_inputs: bool = False
     """The inputs of all lines together are limited, as OpenAI limits those of embeddings."""
     in_vllm: bool = True
@@ -59,15 +62,20 @@ class Endpoint:
         return all("file_url" in choice for choice in self.required)
 
 
-_EMBEDDINGS = Endpoint((("input",), ("messages",)), Repeats.SAME, limits_inputs=True)
+_EMBEDDINGS = Endpoint(
+    (("input",), ("messages",)), Repeats.SAME, prompt_lists=("input",), limits_inputs=True
+)
 _SCORE = Endpoint(
     (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")),
     Repeats.SAME,
     # What is asked comes first: it is what the pairs of many requests share.
     prompt=("query", "queries", "text_1", "data_1", "documents", "items", "text_2", "data_2"),
+    prompt_lists=("queries", "text_1", "data_1", "documents", "items", "text_2", "data_2"),
 )
-_RERANK = Endpoint((("query", "documents"),), Repeats.SAME, prompt=_SCORE.prompt)
-_POOLING = Endpoint((("input",), ("messages",), ("data",)), Repeats.SAME)
+_RERANK = Endpoint(
+    (("query", "documents"),), Repeats.SAME, prompt=_SCORE.prompt, prompt_lists=("documents",)
+)
+_POOLING = Endpoint((("input",), ("messages",), ("data",)), Repeats.SAME, prompt_lists=("input",))
 _SPEECH = Endpoint(
     (("file_url",),), Repeats.OWN, writes_tokens=True, reads_recording=True, file_field="file"
 )
@@ -82,7 +90,11 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
         writes_tokens=True,
     ),
     "/v1/completions": Endpoint(
-        (("prompt",),), Repeats.SAMPLED, prompt=("prompt",), writes_tokens=True
+        (("prompt",),),
+        Repeats.SAMPLED,
+        prompt=("prompt",),
+        writes_tokens=True,
+        prompt_lists=("prompt",),
     ),
     "/v1/responses": Endpoint(
         (("input",),),

@@ -15,6 +15,7 @@ from batchyard.errors import LeaseLost, TransitionConflict
 from batchyard.files.parts import wipe_object
 from batchyard.files.upload import FileUse, store_content
 from batchyard.logs import event_logger
+from batchyard.sequences import prompts_in
 from batchyard.store import ChainPart, NewBatch
 
 if TYPE_CHECKING:
@@ -109,7 +110,6 @@ class _Line(msgspec.Struct):
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
-_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def inputs_of(endpoint: str, line: bytes, most: int) -> int:
@@ -122,12 +122,7 @@ def inputs_of(endpoint: str, line: bytes, most: int) -> int:
         return 0
     if line.count(b",") >= most:
         return most
-    given = bytes(_decode_line(line).body.input)
-    if not given.startswith(b"["):
-        return 1
-    elements = _decode_elements(given)
-    is_of_tokens = all(bytes(each).lstrip(b"-").isdigit() for each in elements)
-    return 1 if is_of_tokens else len(elements)
+    return prompts_in(_decode_line(line).body.input)
 
 
 async def make_part(

@@ -45,6 +45,8 @@ class EngineRequest:
     content_type: str = "application/json"
     """Without a space in it."""
     of_batch: BatchTraits = NO_TRAITS
+    sequences: int = 1
+    """How many the engine makes of it; each takes a seat."""
 
 
 @dataclass(frozen=True, slots=True)

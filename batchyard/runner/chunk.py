@@ -30,6 +30,7 @@ from batchyard.runner.line_reader import (
 from batchyard.runner.output_retries import OutputRetries
 from batchyard.runner.suspects import NARROWING, given_up_of, group_size_of, runs_alone
 from batchyard.runner.window_request import WindowRequest
+from batchyard.sequences import sequences_of
 from batchyard.services.log_words import describe
 from batchyard.services.patience import patiently
 from batchyard.services.segments import (
@@ -380,7 +381,8 @@ class ChunkRun:
                 if takes_form(request.url) and self.window.serves(request.url):
                     await attachments.submit(request, prompt)
                 else:
-                    has_room = partial(self.window.body_room.is_there_for, len(request.body))
+                    request.sequences = sequences_of(request.url, request.body)
+                    has_room = partial(self.window.has_room_for, request)
                     await self.admission.submit(partial(self._send, request), prompt, has_room)
 
     async def _send(self, request: WindowRequest) -> None:

@@ -79,7 +79,7 @@ class LiveShare:
         return self._seen()
 
     def _seen(self) -> Observation:
-        over = self.in_flight + self._controller.in_flight - self._controller.seats
+        over = self.in_flight + self._controller.sequences - self._controller.seats
         # Without a live request only lines of batches wait for a place, which they may.
         waiting = max(0, over) if self.in_flight else 0
         return Observation(self.in_flight, waiting, self._first.take(), self._inter.take())

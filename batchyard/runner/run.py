@@ -172,7 +172,7 @@ class Runner:
             if self._registration is not None:
                 await stack.enter_async_context(self._cache.watching())
             self._queue = AdmissionQueue(max(1, self._window.size // 2), self._fill)
-            self._window.body_room.on_room = self._queue.look
+            self._window.on_room(self._queue.look)
             self._claims = Claims(
                 self.services,
                 self.model,

@@ -23,7 +23,6 @@ from batchyard.errors import EngineLost, EngineNotReached
 from batchyard.logs import event_logger
 from batchyard.results import new_request_id, not_served
 from batchyard.runner.backlog import Backlog
-from batchyard.runner.body_room import BodyRoom
 from batchyard.runner.counts import RunnerCounts
 from batchyard.runner.crashes import Crashes
 from batchyard.runner.departures import Departures
@@ -33,6 +32,7 @@ from batchyard.runner.kv_room import KvRoom
 from batchyard.runner.missing_endpoints import missing_endpoints
 from batchyard.runner.options_in_use import OptionsInUse
 from batchyard.runner.retry_policy import RetryPolicy
+from batchyard.runner.room import room_for_bodies, room_for_sequences
 from batchyard.runner.seats import Seats
 from batchyard.runner.verdict import given_up, is_good, is_retriable, result_of
 from batchyard.services.log_words import describe
@@ -85,8 +85,8 @@ class Window:
         """Requests that left without a result, because their owner withdrew them."""
         self.counts = counts or RunnerCounts()
         self.file_room = FileRoom()
-        self.body_room = BodyRoom(self.size)
-        """Who submits waits for it before."""
+        self._body_room = room_for_bodies(self.size)
+        self._sequence_room = room_for_sequences(self.size)
         self._engine = engine
         self._company = company
         self._gate = engine.gate if company is None else company.join(self)
@@ -163,13 +163,24 @@ class Window:
             self.file_room.give_back(request.file_bytes)
         elif self.serves(request.url):
             # A form is counted with its file.
-            request.room_bytes = self.body_room.take(len(request.body) - request.file_bytes)
+            request.room_bytes = self._body_room.take(len(request.body) - request.file_bytes)
+            request.room_sequences = self._sequence_room.take(request.sequences)
             self._queue.append(request)
             self._feed_ready.set()
         else:
             served = ENDPOINTS.keys() - self._not_served
             result = not_served(request.custom_id, new_request_id(), request.url, served)
             self._leave(request, result)
+
+    def has_room_for(self, request: WindowRequest) -> bool:
+        """Whether it may come, by its size. Who submits waits for this before."""
+        return self._body_room.is_there_for(len(request.body)) and self._sequence_room.is_there_for(
+            request.sequences
+        )
+
+    def on_room(self, call: Callable[[], object]) -> None:
+        """Call this when a request that had no room may have it."""
+        self._body_room.on_room = self._sequence_room.on_room = call
 
     def hold_back(self) -> None:
         """Until :meth:`fill`, let no more requests in than the engine runs at once.
@@ -405,6 +416,7 @@ class Window:
                     request.request_id,
                     request.content_type,
                     request.of_batch,
+                    request.sequences,
                 )
             else:
                 self._feed_ready.clear()
@@ -509,7 +521,8 @@ class Window:
         if self._crashes.clear(request):
             self._feed_ready.set()
         self._slots.release()
-        self.body_room.give_back(request.room_bytes)
+        self._body_room.give_back(request.room_bytes)
+        self._sequence_room.give_back(request.room_sequences)
         self.file_room.give_back(request.file_bytes)
         if result is None:
             self.withdrawn += 1

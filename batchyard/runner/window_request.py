@@ -30,6 +30,10 @@ class WindowRequest:
     """How much of the window's room for files it has reserved, until it leaves."""
     room_bytes: int = 0
     """What it has taken of the window's room for bodies, until it leaves."""
+    sequences: int = 1
+    """How many the engine makes of it."""
+    room_sequences: int = 0
+    """What it has taken of the window's room for sequences, until it leaves."""
     expected_tokens: int = 1
     """What it will probably hold of the KV cache when its answer ends: of its prompt, what the
     request before it does not share, and its answer. At least 1."""

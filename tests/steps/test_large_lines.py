@@ -9,8 +9,8 @@ import pytest
 
 from batchyard.engine.stub import StubEngine
 from batchyard.lifecycle import BatchStatus
-from batchyard.runner import body_room, chunk
-from batchyard.runner.body_room import BodyRoom
+from batchyard.runner import chunk, room
+from batchyard.runner.room import Room, room_for_bodies
 from batchyard.runner.run import Runner
 from tests.steps.conftest import chat_line, until
 
@@ -25,8 +25,8 @@ LARGE = "large " * 5_000
 
 @pytest.fixture(autouse=True)
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_room, "_SLOTS_BYTES", 16 * 4096)
-    monkeypatch.setattr(BodyRoom.__init__, "__defaults__", (ROOM_BYTES,))
+    monkeypatch.setattr(room, "_SLOTS_BYTES", 16 * 4096)
+    monkeypatch.setattr(room_for_bodies, "__defaults__", (ROOM_BYTES,))
 
 
 class Held:
@@ -35,20 +35,26 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most_bytes = self.most_requests = 0
         taken: list[int] = []
-        take, give_back = BodyRoom.take, BodyRoom.give_back
+        take, give_back = Room.take, Room.give_back
 
-        def counted(room: BodyRoom, body_bytes: int) -> int:
-            taken.append(take(room, body_bytes))
+        def is_for_bodies(room: Room) -> bool:
+            return room.part > 1
+
+        def counted(room: Room, size: int) -> int:
+            if not is_for_bodies(room):
+                return take(room, size)
+            taken.append(take(room, size))
             self.most_bytes = max(self.most_bytes, sum(taken))
             self.most_requests = max(self.most_requests, len(taken))
             return taken[-1]
 
-        def given_back(room: BodyRoom, taken_bytes: int) -> None:
-            taken.remove(taken_bytes)
-            give_back(room, taken_bytes)
+        def given_back(room: Room, size: int) -> None:
+            if is_for_bodies(room):
+                taken.remove(size)
+            give_back(room, size)
 
-        monkeypatch.setattr(BodyRoom, "take", counted)
-        monkeypatch.setattr(BodyRoom, "give_back", given_back)
+        monkeypatch.setattr(Room, "take", counted)
+        monkeypatch.setattr(Room, "give_back", given_back)
 
 
 async def test_the_bodies_in_a_window_have_a_bound_in_bytes(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from batchyard.engine.sharing.budget import Budget
 from batchyard.engine.sharing.crowd import MEMORY_SECONDS, Crowd
@@ -55,6 +55,18 @@ _FULL: Final = 0.8
 _MOST_SETTLING_SECONDS: Final = 5.0
 
 
+class _Sent(NamedTuple):
+    """One of our requests."""
+
+    tokens: float
+    at: float
+    level: int
+    sequences: int
+
+
+_NOTHING: Final = _Sent(0.0, 0.0, 0, 0)
+
+
 class ShareController:
     """``seats``: how many requests the engine runs at once, or a guess (``are_known`` False).
 
@@ -77,8 +89,9 @@ class ShareController:
         """Requests, since the beginning."""
         self._are_known = are_known
         self._given_reserve = reserve_seats
-        self._in_flight: dict[object, tuple[float, float, int]] = {}
-        """The tokens of each, when it was sent, and at which level."""
+        self._in_flight: dict[object, _Sent] = {}
+        self._sequences = 0
+        """Of all of them."""
         self._sent_at = [0.0] * len(_FIRST_SHARES)
         """The tokens in flight that were sent at each level."""
         self._tokens = 0.0
@@ -125,19 +138,29 @@ class ShareController:
 
     @property
     def in_flight(self) -> int:
-        """Our requests that are there."""
+        """Our requests that are there: the least that we have of those that the engine runs.
+
+        Some of the sequences of a request may have ended. If they were taken for ours, requests of
+        others would not be seen.
+        """
         return len(self._in_flight)
+
+    @property
+    def sequences(self) -> int:
+        """The seats that our requests took when they came."""
+        return self._sequences
 
     # -- what happens -----------------------------------------------------------------------
 
-    def sent(self, now: float, key: object, tokens: float) -> None:
+    def sent(self, now: float, key: object, tokens: float, sequences: int = 1) -> None:
         """A request is on its way; ``tokens``: prompt and answer, by a guess."""
         tokens = max(1.0, tokens)
         if self._unit is None:
             self._unit = tokens
         elif self.sent_ever < self.quarter:
             self._unit += (tokens - self._unit) / (self.sent_ever + 1)
-        self._in_flight[key] = (tokens, now, self._level)
+        self._in_flight[key] = _Sent(tokens, now, self._level, sequences)
+        self._sequences += sequences
         self._sent_at[self._level] += tokens
         self.sent_ever += 1
         self._tokens += tokens
@@ -152,14 +175,15 @@ class ShareController:
         if is_refused:
             self._shrink(now)
         elif entry is not None:
-            took = now - entry[1]
+            took = now - entry.at
             self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
 
     def lost(self, key: object) -> None:
         """It went away without an answer, which says nothing of how long one takes."""
-        tokens, _, level = self._in_flight.pop(key, (0.0, 0.0, 0))
-        self._sent_at[level] -= tokens
-        self._tokens = max(0.0, self._tokens - tokens) if self._in_flight else 0.0
+        entry = self._in_flight.pop(key, _NOTHING)
+        self._sent_at[entry.level] -= entry.tokens
+        self._sequences -= entry.sequences
+        self._tokens = max(0.0, self._tokens - entry.tokens) if self._in_flight else 0.0
 
     def observe(self, now: float, seen: Observation) -> None:
         """Take note of what the engine was seen to do."""
@@ -183,13 +207,13 @@ class ShareController:
     def may_send(self, now: float) -> bool:
         """Whether one more request may be sent now."""
         if self._is_blind:
-            return len(self._in_flight) < self.quarter
+            return self._sequences < self.quarter
         if now - self._observed_at > STALE_SECONDS or self._waiting > 0 or now < self._next_at:
             return False
         if self.objective is None:
-            return len(self._in_flight) < min(self._room, math.floor(self.share(now)))
+            return self._sequences < min(self._room, math.floor(self.share(now)))
         unit = self._unit or 1.0
-        return len(self._in_flight) < self._room and self._tokens < unit * self.share(now)
+        return self._sequences < self._room and self._tokens < unit * self.share(now)
 
     def opens_at(self) -> float:
         """Before this moment nothing is sent, whatever is observed."""

@@ -125,7 +125,7 @@ class ShareGate:
 
     def _sent(self, key: object, request: EngineRequest) -> None:
         now = time.monotonic()
-        self.controller.sent(now, key, self._tokens_of(request))
+        self.controller.sent(now, key, self._tokens_of(request), request.sequences)
         pause = self.controller.opens_at() - now
         if pause > 0:
             if self._timer is not None:

@@ -32,6 +32,7 @@ class Clock:
         self.controller = ShareController(SEATS, objective=objective, **options)
         self.now = 0.0
         self.seconds = 1.0
+        self.sequences = 1
         self.sent: list[tuple[float, object]] = []
         self.most = 0
 
@@ -59,7 +60,7 @@ class Clock:
                 self.controller.ended(self.now, self.sent.pop(0)[1])
             while self.controller.may_send(self.now):
                 key = object()
-                self.controller.sent(self.now, key, TOKENS)
+                self.controller.sent(self.now, key, TOKENS, self.sequences)
                 self.sent.append((self.now + self.seconds, key))
             self.most = max(self.most, self.controller.in_flight)
             self.now += 0.01
@@ -96,6 +97,40 @@ def test_one_request_that_is_seen_once_may_be_our_own() -> None:
     clock.run(60)
     clock.run(LOOK, live=1)
     assert clock.run(5) > SEATS // 2
+
+
+@pytest.mark.parametrize("objective", [None, FIRST])
+def test_each_sequence_of_a_request_takes_a_seat(objective: Objective | None) -> None:
+    clock = Clock(objective, reserve_seats=SEATS // 2)
+    clock.sequences = 4
+    assert clock.run(400) == SEATS // 2 // 4
+
+
+def test_a_request_of_more_sequences_than_there_are_seats_for_runs_alone() -> None:
+    clock = Clock()
+    clock.sequences = 10 * SEATS
+    assert clock.run(60, live=3) == 1
+    clock.controller.unobservable()
+    clock.send_until(clock.now + 10)
+    assert clock.controller.in_flight == 1
+
+
+def test_the_sequences_of_a_request_that_has_ended_take_no_seats() -> None:
+    clock = Clock()
+    clock.sequences = 4
+    clock.run(10)
+    for _, key in clock.sent:
+        clock.controller.lost(key)
+        clock.controller.lost(key)
+    assert clock.controller.sequences == 0
+
+
+def test_sequences_that_may_have_ended_do_not_hide_the_requests_of_others() -> None:
+    """Of those that an engine runs, so many as we have requests are certainly ours."""
+    clock = Clock()
+    clock.sequences = 4
+    clock.run(10)
+    assert clock.controller.in_flight == len(clock.sent)
 
 
 def test_seats_that_are_a_guess_are_not_all_taken() -> None:

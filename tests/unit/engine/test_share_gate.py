@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -246,6 +247,18 @@ async def test_what_is_in_flight_is_counted_until_its_answer_or_the_end_of_its_s
     assert gate.controller.in_flight == 1
     await stream.aclose()
     assert gate.controller.in_flight == 0
+
+
+async def test_the_sequences_of_a_request_are_counted() -> None:
+    async def requests() -> AsyncIterator[EngineRequest | Abort]:
+        yield replace(request(1), sequences=5)
+        yield request(2)
+
+    gate = new_gate(Server(waiting(0)))
+    stream = gate.stream(requests(), answers_to)
+    await anext(stream)
+    assert gate.controller.sequences == 5
+    await stream.aclose()
 
 
 async def test_streams_of_two_windows_do_not_count_for_each_other() -> None:
